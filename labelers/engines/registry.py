@@ -1,0 +1,58 @@
+"""Which engines there are, as import paths: listing them loads nothing. Third parties use the entry-point group `relabel.engines`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import ClassVar, Literal, Protocol
+
+from manifests.asks import Engine
+from manifests.errors import ConfigError
+from manifests.specs import EngineArgs, EngineSpec, unknown_name
+
+ENGINES: dict[str, str] = {
+    "fake": "labelers.engines.fake:Fake",
+    "transformers": "labelers.engines.transformers:Transformers",
+}
+
+
+class EngineClass(Protocol):
+    """What an engine's class offers before any model is loaded. Importing its module loads no heavy package."""
+
+    Args: ClassVar[type[EngineArgs]]
+    """Option model of the spec's `engine.args`."""
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """Digest of the model's files (and of a LoRA, where there is one), without starting anything.
+
+        Raises:
+            ModelError: the reference names no model.
+        """
+        ...
+
+    def __call__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Engine:
+        """Start the engine: load the model, or raise ModelError or MissingExtraError."""
+        ...
+
+
+def engine_names() -> list[str]:
+    """All registered names, in order."""
+    return sorted({*ENGINES, *(entry.name for entry in entry_points(group="relabel.engines"))})
+
+
+def engine_class(name: str) -> EngineClass:
+    """The class behind a name.
+
+    Raises:
+        ConfigError: no such engine; names the known ones and the nearest.
+    """
+    if name in ENGINES:
+        module, _, attribute = ENGINES[name].partition(":")
+        loaded: EngineClass = getattr(importlib.import_module(module), attribute)
+        return loaded
+    for entry in entry_points(group="relabel.engines"):
+        if entry.name == name:
+            third_party: EngineClass = entry.load()
+            return third_party
+    raise ConfigError(unknown_name("engine", name, engine_names()))

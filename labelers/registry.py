@@ -1,0 +1,74 @@
+"""Which labelers there are, as import paths: listing them loads nothing. Adding one is one file and one line here.
+
+Third parties add theirs through the entry-point group `relabel.labelers`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Protocol
+
+from manifests.asks import Answer, Ask
+from manifests.errors import ConfigError
+from manifests.labels import Label, Pair
+from manifests.specs import LabelerOptions, unknown_name
+
+LABELERS: dict[str, str] = {
+    "direct": "labelers.direct:Direct",
+    "graph-grpo": "labelers.graph_grpo:GraphGrpo",
+    "r3a": "labelers.r3a:R3A",
+}
+
+
+class Labeler(Protocol):
+    """Prompts and reading rules for one kind of label, free of any engine and without state between pairs."""
+
+    Options: ClassVar[type[LabelerOptions]]
+    """Option model: what the spec's `labeler:` section may hold."""
+    uses_context: bool
+    """Whether `Pair.context` is looked at; if not, the column is not even read."""
+
+    def __init__(self, options: Any) -> None: ...
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        """sha256 of every prompt template in use, by file name; part of the run's fingerprint."""
+        ...
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """Yield each ask, be sent its answer, return the label.
+
+        Deterministic: the same answers lead to the same asks and label, so that a run can replay a pair up to the stage that failed.
+
+        Raises:
+            VerdictError: the answer just sent holds no readable label; the run may ask that stage again with another seed.
+        """
+        ...
+
+    def probe(self) -> list[Ask]:
+        """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what `Engine.prepare` looks at."""
+        ...
+
+
+def labeler_names() -> list[str]:
+    """All registered names, in order."""
+    return sorted({*LABELERS, *(entry.name for entry in entry_points(group="relabel.labelers"))})
+
+
+def labeler_class(name: str) -> type[Labeler]:
+    """The class behind a name.
+
+    Raises:
+        ConfigError: no such labeler; names the known ones and the nearest.
+    """
+    if name in LABELERS:
+        module, _, attribute = LABELERS[name].partition(":")
+        loaded: type[Labeler] = getattr(importlib.import_module(module), attribute)
+        return loaded
+    for entry in entry_points(group="relabel.labelers"):
+        if entry.name == name:
+            third_party: type[Labeler] = entry.load()
+            return third_party
+    raise ConfigError(unknown_name("labeler", name, labeler_names()))

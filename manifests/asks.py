@@ -1,0 +1,192 @@
+"""What a labeler asks, what an engine answers, and the three verbs between them.
+
+A labeler yields an `Ask` and is sent an `Answer`; the run loop turns each ask into a `Request` with an id and a seed
+of its own, and an engine turns requests into answers in any order. Neither side knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from manifests.formats import AnswerFormat
+
+Role = Literal["system", "user", "assistant"]
+Finish = Literal["stop", "length", "refused", "overlong", "error"]
+
+DOCUMENT_FIELD = "document"
+"""The one field of a message that may be cut when a prompt is too long."""
+
+
+class Message(NamedTuple):
+    """One turn of a conversation, with what the template says kept apart from what the data says.
+
+    `parts` alternates: template text at even places, data at odd ones, so it has an odd length. `fields` names the data
+    parts in order. Data is hostile: an engine encodes it so that no control token can come of it.
+    """
+
+    role: Role
+    parts: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class Decision(NamedTuple):
+    """A place in the answer where the distribution over a few label texts is wanted.
+
+    The place is right after `marker` (for instance `<score>`) in the answer, prefill included. `labels` are the texts
+    of the labels in order, one token each at that place.
+    """
+
+    name: str
+    marker: str
+    labels: tuple[str, ...]
+
+
+class Distribution(NamedTuple):
+    """Probabilities at a decision: the softmax over the label tokens' logits alone, and the mass that all other tokens had.
+
+    `probs` sums to 1; `outside_mass` is in 0..1 and is taken from the model's full softmax at temperature 1, before any
+    grammar's mask. `probs[k] * (1 - outside_mass)` is the model's own probability of label k.
+    """
+
+    probs: tuple[float, ...]
+    outside_mass: float
+
+    @property
+    def expected(self) -> float:
+        """E[k] = sum of k p(k)."""
+        return sum(k * p for k, p in enumerate(self.probs))
+
+    @property
+    def argmax(self) -> int:
+        """The most probable label; the lower one of equals."""
+        return max(range(len(self.probs)), key=self.probs.__getitem__)
+
+
+class Sampling(NamedTuple):
+    """How tokens are drawn. Temperature 0 is greedy. Distributions at decisions are never affected by it."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+@dataclass(slots=True)
+class Ask:
+    """One turn that a labeler wants answered.
+
+    Args:
+        stage: the turn's name within the labeler, for logs and counts.
+        messages: the conversation so far; the last message is the user's.
+        format: the sections of the answer, or None for an answer that is a decision alone.
+        max_tokens: most tokens to generate; 0 asks for the decisions alone (their marker is then in `prefill`).
+        decisions: where distributions are wanted.
+        prefill: text that the answer begins with, put after the chat template's generation prompt as template text. It is not
+            repeated in `Answer.text`.
+        fragment_source: the document that `Fragment` sections quote.
+        shared_by: identical asks with the same value are answered once.
+    """
+
+    stage: str
+    messages: tuple[Message, ...]
+    format: AnswerFormat | None
+    max_tokens: int
+    decisions: tuple[Decision, ...] = ()
+    prefill: str = ""
+    fragment_source: str | None = None
+    shared_by: str | None = None
+    sampling: Sampling = Sampling()
+
+
+class Request(NamedTuple):
+    """An ask on its way to an engine. `id` is unique while in flight; the same ask and seed give the same answer as far as the engine can."""
+
+    id: int
+    ask: Ask
+    seed: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the engine made of one request.
+
+    Args:
+        request_id: the request's id.
+        text: the model's own words, without the prefill and without control tokens.
+        finish: `stop` (the model or the format ended it), `length` (max_tokens reached first), `refused` (the server said so),
+            `overlong` (the prompt does not fit and may not be cut; nothing was generated), `error` (`detail` says what).
+        distributions: by decision name; a decision whose place was not found, or that the engine can't give, is absent.
+        prompt_tokens, output_tokens: tokens of the request, whether cached or not.
+        cached_tokens: prompt tokens that came from the engine's prefix cache.
+        flags: what a reader of the label should know (`document_truncated`).
+    """
+
+    request_id: int
+    text: str
+    finish: Finish
+    distributions: dict[str, Distribution] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    detail: str = ""
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    """Provenance of an engine: what goes into receipts and the manifest."""
+
+    family: str
+    version: str
+    model: str
+    model_digest: str
+    device: str = "cpu"
+    dtype: str = ""
+    notes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Runs a model. One process, one thread: the caller alternates `submit` and `poll`."""
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Check before the first row what a labeler will need, on asks made from a made-up pair.
+
+        Resolves the label tokens of every decision, and looks whether a later stage's prompt extends an earlier one's tokens.
+
+        Returns:
+            Remarks that the user should hear, each a sentence.
+        Raises:
+            ModelError: a decision's labels are not one distinct token each.
+        """
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Requests that `submit` would take now; more than the batch, so that the engine can group by length."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Take one request. Never blocks."""
+        ...
+
+    def poll(self) -> list[Answer]:
+        """Work until at least one answer is ready, and return all that are; empty only if nothing is in flight.
+
+        Raises:
+            EngineCrashError: the engine is gone, with all that was in flight.
+        """
+        ...
+
+    def facts(self) -> EngineFacts:
+        """Provenance of this engine."""
+        ...
+
+    def close(self) -> None:
+        """Free device and memory. Safe to call twice."""
+        ...

@@ -1,0 +1,97 @@
+"""Every error that relabel raises on purpose, and whether the same command may work again.
+
+    RelabelError
+    ├── TransientError            the same command again may work
+    │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
+    │   └── LockHeldError         somebody else holds the shard
+    └── TerminalError             the same command again fails the same way
+        ├── UsageError            a flag or argument is off
+        ├── ConfigError           a spec is off
+        ├── InputError            the dataset is off
+        ├── ManifestError         what is written down does not match what is there
+        │   └── StaleRunError     an output that belongs to another job, or inputs that changed
+        ├── StoreError            the file system or object store refuses
+        ├── ModelError            a model reference, its files or its tokenizer is off
+        ├── MissingExtraError     an optional package or device is absent
+        └── VerdictError          one answer holds no readable label (a row's fate, never a run's)
+
+A message says what, where, what was got against what was expected, and what to do. Lower-level text goes in the chain.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FailureStatus = Literal["format", "truncated", "refused", "overlong", "engine"]
+
+
+class RelabelError(Exception):
+    """Base of all errors that relabel raises on purpose."""
+
+
+class TransientError(RelabelError):
+    """The same command again may work."""
+
+
+class TerminalError(RelabelError):
+    """The same command again fails in the same way; something has to change first."""
+
+
+class EngineCrashError(TransientError):
+    """The engine is gone. Chunks that were committed stay; open ones are asked again by the next run."""
+
+
+class LockHeldError(TransientError):
+    """Another live process holds the lock."""
+
+
+class UsageError(TerminalError, ValueError):
+    """A command-line flag or argument is off."""
+
+
+class ConfigError(TerminalError, ValueError):
+    """A spec is off: names the field's path, the value got and what is allowed."""
+
+
+class InputError(TerminalError, ValueError):
+    """The dataset is off: names the file and the column or row."""
+
+
+class ManifestError(TerminalError, ValueError):
+    """A plan, receipt or manifest does not match what is there."""
+
+
+class StaleRunError(ManifestError):
+    """The output belongs to another job, or its inputs changed since they were planned."""
+
+
+class StoreError(TerminalError, OSError):
+    """The file system or object store refuses a read or write."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class ModelError(TerminalError, ValueError):
+    """A model reference, its files or its tokenizer is off."""
+
+
+class MissingExtraError(TerminalError):
+    """An optional package or a device is absent."""
+
+
+class VerdictError(TerminalError, ValueError):
+    """One answer holds no readable label.
+
+    Args:
+        status: the quarantine status that the row gets if no further attempt mends it.
+        reason: what is wrong with the answer, for a person.
+    """
+
+    def __init__(self, status: FailureStatus, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status: FailureStatus = status
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.reason}"

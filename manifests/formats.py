@@ -1,0 +1,57 @@
+"""The shape of an answer, as data: a row of tagged sections that a grammar enforces, the fake engine imitates and a reader checks.
+
+An answer in this shape is `<tag>content</tag>` for each section, in order, once each, with nothing but white space
+between them. One `AnswerFormat` a stage; it is static, so that engines can compile it once. A `Fragment` quotes
+a document that differs from ask to ask: that text travels in `Ask.fragment_source`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Free text, at most `max_tokens` tokens long. Its closing tag is the first one that follows."""
+
+    tag: str
+    max_tokens: int
+    may_be_empty: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`none`, or text found verbatim in `Ask.fragment_source`.
+
+    `is_constrained` asks the engine to admit nothing else while decoding; the reader checks in any case.
+    """
+
+    tag: str
+    max_tokens: int
+    is_constrained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Exactly one of `options`, as it stands."""
+
+    tag: str
+    options: tuple[str, ...]
+
+
+Section = Text | Fragment | Choice
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The sections of one answer, in order. Tags are unique and hold only a-z and `_`."""
+
+    sections: tuple[Section, ...]
+
+    def __post_init__(self) -> None:
+        tags = [section.tag for section in self.sections]
+        if len(set(tags)) != len(tags):
+            raise ValueError(f"an answer format names a tag twice: {tags}")
+        for tag in tags:
+            if not tag.replace("_", "").isalpha() or not tag.islower() or not tag.isascii():
+                raise ValueError(f"tag {tag!r} holds something other than a-z and _")

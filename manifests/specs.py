@@ -1,0 +1,220 @@
+"""The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
+
+A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers and engines
+bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which `jobs` resolves through the
+registries before `JobSpec` is built.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from manifests.errors import ConfigError
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Spec(BaseModel):
+    """Base of every spec: frozen, unknown keys forbidden, attribute docstrings become the JSON Schema's descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Columns(Spec):
+    """Which columns of the input hold what."""
+
+    query_id: str = "query_id"
+    """Column that names the query; rows of one query are labelled together. Strings or integers, never null."""
+    query: str = "query"
+    """Column with the query's text."""
+    doc_id: str = "doc_id"
+    """Column that names the document; carried through, need not be unique."""
+    document: tuple[str, ...] = ()
+    """Columns whose non-empty texts, joined by a blank line, make the document. Default: `document`, else `title` and `body` as present."""
+    context: str | None = None
+    """Column with a list of up to four high-click documents of the query, for labelers that infer intent. Default: `context` where present."""
+    gold: str | None = None
+    """Column with a trusted grade, carried for later judging; never shown to a teacher."""
+
+    @field_validator("document", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class InputSpec(Spec):
+    """The dataset of query-document pairs."""
+
+    path: tuple[str, ...]
+    """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides row ids."""
+    columns: Columns = Columns()
+    """Column names."""
+    limit: int | None = Field(None, ge=1)
+    """Take the first rows only; for trying things out."""
+    overlong: Literal["truncate", "quarantine"] = "truncate"
+    """A prompt over `engine.max_prompt_tokens`: cut the document and flag the label, or quarantine the row."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_path_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("path")
+    @classmethod
+    def _some_path(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(value):
+            raise ValueError("names no file; give a file, a folder, a glob or a list of them")
+        return value
+
+
+class LabelerOptions(Spec):
+    """Options that every labeler has; a labeler's own model adds to them."""
+
+    name: str
+    """A registered labeler."""
+    grades: int = Field(3, ge=2, le=10)
+    """Number of grades K; labels are 0..K-1."""
+    samples: int = Field(1, ge=1, le=64)
+    """Trajectories per pair: the label is their vote, ties by the mean distribution. Above 1 wants a temperature above 0."""
+    attempts: int = Field(3, ge=1, le=20)
+    """How often a stage is asked, each time with a new seed, before the row is quarantined."""
+    temperature: float = Field(0.0, ge=0.0, le=5.0)
+    """0 is greedy. A repeated attempt is drawn at `retry_temperature` at least, since a greedy answer would only come again."""
+    retry_temperature: float = Field(0.7, ge=0.0, le=5.0)
+    """Lowest temperature of a second or later attempt."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Nucleus sampling; 1.0 is off."""
+    max_think_tokens: int = Field(512, ge=0, le=100_000)
+    """Cap on free reasoning per stage, in tokens; enforced where the engine can constrain decoding."""
+    max_text_tokens: int = Field(160, ge=1, le=100_000)
+    """Cap on each short text (an intent, a node's description, a fragment), in tokens."""
+    templates: str | None = None
+    """Folder with prompt templates to use instead of the built-in ones; a file that is absent there is taken from the built-in set."""
+
+    @model_validator(mode="after")
+    def _samples_need_chance(self) -> LabelerOptions:
+        if self.samples > 1 and self.temperature == 0.0:
+            raise ValueError(
+                f"samples: {self.samples} with temperature: 0 would draw the same answer {self.samples} times; set a temperature"
+            )
+        return self
+
+
+class EngineArgs(Spec):
+    """Options of one engine; each engine subclasses it.
+
+    `speed_only` names the options that change how fast an answer comes and never what it says: they stay out of the fingerprint, so
+    that a run may go on with other values.
+    """
+
+    speed_only: ClassVar[frozenset[str]] = frozenset()
+
+
+class EngineSpec(Spec):
+    """What runs the teacher."""
+
+    name: str
+    """A registered engine."""
+    model: str | None = None
+    """Model reference: a local directory, `hf:org/name[@revision]`, `s3://…` or `pypi:PACKAGE==VERSION`. The fake engine takes none."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Root of every request's seed."""
+    max_prompt_tokens: int = Field(8192, ge=64)
+    """Longest prompt, in the model's tokens; lowered by the engine to what the model can hold beside the answer."""
+    args: SerializeAsAny[EngineArgs] = EngineArgs()
+    """Options of the engine itself (dtype, quantization, tensor_parallel_size, lora, …)."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Passed to the tokenizer's chat template (`enable_thinking: false`)."""
+
+
+class RunSpec(Spec):
+    """How the work is cut and when a run counts as failed. Nothing here changes a label."""
+
+    chunk_rows: int = Field(256, ge=1, le=1_000_000)
+    """Rows per commit. Small enough that a kill costs at most half a minute of engine time."""
+    max_failed_fraction: Fraction = 0.05
+    """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""
+
+
+class JobSpec(Spec):
+    """One labeling job."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Name of the job: letters, digits, dot, dash and underscore."""
+    input: InputSpec
+    """The dataset."""
+    labeler: SerializeAsAny[LabelerOptions]
+    """What is asked, and how answers are read."""
+    engine: EngineSpec
+    """What runs the teacher."""
+    output: str = Field(min_length=1)
+    """Folder that the run owns."""
+    shards: int = Field(1, ge=1, le=1_000_000)
+    """Units that cron or a scheduler hands out."""
+    run: RunSpec = RunSpec()
+    """Chunking and limits."""
+
+
+def nearest(word: str, known: list[str]) -> str | None:
+    """The known word that looks most like `word`, if any looks like it at all."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> str:
+    """The sentence for a name that is not registered: `No labeler "r3": known are … Did you mean r3a?`"""
+    hint = nearest(name, known)
+    return f'No {kind} "{name}": known are {", ".join(sorted(known))}.' + (f" Did you mean {hint}?" if hint else "")
+
+
+def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) -> SpecT:
+    """Build `model` from plain values, or say what is off.
+
+    Args:
+        values: parsed YAML; may hold ready-made model instances.
+        where: what to call the source in an error, usually the spec's path.
+    Raises:
+        ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a typo.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as exc:
+        raise ConfigError(f"{where}: " + "; ".join(_fault(model, fault) for fault in exc.errors())) from exc
+
+
+def _fault(model: type[BaseModel], fault: Any) -> str:
+    path = ".".join(str(step) for step in fault["loc"]) or "the spec"
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(model, fault["loc"][:-1])
+        key = str(fault["loc"][-1])
+        hint = nearest(key, known)
+        allowed = f"did you mean `{hint}`?" if hint else f"known keys are {', '.join(known)}"
+        return f"unknown key `{path}`: {allowed}"
+    if fault["type"] == "missing":
+        return f"`{path}` is missing"
+    message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
+    return f"`{path}` = {_shown(fault['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    inner: Any = model
+    for step in loc:
+        if not isinstance(step, str) or step not in inner.model_fields:
+            break
+        annotation = inner.model_fields[step].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        inner = annotation
+    return list(inner.model_fields)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
