@@ -75,6 +75,9 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
 
 
+GREEDY = Sampling()
+
+
 @dataclass(slots=True)
 class Ask:
     """One turn that a labeler wants answered.
@@ -99,11 +102,14 @@ class Ask:
     prefill: str = ""
     fragment_source: str | None = None
     shared_by: str | None = None
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
 
 
 class Request(NamedTuple):
-    """An ask on its way to an engine. `id` is unique while in flight; the same ask and seed give the same answer as far as the engine can."""
+    """An ask on its way to an engine. `id` is unique while in flight.
+
+    The same ask and seed give the same answer, as far as the engine can.
+    """
 
     id: int
     ask: Ask

@@ -3,7 +3,8 @@
     RelabelError
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
-    │   └── LockHeldError         somebody else holds the shard
+    │   ├── LockHeldError         somebody else holds the shard
+    │   └── DiskFullError         no space left; committed work is safe
     └── TerminalError             the same command again fails the same way
         ├── UsageError            a flag or argument is off
         ├── ConfigError           a spec is off
@@ -43,6 +44,10 @@ class EngineCrashError(TransientError):
 
 class LockHeldError(TransientError):
     """Another live process holds the lock."""
+
+
+class DiskFullError(TransientError):
+    """No space is left. Committed work is safe; the same command goes on once there is space."""
 
 
 class UsageError(TerminalError, ValueError):

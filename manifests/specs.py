@@ -39,7 +39,8 @@ class Columns(Spec):
     document: tuple[str, ...] = ()
     """Columns whose non-empty texts, joined by a blank line, make the document. Default: `document`, else `title` and `body` as present."""
     context: str | None = None
-    """Column with a list of up to four high-click documents of the query, for labelers that infer intent. Default: `context` where present."""
+    """Column with a list of up to four high-click documents of the query, for labelers that infer intent.
+    Default: `context` where present."""
     gold: str | None = None
     """Column with a trusted grade, carried for later judging; never shown to a teacher."""
 
@@ -101,9 +102,7 @@ class LabelerOptions(Spec):
     @model_validator(mode="after")
     def _samples_need_chance(self) -> LabelerOptions:
         if self.samples > 1 and self.temperature == 0.0:
-            raise ValueError(
-                f"samples: {self.samples} with temperature: 0 would draw the same answer {self.samples} times; set a temperature"
-            )
+            raise ValueError(f"samples: {self.samples} at temperature 0 would draw one answer {self.samples} times; set a temperature")
         return self
 
 

@@ -1,0 +1,324 @@
+"""The input: which files, which columns, and their identity. Reads footers and names, never a row of text (`rows.py` does that).
+
+A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is its size and the
+sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and costs one short read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests.errors import InputError
+from manifests.specs import Columns, InputSpec, nearest
+
+PARQUET_SUFFIXES = (".parquet", ".pq")
+_TAIL_BYTES = 1 << 16
+
+
+class InputFile(NamedTuple):
+    """One input file: where it lies and what it is."""
+
+    path: str
+    size_bytes: int
+    footer_sha256: str
+    rows: int
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return self.size_bytes, self.footer_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The input files in order, with the columns that the job reads.
+
+    Args:
+        files: in reading order.
+        columns: resolved: every name exists in every file; `context` and `gold` are None where absent or not wanted.
+        rows: number of rows in use (`limit` applied).
+        group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
+    """
+
+    files: tuple[InputFile, ...]
+    columns: Columns
+    rows: int
+    group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def text_columns(self) -> list[str]:
+        """What a run reads, query and document ids included."""
+        columns = self.columns
+        names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
+        return list(dict.fromkeys([*names, columns.context] if columns.context else names))
+
+
+def open_dataset(spec: InputSpec, *, reads_context: bool) -> Dataset:
+    """Find the files and check the columns.
+
+    Args:
+        spec: the job's `input` section.
+        reads_context: whether the labeler looks at context documents; if not, that column is left alone.
+    Raises:
+        InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that disagree.
+    """
+    paths = [path for pattern in spec.path for path in list_files(pattern)]
+    if not paths:
+        raise InputError(
+            f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
+        )
+    files: list[InputFile] = []
+    groups: list[tuple[tuple[int, int], ...]] = []
+    columns: Columns | None = None
+    first_types: dict[str, str] = {}
+    for path in paths:
+        file, metadata, schema = _look(path)
+        if columns is None:
+            columns = _resolve_columns(spec.columns, schema, path, reads_context=reads_context)
+        _check_types(columns, schema, path, first_types, first_path=paths[0])
+        files.append(file)
+        groups.append(_group_bytes(metadata, columns))
+    if columns is None:
+        raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
+    rows = sum(file.rows for file in files)
+    if rows == 0:
+        raise InputError(f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label.")
+    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups))
+
+
+def list_files(pattern: str) -> list[str]:
+    """The Parquet files behind a file, folder or glob, in name order; files whose name starts with `.` or `_` are passed over in folders.
+
+    Raises:
+        InputError: a plain path that does not exist, or a folder that can't be listed.
+    """
+    if "://" in pattern:
+        filesystem, root = fsspec.core.url_to_fs(pattern)
+        if any(mark in root for mark in "*?["):
+            found = sorted(filesystem.glob(root))
+        elif filesystem.isdir(root):
+            found = sorted(path for path in filesystem.find(root) if _is_data(path, root))
+        else:
+            found = [root]
+        return [str(filesystem.unstrip_protocol(path)) for path in found]
+    with _told(pattern):
+        path = Path(pattern)
+        if path.is_dir():
+            # os.walk, since rglob passes over a folder without permission as if it were empty
+            walk = os.walk(path, onerror=_raise)
+            inside = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(PARQUET_SUFFIXES)]
+            return sorted(str(file) for file in inside if file.is_file() and _is_data(file.as_posix(), path.as_posix()))
+        if path.exists():
+            return [pattern]
+        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
+        if not found and not any(mark in pattern for mark in "*?["):
+            raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
+        return found
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
+
+    Raises:
+        InputError: it can't be read or is no whole Parquet file.
+    """
+    with _told(path):
+        if "://" in path:
+            handle = fsspec.open(path, "rb").open()
+            return pq.ParquetFile(handle, pre_buffer=True, page_checksum_verification=True)
+        return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn a failed read of rows into an InputError that names the file."""
+    with _told(path):
+        yield
+
+
+def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
+    """What differs between the files that were planned and those that are there, a sentence each; empty if nothing does."""
+    if [file.identity for file in planned] == [file.identity for file in found]:
+        return []
+    before, after = _by_key(planned, list(found))
+    remarks = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if now is None and was is not None:
+            remarks.append(f"{was.path}: planned, now missing")
+        elif was is None and now is not None:
+            remarks.append(f"{now.path}: new since the plan")
+        elif was is not None and now is not None and was.identity != now.identity:
+            what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
+            remarks.append(f"{now.path}: changed since the plan ({what})")
+    return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]
+
+
+def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
+    """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
+    for key in (lambda file: file.path, lambda file: file.path.rpartition("/")[2]):
+        before, after = {key(file): file for file in planned}, {key(file): file for file in found}
+        if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
+            return before, after
+    return dict(enumerate(planned)), dict(enumerate(found))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_data(path: str, root: str) -> bool:
+    inside = ("/" + path if root in ("", ".") else path[len(root.rstrip("/")) :]).strip("/").split("/")
+    return path.endswith(PARQUET_SUFFIXES) and not any(step.startswith((".", "_")) for step in inside)
+
+
+def _look(path: str) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
+    with _told(path):
+        if "://" in path:
+            filesystem, inner = fsspec.core.url_to_fs(path)
+            size = filesystem.size(inner)
+            tail = filesystem.cat_file(inner, start=max(0, size - _TAIL_BYTES), end=size)
+            footer_bytes = _footer_bytes(tail, size, path)
+            if footer_bytes > len(tail):
+                tail = filesystem.cat_file(inner, start=size - footer_bytes, end=size)
+        else:
+            with Path(path).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _TAIL_BYTES))
+                tail = file.read()
+                footer_bytes = _footer_bytes(tail, size, path)
+                if footer_bytes > len(tail):
+                    file.seek(size - footer_bytes)
+                    tail = file.read()
+        footer = tail[-footer_bytes:]
+        # Parquet reads its footer from the end of any buffer that starts like a file
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        return InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows), metadata, metadata.schema.to_arrow_schema()
+
+
+def _footer_bytes(tail: bytes, size: int, path: str) -> int:
+    """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
+    if size < 12 or tail[-4:] != b"PAR1":
+        raise InputError(f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written?")
+    footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer_bytes + 4 > size:
+        raise InputError(f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again.")
+    return footer_bytes
+
+
+def _resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_context: bool) -> Columns:
+    names = schema.names
+    document = columns.document
+    if not document:
+        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+        if not document:
+            raise InputError(
+                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has {', '.join(names)}. "
+                "Name them in input.columns.document."
+            )
+    context = columns.context or ("context" if "context" in names else None)
+    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+
+
+def _check_types(columns: Columns, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str) -> None:
+    wanted = {
+        "query_id": ([columns.query_id], "a string or an integer", _is_id),
+        "query": ([columns.query], "a string", _is_text),
+        "doc_id": ([columns.doc_id], "a string or an integer", _is_id),
+        "document": (list(columns.document), "a string", _is_text),
+        "context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
+        "gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
+    }
+    for role, (names, allowed, test) in wanted.items():
+        for name in names:
+            count = schema.names.count(name)
+            if count != 1:
+                hint = nearest(name, schema.names)
+                what = "no column" if count == 0 else f"{count} columns named"
+                raise InputError(
+                    f"{path}: {what} `{name}` (input.columns.{role}); it has {', '.join(schema.names)}."
+                    + (f" Did you mean `{hint}`?" if hint and not count else "")
+                )
+            kind = schema.field(name).type
+            if not test(kind):
+                raise InputError(f"{path}: column `{name}` (input.columns.{role}) holds {kind}; {allowed} is wanted.")
+            family = _family(kind)
+            if first_types.setdefault(name, family) != family:
+                raise InputError(
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make the files agree."
+                )
+
+
+def _values(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind))
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or pa.types.is_integer(_values(kind)))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and _is_text(kind.value_type))
+
+
+def _family(kind: pa.DataType) -> str:
+    """What must agree between files: text is text, however stored; integers of any width are integers."""
+    for name, test in (("text", _is_text), ("integers", lambda k: pa.types.is_integer(_values(k))), ("lists of text", _is_text_list)):
+        if test(kind):
+            return name
+    return str(kind)
+
+
+def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int, int], ...]:
+    wanted = {columns.query_id, columns.query, columns.doc_id, *columns.document, *([columns.context] if columns.context else [])}
+    leaves = [leaf for leaf in range(metadata.num_columns) if metadata.schema.column(leaf).path.split(".")[0] in wanted]
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file.") from exc
+    except PermissionError as exc:
+        raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
+    except pa.ArrowInvalid as exc:
+        raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
+    except (pa.ArrowException, UnicodeDecodeError) as exc:
+        raise InputError(f"{path}: can't be read: {_first_line(exc)}.") from exc
+    except (InputError, BlockingIOError):
+        raise
+    except OSError as exc:
+        raise InputError(f"{path}: can't be read: {exc.strerror or _first_line(exc)}.") from exc
+
+
+def _first_line(exc: Any) -> str:
+    return str(exc).split("\n", 1)[0].rstrip(".")[:200]

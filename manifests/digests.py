@@ -1,0 +1,39 @@
+"""Digests: sha256 of bytes, of files and of plain values, always as lower-case hex."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+BLOCK_BYTES = 1 << 22
+
+
+def sha256_bytes(data: bytes) -> str:
+    """sha256 of bytes, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a local file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per value: keys sorted, no white space, UTF-8. Raises TypeError for what JSON can't hold, ValueError for NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def readable_json(value: Any) -> bytes:
+    """JSON for files that people open: keys in the order given, indented, a newline at the end."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a plain value's canonical JSON."""
+    return sha256_bytes(canonical_json(value))

@@ -1,0 +1,64 @@
+"""Who works on a shard: one lock a shard, held by a live process and freed by the kernel when it dies.
+
+Local runs use `flock` on `leases/shard-00003.lock`. The lock keeps workers from doing the same work twice; it is not what keeps labels
+single (receipts are), so a file system with weak locks costs time and never rows.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from manifests.errors import LockHeldError, StoreError
+from manifests.store import LocalStore
+
+
+class ShardLock:
+    """An exclusive lock on one shard; `holder` of a lost race says who has it.
+
+    Raises:
+        LockHeldError: from `acquire`, if a live process holds it.
+    """
+
+    def __init__(self, store: LocalStore, shard: int) -> None:
+        self.path: Path = store.path(f"leases/shard-{shard:05d}.lock")
+        self.shard = shard
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise StoreError(f"{self.path}: can't make the shard's lock ({exc.strerror}). Check the output's permissions.") from exc
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(descriptor)
+            if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise StoreError(f"{self.path}: this file system can't lock ({exc.strerror}). Use a local disk for `output`.") from exc
+            holder = self.holder()
+            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+            raise LockHeldError(f"shard {self.shard} is being worked on by {who} ({self.path}). Try again when it has ended.") from exc
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let go; safe to call twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def holder(self) -> dict[str, Any] | None:
+        """What the holder wrote of itself; for messages only."""
+        try:
+            held: dict[str, Any] = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return held if "pid" in held and "host" in held else None

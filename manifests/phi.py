@@ -1,0 +1,58 @@
+"""The rule map φ(s, a) → grade, as data: which grade follows from how well the subject and the attribute match.
+
+The labeler says with it whether a teacher's own grade agrees with its two scores; a student's induced grade distribution sums over it.
+
+Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours (`DEFAULT_PHI`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manifests.errors import ConfigError
+
+PhiTable = tuple[tuple[int, ...], ...]
+"""Row = subject score s, column = attribute score a, both 0..4; the cell is a grade 0..K-1."""
+
+NODE_SCORES = 5
+"""Scores that a matching node takes: 0 no intent, 1 mismatch, 2 weak, 3 partial, 4 exact."""
+
+DEFAULT_PHI: PhiTable = (
+    (2, 0, 1, 1, 2),
+    (0, 0, 0, 0, 0),
+    (1, 0, 1, 1, 1),
+    (1, 0, 1, 1, 1),
+    (2, 0, 1, 1, 2),
+)
+"""A score of 0 asks for nothing, so it counts as 4; then the weaker of the two decides: 4 → 2, 3 or 2 → 1, 1 → 0."""
+
+
+def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
+    """Return `table` as a `PhiTable`, or say which cell is off.
+
+    Args:
+        table: five rows (subject score 0..4) of five grades (attribute score 0..4).
+        grades: number of grades K; every cell is in 0..K-1.
+    Raises:
+        ConfigError: a wrong number of rows or columns, or a cell that is no grade.
+    """
+    if len(table) != NODE_SCORES:
+        raise ConfigError(f"phi has {len(table)} rows, expected {NODE_SCORES}: one for each subject score 0..{NODE_SCORES - 1}")
+    for s, row in enumerate(table):
+        if len(row) != NODE_SCORES:
+            raise ConfigError(
+                f"phi row {s} (subject score {s}) has {len(row)} cells, expected {NODE_SCORES}: "
+                f"one for each attribute score 0..{NODE_SCORES - 1}"
+            )
+        for a, grade in enumerate(row):
+            if isinstance(grade, bool) or not isinstance(grade, int) or not 0 <= grade < grades:
+                raise ConfigError(
+                    f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade 0..{grades - 1}; "
+                    "give a table for this number of grades"
+                )
+    return tuple(tuple(row) for row in table)
+
+
+def phi_grade(table: PhiTable, subject: int, attribute: int) -> int:
+    """φ(s, a): the grade that follows from the two node scores, each 0..4."""
+    return table[subject][attribute]

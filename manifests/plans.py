@@ -1,0 +1,348 @@
+"""How the work is cut: shards of whole queries, chunks within them, and the fingerprint that ties an output to one job.
+
+Deciding is pure (`cut_queries`); `make_plan` reads footers and the query-id column and nothing else; `write_plan` makes it durable. A plan
+is immutable: the same input and spec give the same plan, and a run whose plan does not match its spec or input is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from manifests import failpoints
+from manifests.dataset import Dataset, InputFile, changed_files, open_parquet, reading
+from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
+from manifests.errors import InputError, ManifestError, StaleRunError
+from manifests.schemas import SCHEMA_VERSION
+from manifests.store import LocalStore
+
+# Shape legend: R rows, Q queries, S shards
+
+PLAN_NAME = "plan.json"
+PLAN_VERSION = 1
+BYTES_PER_TOKEN = 4.0
+"""UTF-8 bytes of text per token: English web text measures 4.1 to 4.5 on Qwen2.5's and SmolLM2's tokenizers."""
+TOKENS_PER_PROMPT = 250.0
+"""Tokens of instructions around a pair, counted on the built-in templates; used only to balance shards and to estimate."""
+
+
+class ShardPlan(NamedTuple):
+    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside the plan.
+
+    `chunks` are row counts in the shard's own order; chunk k covers the rows after those of chunks 0..k-1.
+    """
+
+    rows: int
+    first_row: int | None
+    row_ids: dict[str, Any] | None
+    chunks: list[int]
+    estimated_tokens: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a worker needs to know besides the spec.
+
+    Args:
+        fingerprint: digest of `parts`; every receipt carries it.
+        parts: what makes a label what it is (inputs, columns, labeler, templates, engine, model, schema, cut), readable.
+        rows, queries: counts over the rows in use.
+        is_scattered: rows of one query do not all lie together, so that shards carry row ids.
+        text_bytes: uncompressed bytes of the columns that a run reads, once.
+    """
+
+    name: str
+    fingerprint: str
+    parts: dict[str, Any]
+    rows: int
+    queries: int
+    is_scattered: bool
+    text_bytes: int
+    files: list[InputFile]
+    shards: list[ShardPlan]
+
+    @property
+    def read_ratio(self) -> float:
+        """Bytes that all shards together read, over one reading of the data: 1 where queries lie together, up to the number of shards."""
+        return sum(shard.read_bytes for shard in self.shards) / self.text_bytes if self.text_bytes else 1.0
+
+    @property
+    def num_chunks(self) -> int:
+        return sum(len(shard.chunks) for shard in self.shards)
+
+
+class Cut(NamedTuple):
+    """Shards as ranges over the rows in shard order, and the chunks of each."""
+
+    bounds: list[int]
+    chunks: list[list[int]]
+
+
+def fingerprint_parts(
+    dataset: Dataset,
+    *,
+    limit: int | None,
+    overlong: str,
+    labeler: dict[str, Any],
+    templates: dict[str, str],
+    engine: dict[str, Any],
+    model_digest: str,
+    cut: dict[str, int],
+) -> dict[str, Any]:
+    """What ties an output to one job, as plain values whose differences a person can read.
+
+    Input paths are not part of it: a data set may move, its identity is what its footers say.
+    """
+    parts: dict[str, Any] = {
+        "inputs": digest_of([list(file.identity) for file in dataset.files]),
+        "limit": limit,
+        "overlong": overlong,
+        "columns": dataset.columns.model_dump(mode="json"),
+        "labeler": labeler,
+        "templates": templates,
+        "engine": engine,
+        "model": model_digest,
+        "schema": SCHEMA_VERSION,
+        "cut": cut,
+    }
+    plain: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
+    return plain
+
+
+def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int) -> Cut:
+    """Cut queries, in their order, into shards of nearly equal weight and chunks of whole queries.
+
+    Args:
+        sizes_Q: rows per query, int64, each at least 1.
+        weights_Q: estimated tokens per query, float64.
+        shards: how many; with fewer queries than shards some stay empty.
+        chunk_rows: most rows a chunk; only a query larger than that is split over chunks.
+    Returns:
+        `bounds` of length shards + 1 over the rows in query order, and the chunks' row counts per shard.
+    """
+    middles_Q = np.cumsum(weights_Q) - weights_Q / 2
+    total = float(weights_Q.sum())
+    shard_of_Q = np.minimum((middles_Q * (shards / total)).astype(np.int64), shards - 1)
+    query_bounds_S = np.searchsorted(shard_of_Q, np.arange(shards + 1))
+    rows_before_Q = np.concatenate([[0], np.cumsum(sizes_Q)])
+    chunks = [
+        _cut_chunks(sizes_Q[start:stop].tolist(), chunk_rows)
+        for start, stop in zip(query_bounds_S[:-1].tolist(), query_bounds_S[1:].tolist(), strict=True)
+    ]
+    return Cut(rows_before_Q[query_bounds_S].tolist(), chunks)
+
+
+def _cut_chunks(sizes: list[int], chunk_rows: int) -> list[int]:
+    chunks: list[int] = []
+    filled = 0
+    for size in sizes:
+        if filled and filled + size > chunk_rows:
+            chunks.append(filled)
+            filled = 0
+        filled += size
+        while filled > chunk_rows:
+            chunks.append(chunk_rows)
+            filled -= chunk_rows
+    if filled:
+        chunks.append(filled)
+    return chunks
+
+
+def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int) -> tuple[Plan, dict[str, bytes]]:
+    """Read the query ids and cut the work.
+
+    Returns:
+        The plan, and the files that must lie beside it (name → bytes): row ids of scattered shards.
+    Raises:
+        InputError: a null query id, or a file that can't be read.
+    """
+    codes_R = _query_codes(dataset)
+    weights_R = _row_weights(dataset)
+    queries = int(codes_R.max()) + 1
+    sizes_Q = np.bincount(codes_R, minlength=queries)
+    runs = int(np.count_nonzero(codes_R[1:] != codes_R[:-1])) + 1
+    is_scattered = runs != queries
+    cut = cut_queries(sizes_Q, np.bincount(codes_R, weights=weights_R, minlength=queries), shards=shards, chunk_rows=chunk_rows)
+    order_R = np.argsort(codes_R, kind="stable") if is_scattered else None
+    group_starts, group_bytes = _groups(dataset)
+    beside: dict[str, bytes] = {}
+    planned = []
+    for number, (start, stop) in enumerate(zip(cut.bounds[:-1], cut.bounds[1:], strict=True)):
+        rows_S = np.arange(start, stop) if order_R is None else order_R[start:stop]
+        touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1) if len(rows_S) else np.array([], dtype=np.int64)
+        row_ids = None
+        if order_R is not None and len(rows_S):
+            data = _row_id_bytes(rows_S)
+            digest = sha256_bytes(data)
+            path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+            row_ids = {"path": path, "rows": len(rows_S), "sha256": digest}
+            beside[path] = data
+        planned.append(
+            ShardPlan(
+                rows=stop - start,
+                first_row=int(start) if order_R is None else None,
+                row_ids=row_ids,
+                chunks=cut.chunks[number],
+                estimated_tokens=round(float(weights_R[rows_S].sum())),
+                read_bytes=int(group_bytes[touched].sum()),
+            )
+        )
+    plan = Plan(
+        name=name,
+        fingerprint=digest_of(parts),
+        parts=parts,
+        rows=dataset.rows,
+        queries=queries,
+        is_scattered=is_scattered,
+        text_bytes=int(group_bytes.sum()),
+        files=list(dataset.files),
+        shards=planned,
+    )
+    return plan, beside
+
+
+def write_plan(store: LocalStore, plan: Plan, beside: dict[str, bytes]) -> bool:
+    """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that one)."""
+    failpoints.hit("before_plan_rows")
+    for name, data in beside.items():
+        store.put(name, data)
+    failpoints.hit("before_plan")
+    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **asdict(plan), **_plain(plan)}))
+    failpoints.hit("after_plan")
+    return was_created
+
+
+def load_plan(store: LocalStore) -> Plan | None:
+    """The plan of an output, or None if it has none.
+
+    Raises:
+        ManifestError: it can't be read as a plan, or another version of relabel wrote it.
+    """
+    try:
+        data = store.read(PLAN_NAME)
+    except FileNotFoundError:
+        return None
+    try:
+        held = json.loads(data)
+        version = held.pop("version")
+        if version != PLAN_VERSION:
+            raise ManifestError(f"{store.root}/{PLAN_NAME}: written as version {version}; this relabel reads {PLAN_VERSION}.")
+        held["files"] = [InputFile(**file) for file in held["files"]]
+        held["shards"] = [ShardPlan(**shard) for shard in held["shards"]]
+        return Plan(**held)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        if isinstance(exc, ManifestError):
+            raise
+        raise ManifestError(f"{store.root}/{PLAN_NAME}: not a plan ({exc}). Restore it, or use another output folder.") from exc
+
+
+def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
+    """Refuse to go on with a plan made for other inputs or another job.
+
+    Raises:
+        StaleRunError: names every file that changed, or every setting that differs.
+    """
+    if plan.parts == parts:
+        return
+    changed = changed_files(plan.files, dataset.files)
+    if changed:
+        listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
+        raise StaleRunError(
+            f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. Changed:\n  {listed}\n"
+            "Restore the files, or label the new ones into another output."
+        )
+    differences = list(_differences(plan.parts, parts))
+    listed = "\n  ".join(differences[:20]) + (f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else "")
+    raise StaleRunError(f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec.")
+
+
+def shard_row_ids(store: LocalStore, shard: ShardPlan) -> np.ndarray:
+    """Row ids of a shard in its own order, int64.
+
+    Raises:
+        ManifestError: the row-id file is missing or is not the one that was planned.
+    """
+    if shard.row_ids is None:
+        first = shard.first_row or 0
+        return np.arange(first, first + shard.rows)
+    try:
+        data = store.read(shard.row_ids["path"])
+    except FileNotFoundError as exc:
+        raise ManifestError(f"{store.root}/{shard.row_ids['path']}: named by the plan, but missing. Restore it from a copy.") from exc
+    if sha256_bytes(data) != shard.row_ids["sha256"]:
+        raise ManifestError(f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy.")
+    found: np.ndarray = pq.read_table(io.BytesIO(data)).column("row_id").to_numpy()
+    return found
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    return {"files": [file._asdict() for file in plan.files], "shards": [shard._asdict() for shard in plan.shards]}
+
+
+def _row_id_bytes(rows: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    table = pa.table({"row_id": pa.array(rows, pa.int64())})
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", write_statistics=False)
+    return sink.getvalue()
+
+
+def _query_codes(dataset: Dataset) -> np.ndarray:
+    """A code per row, int64, numbered by first appearance: 0 for the first query, 1 for the next new one, and so on."""
+    known: dict[Any, int] = {}
+    parts: list[np.ndarray] = []
+    left = dataset.rows
+    name = dataset.columns.query_id
+    for file in dataset.files:
+        if left <= 0:
+            break
+        with open_parquet(file.path) as parquet, reading(file.path):
+            before = dataset.rows - left
+            for batch in parquet.iter_batches(batch_size=1 << 17, columns=[name]):
+                column = batch.column(0).slice(0, left)
+                if column.null_count:
+                    row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + dataset.rows - left - before
+                    raise InputError(
+                        f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; drop or mend it."
+                    )
+                if pa.types.is_dictionary(column.type):
+                    column = column.cast(column.type.value_type)
+                encoded = column.dictionary_encode()
+                codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], dtype=np.int64)
+                parts.append(codes[encoded.indices.to_numpy()])
+                left -= len(column)
+                if left <= 0:
+                    break
+    return np.concatenate(parts)
+
+
+def _row_weights(dataset: Dataset) -> np.ndarray:
+    """Estimated prompt tokens per row, float64, flat within a row group: a footer knows no more."""
+    weights = [
+        np.full(rows, TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN) for groups in dataset.group_bytes for rows, size in groups
+    ]
+    return np.concatenate(weights)[: dataset.rows]
+
+
+def _groups(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """First row id of every row group that is in use, and its bytes in the columns read."""
+    flat = [group for groups in dataset.group_bytes for group in groups if group[0]]
+    starts = np.concatenate([[0], np.cumsum([rows for rows, _ in flat])[:-1]]).astype(np.int64)
+    in_use = starts < dataset.rows
+    return starts[in_use], np.array([size for _, size in flat], dtype=np.int64)[in_use]
+
+
+def _differences(was: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now}):
+            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif was != now:
+        yield f"{path}: was {json.dumps(was)}, is {json.dumps(now)}"

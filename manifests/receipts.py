@@ -1,0 +1,168 @@
+"""Receipts: the proof that a chunk is committed, and the only way to its files.
+
+`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds `chunk-000017.2.json` with only
+the rows it asked again: a row's state is that of its highest attempt. Times live here and never in label files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from manifests import failpoints
+from manifests.digests import readable_json, sha256_bytes
+from manifests.errors import ManifestError
+from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, parquet_bytes
+from manifests.store import LocalStore
+
+RECEIPT_VERSION = 1
+
+
+class ChunkId(NamedTuple):
+    """A chunk of a shard, and the attempt at it: 1 for the run, 2 and up for retries."""
+
+    shard: int
+    chunk: int
+    attempt: int = 1
+
+    @property
+    def receipt_name(self) -> str:
+        suffix = "" if self.attempt == 1 else f".{self.attempt}"
+        return f"receipts/shard-{self.shard:05d}/chunk-{self.chunk:06d}{suffix}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A data file: name relative to the output, row count, sha256 of its bytes."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one commit holds.
+
+    Args:
+        fingerprint: of the plan that the work belongs to.
+        rows: rows asked in this attempt: labels + quarantine.
+        statuses: rows by status.
+        stages: per stage, requests answered (`asks`) and their `prompt_tokens`, `cached_tokens` and `output_tokens`; a shared ask
+            counts once, in the chunk that first needed it.
+        seconds: wall time from the chunk's first row to its commit; chunks overlap, so these do not add up to a run's time.
+    """
+
+    fingerprint: str
+    shard: int
+    chunk: int
+    attempt: int
+    rows: int
+    labels: FileRef | None
+    quarantine: FileRef | None
+    statuses: dict[str, int]
+    stages: dict[str, dict[str, int]]
+    seconds: float
+    engine: dict[str, Any]
+    worker: str
+    epoch: int
+    started: str
+    committed: str
+    version: int = field(default=RECEIPT_VERSION)
+
+
+class ChunkFacts(NamedTuple):
+    """What a committer knows about a chunk besides its rows."""
+
+    fingerprint: str
+    id: ChunkId
+    stages: dict[str, dict[str, int]]
+    seconds: float
+    engine: dict[str, Any]
+    worker: str
+    epoch: int
+    started: str
+    committed: str
+
+
+def commit_chunk(store: LocalStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
+    """Write a chunk's data files, then its receipt if nobody else did.
+
+    File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
+    harms nobody.
+
+    Returns:
+        The receipt, or None if another worker committed this chunk first.
+    """
+    failpoints.hit("before_labels")
+    label_file = _put_rows(store, "labels", facts.id, labels, LABELS)
+    failpoints.hit("after_labels")
+    quarantine_file = _put_rows(store, "quarantine", facts.id, quarantine, QUARANTINE)
+    failpoints.hit("after_quarantine")
+    statuses: dict[str, int] = {"ok": len(labels)} if labels else {}
+    for row in quarantine:
+        statuses[row.status] = statuses.get(row.status, 0) + 1
+    receipt = Receipt(
+        fingerprint=facts.fingerprint,
+        shard=facts.id.shard,
+        chunk=facts.id.chunk,
+        attempt=facts.id.attempt,
+        rows=len(labels) + len(quarantine),
+        labels=label_file,
+        quarantine=quarantine_file,
+        statuses=statuses,
+        stages=facts.stages,
+        seconds=round(facts.seconds, 3),
+        engine=facts.engine,
+        worker=facts.worker,
+        epoch=facts.epoch,
+        started=facts.started,
+        committed=facts.committed,
+    )
+    failpoints.hit("before_receipt")
+    was_first = store.create(facts.id.receipt_name, readable_json(asdict(receipt)))
+    failpoints.hit("after_receipt")
+    return receipt if was_first else None
+
+
+def load_receipt(store: LocalStore, name: str) -> Receipt:
+    """Read one receipt.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    try:
+        held = json.loads(store.read(name))
+        if held["version"] != RECEIPT_VERSION:
+            raise ManifestError(f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}.")
+        for part in ("labels", "quarantine"):
+            held[part] = FileRef(**held[part]) if held[part] else None
+        return Receipt(**held)
+    except (ValueError, KeyError, TypeError) as exc:
+        if isinstance(exc, ManifestError):
+            raise
+        raise ManifestError(f"{store.root}/{name}: not a receipt ({exc}). Move it away to have the chunk done again.") from exc
+
+
+def parse_receipt_name(name: str) -> ChunkId | None:
+    """The chunk that a receipt's name stands for; None for a name that is none."""
+    folder, _, file = name.rpartition("/")
+    stem, *rest = file.removesuffix(".json").split(".")
+    if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
+        return None
+    try:
+        return ChunkId(int(folder.rpartition("shard-")[2]), int(stem.removeprefix("chunk-")), int(rest[0]) if rest else 1)
+    except ValueError:
+        return None
+
+
+def _put_rows(store: LocalStore, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
+    if not rows:
+        return None
+    data = parquet_bytes(rows, schema)
+    digest = sha256_bytes(data)
+    suffix = "" if chunk.attempt == 1 else f".{chunk.attempt}"
+    name = f"{kind}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}{suffix}-{digest[:16]}.parquet"
+    store.put(name, data)
+    return FileRef(name, len(rows), digest)

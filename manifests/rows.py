@@ -1,0 +1,189 @@
+"""Rows of a shard as pairs, chunk by chunk, in the shard's own order, with memory that does not grow with the data.
+
+Where queries lie together a shard is a row range: its row groups are streamed, and those without a pending chunk are skipped. Where
+they lie scattered, the row groups that hold the shard's rows are streamed once, its rows are spilled to a temporary Arrow file, and
+chunks are taken from that file by memory map, so that the operating system decides what stays in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from manifests.dataset import Dataset, open_parquet, reading
+from manifests.errors import DiskFullError, InputError
+from manifests.labels import Pair
+from manifests.plans import ShardPlan
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROWS = 2048
+"""Rows decoded at a time: a few megabytes of ordinary text."""
+
+
+class ChunkRows(NamedTuple):
+    """One pending chunk: its number within the shard and its pairs in order."""
+
+    chunk: int
+    pairs: list[Pair]
+
+
+def read_chunks(
+    dataset: Dataset, shard: ShardPlan, row_ids: np.ndarray | None, pending: Sequence[int], *, wanted: dict[int, set[int]] | None = None
+) -> Iterator[ChunkRows]:
+    """Yield the pending chunks of a shard in order.
+
+    Args:
+        shard: the shard's plan.
+        row_ids: the shard's row ids, for a scattered shard; None for a row range.
+        pending: chunk numbers, ascending.
+        wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
+    Raises:
+        InputError: a file can't be read.
+        DiskFullError: no space to spill a scattered shard.
+    """
+    bounds = [0, *itertools.accumulate(shard.chunks)]
+    spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
+    found = _from_range(dataset, shard.first_row or 0, spans) if row_ids is None else _from_spill(dataset, row_ids, spans)
+    for chunk, pairs in found:
+        keep = wanted.get(chunk) if wanted is not None else None
+        yield ChunkRows(chunk, pairs if keep is None else [pair for pair in pairs if pair.row_id in keep])
+
+
+def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
+    waiting: list[Pair] = []
+    for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):  # runs of consecutive chunks
+        run = [span for _, span in group]
+        batches = _batches(dataset, first + run[0][1], first + run[-1][2])
+        for chunk, start, stop in run:
+            while len(waiting) < stop - start:
+                waiting.extend(_pairs(*next(batches), dataset))
+            yield chunk, waiting[: stop - start]
+            del waiting[: stop - start]
+
+
+def _batches(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+    """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
+    file_first = 0
+    for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
+        if file.rows and file_first < stop and file_first + file.rows > start:
+            group_starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
+            touched = [
+                number for number, (low, high) in enumerate(itertools.pairwise(group_starts)) if low < stop and high > start and high > low
+            ]
+            row = group_starts[touched[0]]
+            with open_parquet(file.path) as parquet, reading(file.path):
+                for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=touched, columns=dataset.text_columns):
+                    low, high = max(start, row), min(stop, row + batch.num_rows)
+                    if low < high:
+                        yield np.arange(low, high), batch.slice(low - row, high - low), file.path
+                    row += batch.num_rows
+        file_first += file.rows
+
+
+def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
+    needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
+    with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
+        try:
+            writer = None
+            for rows, batch, path in _scattered_batches(dataset, needed):
+                with reading(path):
+                    kept = batch.take(pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True))))
+                    plain = pa.RecordBatch.from_arrays([_plain(column) for column in kept.columns], names=kept.schema.names)
+                writer = writer or pa.ipc.new_file(spill, plain.schema)
+                writer.write_batch(plain)
+            if writer is not None:
+                writer.close()
+            spill.flush()
+        except OSError as exc:
+            if isinstance(exc, InputError):
+                raise
+            raise DiskFullError(
+                f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or point TMPDIR elsewhere."
+            ) from exc
+        with pa.memory_map(f"/proc/self/fd/{spill.fileno()}") as mapped:
+            table = pa.ipc.open_file(mapped).read_all()
+            for chunk, start, stop in spans:
+                wanted = row_ids[start:stop]
+                taken = table.take(pa.array(np.searchsorted(needed, wanted))).combine_chunks()
+                yield chunk, list(_pairs(wanted, taken.to_batches()[0], "the spilled rows", dataset))
+
+
+def _scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+    """Batches that hold a needed row, in row order; row groups without one are not read."""
+    first = 0
+    for groups in dataset.group_bytes:
+        for rows, _ in groups:
+            low, high = np.searchsorted(needed, [first, first + rows])
+            if low < high:
+                yield from _batches(dataset, first, first + rows)
+            first += rows
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Text of one width and without dictionaries, so that batches of all files go into one spill."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
+        return column.cast(pa.large_string())
+    if pa.types.is_integer(kind):
+        return column.cast(pa.int64()) if kind != pa.uint64() else column
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return column.cast(pa.large_list(pa.large_string()))
+    return column
+
+
+def _pairs(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:
+    names = dataset.columns
+    held: dict[str, list[Any]] = {}
+    with reading(path):
+        for name in dataset.text_columns:
+            held[name] = _values(batch.column(name), path)
+    query_ids, doc_ids = _as_text(held[names.query_id]), _as_text(held[names.doc_id])
+    queries = [query or "" for query in held[names.query]]
+    texts = [held[name] for name in names.document]
+    documents = (
+        [text or "" for text in texts[0]] if len(texts) == 1 else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+    )
+    if names.context is None:
+        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
+    contexts = [tuple(text for text in (context or ()) if text)[:4] for context in held[names.context]]
+    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
+
+
+def _as_text(values: list[Any]) -> list[str]:
+    return [value if type(value) is str else "" if value is None else str(value) for value in values]
+
+
+def _values(column: pa.Array, path: str) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        # bytes that are not UTF-8: one bad document must not stop its shard, so they become replacement characters, and it is said
+        logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
+        return [_decoded(value) for value in _as_bytes(column).to_pylist()]
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _as_bytes(column.cast(kind.value_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return column.cast(pa.large_list(pa.large_binary()))
+    return column.cast(pa.large_binary())
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list):
+        return [_decoded(inner) for inner in value]
+    return value

@@ -1,0 +1,94 @@
+"""Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that stands in the files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manifests.dataset import open_dataset
+from manifests.plans import make_plan, shard_row_ids, write_plan
+from manifests.rows import read_chunks
+from manifests.specs import InputSpec
+from manifests.store import LocalStore
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | None]]], int, int, int]:
+    """Files of (query id, title, body) rows, a row-group size, a number of shards and a chunk size."""
+    query_ids = st.sampled_from(["a", "b", "c", "d", "ü"])
+    is_sorted = draw(st.booleans())
+    rows = draw(st.lists(st.tuples(query_ids, st.none() | TEXT, st.none() | TEXT), min_size=1, max_size=40))
+    if is_sorted:
+        rows.sort(key=lambda row: row[0])
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=2)))
+    files = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    return files, draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
+
+
+@given(layout=layouts(), keep=st.integers(0, 2**20))
+def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
+    files, group, shards, chunk_rows = layout
+    flat = [row for rows in files for row in rows]
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, rows in enumerate(files):
+            columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+            table = pa.table(
+                {
+                    "query_id": pa.array(columns[0], pa.string()),
+                    "query": pa.array([f"q {row[0]}" for row in rows], pa.string() if number % 2 else pa.large_string()),
+                    "doc_id": pa.array(range(len(rows)), pa.int32()),
+                    "title": pa.array(columns[1], pa.string()).dictionary_encode() if number % 2 else pa.array(columns[1], pa.string()),
+                    "body": pa.array(columns[2], pa.string()),
+                }
+            )
+            pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
+        dataset = open_dataset(InputSpec(path=(scratch,)), reads_context=False)
+        plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
+        store = LocalStore(Path(scratch) / "out")
+        write_plan(store, plan, beside)
+        seen: list[int] = []
+        for shard in plan.shards:
+            planned = shard_row_ids(store, shard)
+            pending = [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
+            bounds = np.cumsum([0, *shard.chunks])
+            found = list(read_chunks(dataset, shard, planned if shard.row_ids else None, pending))
+            assert [chunk.chunk for chunk in found] == pending
+            for chunk in found:
+                assert [pair.row_id for pair in chunk.pairs] == planned[bounds[chunk.chunk] : bounds[chunk.chunk + 1]].tolist()
+                for pair in chunk.pairs:
+                    query_id, title, body = flat[pair.row_id]
+                    assert (pair.query_id, pair.query) == (query_id, f"q {query_id}")
+                    assert pair.document == "\n\n".join(text for text in (title, body) if text)
+                    seen.append(pair.row_id)
+        assert len(seen) == len(set(seen))
+
+
+def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Path) -> None:
+    bad = pa.array([b"fine", b"caf\xe9"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, bad.buffers())
+    table = pa.table({"query_id": ["a", "a"], "query": ["q", "q"], "doc_id": ["1", "2"], "document": text})
+    pq.write_table(table, tmp_path / "a.parquet")
+    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), reads_context=False)
+    plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
+    assert [pair.document for pair in chunk.pairs] == ["fine", "caf�"]
+
+
+def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: Path) -> None:
+    table = pa.table(
+        {"query_id": ["a", "a"], "query": ["q", "q"], "doc_id": ["1", "2"], "document": ["x", "y"], "context": [list("abcdef"), None]}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):
+        dataset = open_dataset(InputSpec(path=(str(tmp_path),)), reads_context=reads_context)
+        plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
+        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
+        assert [pair.context for pair in chunk.pairs] == expected

@@ -1,0 +1,190 @@
+"""Conservation: a lost, doubled or foreign row is found, whatever the counts say; so is a changed byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import open_dataset
+from manifests.errors import ManifestError
+from manifests.plans import make_plan, write_plan
+from manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
+from manifests.runs import RunFolder, build_manifest, load_manifest, write_manifest
+from manifests.schemas import LABELS, LabelRow, QuarantineRow, parquet_bytes
+from manifests.specs import InputSpec
+from manifests.store import LocalStore
+
+
+def label(row: int) -> LabelRow:
+    return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, None, [], None, None, [], None, 10, 1, False)
+
+
+def failure(row: int, status: str = "format") -> QuarantineRow:
+    tries = [{"stage": "verdict", "attempt": 1, "finish": "stop", "text": "?", "reason": "no tags"}]
+    return QuarantineRow(row, "q", f"d{row}", status, "no tags", tries, 10, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A planned run of 8 rows in one shard and two chunks."""
+    rows = range(8)
+    table = {"query_id": [f"q{row // 2}" for row in rows], "query": ["q"] * 8, "doc_id": [str(row) for row in rows], "document": ["d"] * 8}
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    dataset = open_dataset(InputSpec(path=(str(tmp_path / "in.parquet"),)), reads_context=False)
+    store = LocalStore(tmp_path / "out")
+    plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
+    write_plan(store, plan, beside)
+    return RunFolder(store, plan)
+
+
+def commit(folder: RunFolder, chunk: int, labels: list[int], failed: list[int] = [], attempt: int = 1) -> Receipt | None:  # noqa: B006
+    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, {"family": "fake"}, "w", 0, "t0", "t1")
+    return commit_chunk(folder.store, facts, [label(row) for row in labels], [failure(row) for row in failed])
+
+
+def manifest(folder: RunFolder, limit: float = 0.05) -> dict:  # type: ignore[type-arg]
+    return build_manifest(folder, spec={}, max_failed_fraction=limit, relabel_version="0")
+
+
+def test_rows_in_equal_labelled_plus_quarantined(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1, 2, 3])
+    commit(folder, 1, [4, 6, 7], [5])
+    found = manifest(folder)
+    assert found["rows"] == {"in": 8, "labelled": 7, "reused": 0, "quarantined": 1}
+    assert found["over_limit"]
+    assert not manifest(folder, limit=0.2)["over_limit"]
+    write_manifest(folder.store, found)
+    assert load_manifest(folder.store) == found
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([4, 5, 6], r"1 rows lost \(row ids \[7\]\)"),
+        ([4, 5, 6, 6], r"1 rows lost \(row ids \[7\]\), 1 doubled or foreign \(\[6\]\)"),
+        ([4, 5, 6, 7, 7], r"0 rows lost .* 1 doubled or foreign \(\[7\]\)"),
+        ([4, 5, 6, 0], r"row ids \[7\]\), 1 doubled or foreign \(\[0\]\)"),
+    ],
+)
+def test_a_lost_or_doubled_row_is_found_even_when_counts_agree(folder: RunFolder, rows: list[int], message: str) -> None:
+    commit(folder, 0, [0, 1, 2, 3])
+    commit(folder, 1, rows)
+    with pytest.raises(ManifestError, match=message):
+        manifest(folder)
+
+
+def test_a_missing_chunk_is_named(folder: RunFolder) -> None:
+    commit(folder, 1, [4, 5, 6, 7])
+    assert folder.pending(0) == [0]
+    with pytest.raises(ManifestError, match=r"1 of 2 chunks have no receipt \(the first is 0\)"):
+        manifest(folder)
+
+
+def test_first_commit_wins_and_the_loser_harms_nobody(folder: RunFolder) -> None:
+    assert commit(folder, 0, [0, 1, 2, 3]) is not None
+    assert commit(folder, 0, [0, 1, 2], [3]) is None
+    assert commit(folder, 0, [0, 1, 2, 3]) is None
+    commit(folder, 1, [4, 5, 6, 7])
+    assert folder.prove_shard(0, check_bytes=True) == 8
+    assert folder.tally().labelled == 8
+
+
+def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1], [2, 3])
+    commit(folder, 1, [4, 5, 6, 7])
+    commit(folder, 0, [2], [3], attempt=2)
+    found = manifest(folder, limit=0.5)
+    assert found["rows"] == {"in": 8, "labelled": 7, "reused": 0, "quarantined": 1}
+    assert len(found["labels"]) == 3
+    assert len(found["quarantine"]) == 1
+    commit(folder, 0, [3], attempt=3)
+    assert manifest(folder)["rows"]["quarantined"] == 0
+    assert folder.prove_shard(0, check_bytes=True) == 8
+
+
+def test_a_retry_of_a_labelled_row_is_refused(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1, 2], [3])
+    commit(folder, 1, [4, 5, 6, 7])
+    commit(folder, 0, [2, 3], attempt=2)
+    with pytest.raises(ManifestError, match=r"not in quarantine: \[2\]"):
+        manifest(folder)
+
+
+def test_a_missing_attempt_is_found(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1, 2], [3])
+    commit(folder, 1, [4, 5, 6, 7])
+    commit(folder, 0, [3], attempt=3)
+    with pytest.raises(ManifestError, match=r"attempts \[1, 3\]"):
+        manifest(folder)
+
+
+def test_a_flipped_bit_in_a_label_file_is_found(folder: RunFolder) -> None:
+    receipt = commit(folder, 0, [0, 1, 2, 3])
+    commit(folder, 1, [4, 5, 6, 7])
+    assert receipt is not None
+    assert receipt.labels is not None
+    path = folder.store.path(receipt.labels.path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ManifestError, match="sha256 is not the one committed"):
+        folder.prove_shard(0, check_bytes=True)
+
+
+def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
+    receipt = commit(folder, 0, [0, 1, 2, 3])
+    commit(folder, 1, [4, 5, 6, 7])
+    assert receipt is not None
+    assert receipt.labels is not None
+    folder.store.path(receipt.labels.path).unlink()
+    with pytest.raises(ManifestError, match="committed, but missing"):
+        manifest(folder)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"version": 99}', b'{"version": 1, "labels": {"path": "x"}}'])
+def test_a_damaged_receipt_is_told(folder: RunFolder, body: bytes) -> None:
+    folder.store.put("receipts/shard-00000/chunk-000000.json", body)
+    with pytest.raises(ManifestError, match=r"chunk-000000\.json"):
+        folder.tally()
+
+
+def test_a_receipt_of_another_job_or_of_no_chunk_is_refused(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1, 2, 3])
+    name = "receipts/shard-00000/chunk-000000.json"
+    held = json.loads(folder.store.read(name))
+    folder.store.put(name, json.dumps({**held, "fingerprint": "f" * 64}).encode())
+    with pytest.raises(ManifestError, match="belongs to another job"):
+        folder.tally()
+    folder.store.put("receipts/shard-00000/chunk-000007.json", b"{}")
+    with pytest.raises(ManifestError, match="no such chunk"):
+        folder.pending(0)
+
+
+def test_a_receipt_that_points_out_of_the_folder_is_refused(folder: RunFolder) -> None:
+    commit(folder, 0, [0, 1, 2, 3])
+    commit(folder, 1, [4, 5, 6, 7])
+    name = "receipts/shard-00000/chunk-000000.json"
+    held = json.loads(folder.store.read(name))
+    held["labels"]["path"] = "../../in.parquet"
+    folder.store.put(name, json.dumps(held).encode())
+    with pytest.raises(ManifestError, match="leaves the folder"):
+        manifest(folder)
+
+
+def test_the_same_rows_give_the_same_bytes_and_read_back_equal() -> None:
+    rows = [label(row)._replace(evidence=[{"start": 0, "end": 2, "text": "ab"}], flags=["x"]) for row in range(5)]
+    data = parquet_bytes(rows, LABELS)
+    assert data == parquet_bytes(rows, LABELS)
+    table = pq.read_table(pa.BufferReader(data))
+    assert table.schema.equals(LABELS)
+    assert [row["row_id"] for row in table.to_pylist()] == list(range(5))
+    assert table.to_pylist()[0]["evidence"] == [{"start": 0, "end": 2, "text": "ab"}]
+
+
+def test_a_lone_surrogate_is_stored_as_a_question_mark_and_stops_nothing() -> None:
+    rows = [label(0)._replace(intent="bad \ud800 end"), label(1)]
+    assert pq.read_table(pa.BufferReader(parquet_bytes(rows, LABELS)))["intent"].to_pylist() == ["bad ? end", None]

@@ -1,0 +1,90 @@
+"""What is written is durable, whole and single; names stay inside the folder; the disk's refusals are told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
+from manifests.leases import ShardLock
+from manifests.store import LocalStore
+
+
+def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
+    assert sum(won) == 1
+    assert store.read("receipts/a.json") == b"%d" % won.index(True)
+    assert [path.name for path in (tmp_path / "receipts").iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a/.."])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ManifestError, match="leaves the folder"):
+        LocalStore(tmp_path).read(name)
+
+
+def test_put_replaces_in_one_step_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("labels/m.json", b"one")
+    store.put("labels/m.json", b"two")
+    assert store.read("labels/m.json") == b"two"
+    assert [path.name for path in (tmp_path / "labels").iterdir()] == ["m.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    store = LocalStore(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (store.put, store.create):
+        with pytest.raises(DiskFullError, match="no space left"):
+            write("labels/a.parquet", b"x" * 100)
+    assert [path.name for path in (tmp_path / "labels").iterdir()] == []
+
+
+def test_a_refusal_of_the_disk_names_the_path(tmp_path: Path) -> None:
+    (tmp_path / "labels").write_text("a file where a folder should be")
+    with pytest.raises(StoreError, match=r"labels.*can't write"):
+        LocalStore(tmp_path).put("labels/a.parquet", b"x")
+
+
+def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("labels/a.parquet", b"x")
+    (tmp_path / "labels" / ".tmp-1-abc").write_bytes(b"half")
+    assert store.names("labels") == ["labels/a.parquet"]
+    assert store.sweep("labels") == 1
+    assert [path.name for path in (tmp_path / "labels").iterdir()] == ["a.parquet"]
+
+
+def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first, second, other = ShardLock(store, 0), ShardLock(store, 0), ShardLock(store, 1)
+    first.acquire()
+    other.acquire()
+    with pytest.raises(LockHeldError, match=f"shard 0 is being worked on by process {os.getpid()}"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+    other.release()
+
+
+def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        ShardLock(store, 0).acquire()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    lock = ShardLock(store, 0)
+    lock.acquire()
+    lock.release()
