@@ -1,0 +1,408 @@
+"""`fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
+
+It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of the query's words
+stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the same answer, whatever the order, the
+batch or the process. On request it misbehaves: garbage, cut answers, refusals, slowness, crashes.
+
+It knows words and formats, no labeler. Tokens are counted as four characters each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import random
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution, EngineFacts, Finish, Request
+from manifests.errors import EngineCrashError, ModelError
+from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.specs import EngineArgs, EngineSpec, Fraction
+
+VERSION = "1"
+"""Changes whenever the same ask and seed give another answer."""
+
+_CHARS_PER_TOKEN = 4
+_LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
+_NOISE_SHARE = 0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
+_LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+_THOUGHTS = (
+    "The subject is close to what was asked.",
+    "It stays with generalities for most of its length.",
+    "One passage speaks to the question itself.",
+    "The rest is beside the point.",
+    "A reader would still have to look elsewhere.",
+    "The wording differs but the matter is the same.",
+    "There is little to hold against the query.",
+    "It names the thing but not what is asked of it.",
+)
+_REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot assist with this request.", "I’m sorry, I won't judge this text.")
+_OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
+
+
+class FakeArgs(EngineArgs):
+    """Options of the fake engine. Chances are per request and drawn from the ask and its seed, `p_crash` excepted."""
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"p_slow", "slow_s", "p_crash", "capacity", "batch", "latency_s"})
+
+    p_garbage: Fraction = 0.0
+    """Chance of an answer that is out of format: no tags, doubled or swapped tags, a grade off the scale, JSON, an echo, nothing."""
+    p_truncated: Fraction = 0.0
+    """Chance of an answer that breaks off at its length limit. Asks for a decision alone can't break off."""
+    p_refused: Fraction = 0.0
+    """Chance of a refusal, by the server or in words."""
+    p_slow: Fraction = 0.0
+    """Chance of an answer that takes `slow_s` and is overtaken by others."""
+    slow_s: float = Field(0.05, ge=0.0, le=3600.0)
+    """How long a slow answer takes, in seconds."""
+    p_crash: Fraction = 0.0
+    """Chance that a request takes the engine down; drawn anew in each engine's life, so that a restart gets past it."""
+    capacity: int = Field(1024, ge=1)
+    """Requests in flight at most."""
+    batch: int = Field(64, ge=1)
+    """Requests answered by one `poll`."""
+    latency_s: float = Field(0.0, ge=0.0, le=3600.0)
+    """Seconds that each `poll` takes, as a GPU's step would."""
+
+    @model_validator(mode="after")
+    def _chances_fit(self) -> FakeArgs:
+        total = self.p_garbage + self.p_truncated + self.p_refused
+        if total > 1.0:
+            raise ValueError(f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 at most")
+        return self
+
+
+class _Plan:
+    """What there is to know of a format before the first ask in it."""
+
+    __slots__ = ("format", "has_short_texts", "steps")
+
+    def __init__(self, format: AnswerFormat) -> None:
+        self.format = format  # kept alive: plans are found by the format's id
+        self.steps = tuple((section, f"<{section.tag}>", f"</{section.tag}>\n") for section in format.sections)
+        short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
+        self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
+
+
+class Fake:
+    """The fake engine.
+
+    Args:
+        spec: its `args` are `FakeArgs`; it takes no `model`.
+        overlong: whether the document of a prompt over `max_prompt_tokens` is cut, or the request answered `overlong`.
+    """
+
+    Args: ClassVar[type[EngineArgs]] = FakeArgs
+
+    def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
+        self._args = spec.args if isinstance(spec.args, FakeArgs) else FakeArgs.model_validate(spec.args.model_dump())
+        self._digest = self.model_digest(spec)
+        self._may_cut = overlong == "truncate"
+        self._max_chars = spec.max_prompt_tokens * _CHARS_PER_TOKEN
+        self._queue: deque[Request] = deque()
+        self._slow: list[tuple[float, int, Answer]] = []
+        self._fate = random.Random()
+        self._is_down = False
+        self._plans: dict[int, _Plan] = {}
+        self._words: tuple[str, tuple[str, ...]] = ("", ())
+        self._below_garbage = int(self._args.p_garbage * 2**24)
+        self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
+        self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
+        self._below_slow = int(self._args.p_slow * 2**24)
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """Stands for the model: changes with `VERSION`.
+
+        Raises:
+            ModelError: the spec names a model.
+        """
+        if spec.model is not None:
+            raise ModelError(f"engine.model = {spec.model!r}: the fake engine makes its answers up and takes no model; remove the key")
+        return hashlib.sha256(f"relabel fake engine {VERSION}".encode()).hexdigest()
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        for ask in asks:
+            for decision in ask.decisions:
+                if len(set(decision.labels)) != len(decision.labels) or not decision.labels:
+                    raise ModelError(f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected distinct ones")
+        return ["The fake engine makes its answers up: grades follow the words that query and document share, and say nothing more."]
+
+    @property
+    def capacity(self) -> int:
+        return max(0, self._args.capacity - len(self._queue) - len(self._slow))
+
+    def submit(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def poll(self) -> list[Answer]:
+        if self._is_down:
+            raise EngineCrashError("the fake engine is down; start another")
+        args = self._args
+        ready: list[Answer] = []
+        while self._queue and not ready:
+            for _ in range(min(args.batch, len(self._queue))):
+                request = self._queue.popleft()
+                if args.p_crash and self._fate.random() < args.p_crash:
+                    self._is_down = True
+                    self._queue.clear()
+                    self._slow.clear()
+                    raise EngineCrashError("the fake engine went down, as p_crash asks; what was in flight is lost")
+                draw = self._draw(request)
+                answer = self._answer(request, draw)
+                if self._below_slow and _mix(draw ^ 0x510) & 0xFFFFFF < self._below_slow:
+                    heapq.heappush(self._slow, (time.monotonic() + args.slow_s, request.id, answer))
+                else:
+                    ready.append(answer)
+            if args.latency_s:
+                time.sleep(args.latency_s)
+        if self._slow:
+            if not ready:
+                time.sleep(max(0.0, self._slow[0][0] - time.monotonic()))
+                ready.append(heapq.heappop(self._slow)[2])
+            now = time.monotonic()
+            while self._slow and self._slow[0][0] <= now:
+                ready.append(heapq.heappop(self._slow)[2])
+        return ready
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts("fake", VERSION, "fake", self._digest, notes=("answers are made up",))
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._slow.clear()
+
+    def _draw(self, request: Request) -> int:
+        """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a fake."""
+        text = "".join([part for message in request.ask.messages for part in message.parts])
+        return _mix(zlib.crc32(text.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 ^ request.seed)
+
+    def _answer(self, request: Request, draw: int) -> Answer:
+        ask = request.ask
+        query, document, num_chars = _looked_at(ask)
+        flags: tuple[str, ...] = ()
+        if num_chars > self._max_chars:
+            kept = len(document) - (num_chars - self._max_chars)
+            if not self._may_cut or kept <= 0:
+                tokens, limit = num_chars // _CHARS_PER_TOKEN, self._max_chars // _CHARS_PER_TOKEN
+                return Answer(request.id, "", "overlong", detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}")
+            document = document[:kept]
+            num_chars = self._max_chars
+            flags = ("document_truncated",)
+        num_tokens = num_chars // _CHARS_PER_TOKEN + 1
+
+        roll = draw & 0xFFFFFF
+        if self._below_truncated <= roll < self._below_refused:
+            if ask.format is not None and draw >> 24 & 1:
+                return _finished(request.id, _REFUSALS[(draw >> 25) % len(_REFUSALS)], "stop", {}, num_tokens, flags)
+            return _finished(request.id, "", "refused", {}, num_tokens, flags)
+
+        overlap, hits, num_words = self._overlap(query, document)
+        choices, distributions = self._choose(ask, overlap, draw)
+        if ask.format is None:
+            if roll < self._below_garbage:
+                distributions = {}
+            return _finished(request.id, "", "length", distributions, num_tokens, flags)
+
+        plan = self._plan(ask.format)
+        bits = _mix(draw ^ 0x7E47)
+        thought = f"{hits} of {num_words} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
+        source = document if ask.fragment_source is not None else ""
+        contents = _contents(plan, choices, query, thought, source, bits)
+        text = "".join([p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)])[:-1]
+        if roll < self._below_garbage:
+            return _finished(request.id, _garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
+        if ask.prefill and text.startswith(ask.prefill):
+            text = text[len(ask.prefill) :]
+        if roll < self._below_truncated:
+            return _finished(request.id, text[: bits % max(1, len(text))], "length", {}, num_tokens, flags)
+        if len(text) > ask.max_tokens * _CHARS_PER_TOKEN:
+            return _finished(request.id, text[: ask.max_tokens * _CHARS_PER_TOKEN], "length", {}, num_tokens, flags)
+        return _finished(request.id, text, "stop", distributions, num_tokens, flags)
+
+    def _choose(self, ask: Ask, overlap: float, draw: int) -> tuple[list[int], dict[str, Distribution]]:
+        """Which option each choice of the format takes, and the distributions: at a choice, the option written is the mode."""
+        base = (draw >> 24 & 0xFFFF) / 0x10000
+        choices: list[int] = []
+        levels: dict[str, int] = {}
+        if ask.format is not None:
+            for section, opening, _ in self._plan(ask.format).steps:
+                if isinstance(section, Choice):
+                    levels[opening] = _level(overlap, base, _mix(draw + len(opening)))
+                    choices.append(_distribution(len(section.options), levels[opening]).argmax)
+        distributions: dict[str, Distribution] = {}
+        for name, marker, labels in ask.decisions:
+            level = levels.get(marker)
+            if level is None:  # a place that only the prefill has
+                level = _level(overlap, base, _mix(draw + len(marker)))
+            distributions[name] = _distribution(len(labels), level)
+        return choices, distributions
+
+    def _plan(self, format: AnswerFormat) -> _Plan:
+        plan = self._plans.get(id(format))
+        if plan is None:
+            plan = self._plans[id(format)] = _Plan(format)
+        return plan
+
+    def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
+        """Share of the query's words that stand in the document, as substrings and in any case; their number, and of how many."""
+        if self._words[0] != query:  # rows of one query follow each other
+            words = query.lower().split()
+            self._words = (query, tuple(dict.fromkeys([w for w in words if len(w) > 2] or words)))
+        words_wanted = self._words[1]
+        if not words_wanted:
+            return 0.0, 0, 0
+        text = document[:_LOOKED_AT_CHARS].lower()
+        hits = 0
+        for word in words_wanted:
+            if word in text:
+                hits += 1
+        return hits / len(words_wanted), hits, len(words_wanted)
+
+
+def _looked_at(ask: Ask) -> tuple[str, str, int]:
+    """The query, the document (the last of each), and the number of characters of the whole prompt."""
+    query = document = ""
+    num_chars = len(ask.prefill)
+    for message in ask.messages:
+        parts = message.parts
+        for part in parts:
+            num_chars += len(part)
+        for i, name in enumerate(message.fields):
+            if name == DOCUMENT_FIELD:
+                document = parts[2 * i + 1]
+            elif name == "query":
+                query = parts[2 * i + 1]
+    return query, document, num_chars
+
+
+def _finished(
+    id: int, text: str, finish: Finish, distributions: dict[str, Distribution], num_tokens: int, flags: tuple[str, ...]
+) -> Answer:
+    return Answer(id, text, finish, distributions, num_tokens, len(text) // _CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags)
+
+
+def _mix(value: int) -> int:
+    """64 well-stirred bits: two rounds of multiply and shift (the finaliser of splitmix64)."""
+    value &= _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+def _level(overlap: float, base: float, bits: int) -> int:
+    """How relevant, in 0.._LEVELS-1: the overlap, noise that all of an answer's choices share, and a little of their own."""
+    noise = 0.75 * base + 0.25 * ((bits & 0xFFFF) / 0x10000)
+    return int(((1.0 - _NOISE_SHARE) * overlap + _NOISE_SHARE * noise) * (_LEVELS - 1))
+
+
+_DISTRIBUTIONS: dict[int, list[Distribution]] = {}
+
+
+def _distribution(num_labels: int, level: int) -> Distribution:
+    """A bump over the labels, centred where the level lies between the first and the last. Made once, then shared: it is immutable."""
+    table = _DISTRIBUTIONS.get(num_labels)
+    if table is None:
+        table = _DISTRIBUTIONS[num_labels] = [_bump(num_labels, at) for at in range(_LEVELS)]
+    return table[level]
+
+
+def _bump(num_labels: int, level: int) -> Distribution:
+    centre = level / (_LEVELS - 1) * (num_labels - 1)
+    weights = [math.exp(-2.0 * (k - centre) ** 2) for k in range(num_labels)]
+    total = math.fsum(weights)
+    return Distribution(tuple(weight / total for weight in weights), 0.001 + 0.0002 * (level * 37 % 101))
+
+
+def _contents(plan: _Plan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
+    """What stands between the tags, section by section."""
+    contents: list[str] = []
+    at = 0
+    for section, _, _ in plan.steps:
+        if isinstance(section, Choice):
+            content = section.options[choices[at]]
+            at += 1
+        elif isinstance(section, Fragment):
+            # One in 32 goes against the grade, so that the labelers' flags have something to say.
+            is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
+            content = _fragment(source, bits, section.max_tokens * _CHARS_PER_TOKEN) if is_quoting else "none"
+        elif section.tag == "think":
+            content = thought[: section.max_tokens * _CHARS_PER_TOKEN]
+        else:
+            content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
+        bits = bits >> 9 | (bits & 0x1FF) << 55
+        contents.append(content)
+    return contents
+
+
+def _fragment(source: str, bits: int, most_chars: int) -> str:
+    """A piece of the source from word edge to word edge, or `none` where there is none without markup."""
+    if not source:
+        return "none"
+    start = source.rfind(" ", 0, bits % len(source)) + 1
+    wanted = min(most_chars, 24 + (bits >> 32) % 96)
+    end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
+    if end <= start:
+        end = start + wanted
+    # Up to the first `<`: a document's own tags must not end the section.
+    piece = source[start:end].partition("<")[0].strip()
+    return "none" if not piece or piece.lower() == "none" else piece
+
+
+def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
+    if is_none:
+        return "none"
+    words = query.replace("<", " ").split()
+    text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * _CHARS_PER_TOKEN].strip()
+    return text or ("" if section.may_be_empty else "unclear")
+
+
+def _garbage(plan: _Plan, contents: list[str], text: str, bits: int) -> str:
+    """An answer that no reader may take for a verdict."""
+    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
+
+
+def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
+    return "\n".join(f"<{s.tag}>{c}</{s.tag}>" for s, c in zip(sections, contents, strict=True))
+
+
+def _swapped(sections: Sequence[Section], contents: list[str], text: str, _bits: int) -> str:
+    return _tagged(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
+
+
+def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
+    choices = [i for i, section in enumerate(sections) if isinstance(section, Choice)]
+    if not choices:
+        return text.replace(">", "", 1)
+    changed = list(contents)
+    changed[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
+    return _tagged(sections, changed)
+
+
+def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: int) -> str:
+    return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
+
+
+_GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
+    lambda _sections, _contents, _text, _bits: "",
+    lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",
+    lambda _sections, contents, _text, _bits: "\n".join(contents),  # no tags
+    lambda _sections, _contents, text, _bits: f"{text}\n{text}",  # everything twice
+    lambda _sections, _contents, text, _bits: f"{text}\nHope this helps!",
+    lambda sections, _contents, text, _bits: f"<{sections[-1].tag}>{text}",  # the last tag echoed in front
+    lambda sections, _contents, _text, _bits: "".join(f"<{s.tag}>" for s in sections),  # opened, never closed
+    lambda _sections, _contents, text, _bits: text[:-1],
+    lambda _sections, _contents, _text, bits: f"final score: {bits % 3}\nscore: {(bits >> 4) % 4}",
+    _swapped,
+    _off_scale,
+    _json,
+)

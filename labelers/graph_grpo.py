@@ -1,0 +1,117 @@
+"""`graph-grpo`: e-commerce relevance as a graph of seven nodes, label first.
+
+One answer: a first grade, four short descriptions (subject and attribute of query and product), two match scores, the final grade. Besides
+the grades come four distributions, and whether the rule map φ(s, a) agrees with the grade.
+
+Source: Graph-GRPO, label-first chain of thought (intuition, reasoning, decision); methods, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from labelers.prompts import BUILT_IN, Prompts
+from labelers.verdicts import Reader, is_none, token_budget
+from manifests.asks import Answer, Ask, Decision, Sampling
+from manifests.formats import AnswerFormat, Choice, Text
+from manifests.labels import Label, Pair
+from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, phi_grade
+from manifests.specs import LabelerOptions
+
+_TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
+
+
+class GraphGrpoOptions(LabelerOptions):
+    """Options of `graph-grpo`. `max_think_tokens` has no effect: the method has no free reasoning."""
+
+    name: str = "graph-grpo"
+    """A registered labeler."""
+    phi: PhiTable = DEFAULT_PHI
+    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default: 0 counts as 4, the weaker of the two
+    decides, 4 → 2, 3 or 2 → 1, 1 → 0."""
+
+    @model_validator(mode="after")
+    def _phi_fits_grades(self) -> GraphGrpoOptions:
+        check_phi(self.phi, grades=self.grades)
+        return self
+
+
+class GraphGrpo:
+    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four decisions),
+    and the answer's own.
+
+    `Label.nodes` holds `preliminary`, `subject`, `attribute` with `_probs` and `_outside_mass` of each (None where the engine gives none),
+    the four texts (None for `none`), `phi_grade` and `phi_agrees`.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
+    uses_context = False
+
+    def __init__(self, options: GraphGrpoOptions) -> None:
+        self._phi = options.phi
+        settings = {"grades": options.grades, "scores": NODE_SCORES}
+        prompts = Prompts(BUILT_IN / "graph-grpo", options.templates)
+        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
+        self._digests = prompts.digests
+        grades = tuple(map(str, range(options.grades)))
+        scores = tuple(map(str, range(NODE_SCORES)))
+        self._format = AnswerFormat(
+            (
+                Choice("preliminary", grades),
+                *(Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS),
+                Choice("subject_score", scores),
+                Choice("attribute_score", scores),
+                Choice("score", grades),
+            )
+        )
+        self._decisions = (
+            Decision("preliminary", "<preliminary>", grades),
+            Decision("subject", "<subject_score>", scores),
+            Decision("attribute", "<attribute_score>", scores),
+            Decision("score", "<score>", grades),
+        )
+        self._reader = Reader(self._format)
+        self._max_tokens = token_budget(self._format)
+        self._sampling = Sampling(options.temperature, options.top_p)
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask.
+
+        Raises:
+            VerdictError: the answer is out of format.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        grade = int(sections["score"])
+        subject, attribute = int(sections["subject_score"]), int(sections["attribute_score"])
+        by_rule = phi_grade(self._phi, subject, attribute)
+        nodes: dict[str, Any] = {"preliminary": int(sections["preliminary"]), "subject": subject, "attribute": attribute}
+        flags = list(answer.flags)
+        for name in ("preliminary", "subject", "attribute"):
+            distribution = answer.distributions.get(name)
+            nodes[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
+            nodes[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
+        for tag in _TEXTS:
+            nodes[tag] = None if is_none(sections[tag]) else sections[tag]
+        nodes["phi_grade"] = by_rule
+        nodes["phi_agrees"] = by_rule == grade
+        if by_rule != grade:
+            flags.append("phi_disagrees")
+        if any(decision.name not in answer.distributions for decision in self._decisions):
+            flags.append("no_distribution")
+        return Label(grade, answer.distributions.get("score"), nodes, flags=flags)
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45."))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(pair.query, pair.document))
+        return Ask("verdict", messages, self._format, self._max_tokens, self._decisions, "", None, None, self._sampling)

@@ -1,0 +1,232 @@
+"""Prompt templates: Jinja2 files that turn into conversation turns with the data kept apart.
+
+A template is rendered once per shape of input (the labeler's options and the number of context documents), not once per pair. Each data
+field is rendered as a sentinel, and the result is cut at the sentinels into template parts and data parts: a `Turn`. Per pair, only
+the tuple of parts is put together. So a pair costs about a microsecond, and what stands in a query or a document (`{{ … }}`, `{0}`, NUL,
+a sentinel's look-alike) never passes through Jinja.
+
+Rules for who writes a template: one file is one turn of the conversation; a data field can be printed, counted or looped over, nothing
+else (no filter, no comparison: what it holds is not known yet); files of the same set may be included by their literal name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import traceback
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from manifests.asks import Message, Role
+from manifests.errors import ConfigError
+from manifests.specs import nearest
+
+BUILT_IN = Path(__file__).parent / "templates"
+"""The built-in sets, one folder a labeler."""
+
+_EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
+
+
+class _Field:
+    """Stands for a data field while a template is rendered. Everything but printing it is an error."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError(f"`{self._name}` can be printed and nothing else: filters, tests and comparisons can't see what it will hold")
+
+    __str__ = __bool__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __format__ = _refuse
+
+    @property
+    def _sentinel(self) -> str:
+        return f"{_EDGE}{self._name}{_EDGE}"
+
+
+def _finalize(value: Any) -> Any:
+    return value._sentinel if isinstance(value, _Field) else value
+
+
+class Turn:
+    """One turn of a conversation, rendered up to its data.
+
+    Args:
+        role: who speaks.
+        parts: template texts and field names by turns, beginning and ending with a text.
+        order: the field names in the order in which `message` takes their values; `context` once for each document.
+    """
+
+    __slots__ = ("_pick", "_texts", "fields", "role")
+
+    def __init__(self, role: Role, parts: tuple[str, ...], order: tuple[str, ...]) -> None:
+        self.role: Role = role
+        self._texts = parts[::2]
+        keys = parts[1::2]
+        self.fields = tuple(key.partition(".")[0] for key in keys)
+        # `message` picks from texts + values; picking one item would give no tuple, but there are never two parts.
+        picks: list[int] = []
+        for i in range(len(self._texts)):
+            picks.append(i)
+            if i < len(keys):
+                picks.append(len(self._texts) + order.index(keys[i]))
+        self._pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = itemgetter(*picks) if keys else None
+
+    def message(self, *values: str) -> Message:
+        """The turn with its data in place. `values` come in the order that `Prompts.turn` was given."""
+        if self._pick is None:
+            return Message(self.role, self._texts)
+        return Message(self.role, self._pick(self._texts + values), self.fields)
+
+
+class Prompts:
+    """The templates of one labeler: the built-in folder, and a user's folder before it.
+
+    Args:
+        built_in: folder with the labeler's own files (`*.j2`).
+        override: folder whose files take the place of built-in ones of the same name; None for none.
+    Raises:
+        ConfigError: the folder is not there, holds a file that no stage uses, or a file that can't be read.
+    """
+
+    def __init__(self, built_in: Path, override: str | None = None) -> None:
+        self._paths = {path.name: path for path in sorted(built_in.iterdir()) if path.suffix == ".j2"}
+        if override is not None:
+            self._paths |= _overrides(Path(override), sorted(self._paths))
+        self._sources: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        self._env = ImmutableSandboxedEnvironment(
+            loader=FunctionLoader(self._include),
+            autoescape=False,  # prompts are no HTML
+            undefined=StrictUndefined,
+            finalize=_finalize,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """sha256 of each file in use so far, by name, in name order."""
+        return dict(sorted(self._digests.items()))
+
+    def turn(self, role: Role, file: str, *, data: tuple[str, ...], settings: Mapping[str, Any], num_context: int = 0) -> Turn:
+        """Render one file for one shape of input.
+
+        Args:
+            data: the fields that the file must print, in the order in which `Turn.message` takes their values. `context` stands for
+                `num_context` documents and is a list in the template; where there are none, it need not be printed.
+            settings: everything else that the template may read; values known now, no data.
+        Raises:
+            ConfigError: names the file and, where there is one, the line: bad syntax, an unknown variable, a data field that is
+                missing, or one that was filtered into something else.
+        """
+        keys = tuple(key for name in data for key in _keys(name, num_context))
+        values: dict[str, Any] = {name: _Field(name) for name in data if name != "context"}
+        values["context"] = tuple(_Field(key) for key in _keys("context", num_context))
+        source = self._load(file)
+        try:
+            text = self._env.get_template(file).render({**settings, **values})
+        except TemplateSyntaxError as exc:
+            raise ConfigError(f"{self._where(exc.name or file, exc.lineno)}: {exc.message}") from exc
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as exc:
+            known = ", ".join(sorted([*settings, *data]))
+            name, line = self._fault_line(exc, file)
+            raise ConfigError(f"{self._where(name, line)}: {exc}. A template may read: {known}.") from exc
+        pieces = text.split(_EDGE)
+        strange = [key for key in pieces[1::2] if key not in keys]
+        if strange or len(pieces) % 2 == 0:
+            name = next((name for name in data if any(name in key.casefold() for key in strange)), data[0] if data else "")
+            raise ConfigError(
+                f"{self._where(file, _line_of(source, name))}: a filter changed the place of a data field ({', '.join(strange) or 'cut'}); "
+                "print data as it is: {{ " + name + " }}"
+            )
+        for key in keys:
+            if key not in pieces[1::2]:
+                name = key.partition(".")[0]
+                shown = "{% for text in context %}{{ text }}{% endfor %}" if name == "context" else "{{ " + name + " }}"
+                raise ConfigError(f"{self._where(file, None)}: never prints `{name}` (expected {shown} at one place or more); add it")
+        return Turn(role, tuple(pieces), keys)
+
+    def _load(self, file: str) -> str:
+        """Read a file and all that it includes, and note their digests."""
+        if file in self._sources:
+            return self._sources[file]
+        path = self._paths[file]
+        try:
+            raw = path.read_bytes()
+            source = raw.decode("utf-8").replace("\r\n", "\n")
+        except OSError as exc:
+            raise ConfigError(f"{path}: this prompt template can't be read: {exc.strerror}") from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError(f"{path}: a prompt template is UTF-8 text; byte {exc.start} is none") from exc
+        if _EDGE in source:
+            line = source[: source.index(_EDGE)].count("\n") + 1
+            raise ConfigError(f"{path}:{line}: holds a NUL character; remove it")
+        self._sources[file] = source
+        self._digests[file] = hashlib.sha256(raw).hexdigest()
+        try:
+            tree = self._env.parse(source, name=file, filename=str(path))
+        except TemplateSyntaxError as exc:
+            raise ConfigError(f"{path}:{exc.lineno}: {exc.message}") from exc
+        # Found in the text and not while rendering, so that the digests never depend on which branch a pair takes.
+        for included in meta.find_referenced_templates(tree):
+            known = sorted(self._paths)
+            if included is None:
+                line = next(node.lineno for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)))
+                raise ConfigError(f"{path}:{line}: include a file by its literal name; known are {', '.join(known)}")
+            if included not in self._paths:
+                hint = nearest(included, known)
+                at = _line_of(source, included)
+                raise ConfigError(
+                    f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}" + (f"; {hint}?" if hint else "")
+                )
+            self._load(included)
+        return source
+
+    def _include(self, name: str) -> tuple[str, str, Callable[[], bool]]:
+        return self._load(name), str(self._paths[name]), lambda: True
+
+    def _where(self, file: str, line: int | None) -> str:
+        path = self._paths.get(file, file)
+        return f"{path}:{line}" if line else f"{path}"
+
+    def _fault_line(self, exc: BaseException, file: str) -> tuple[str, int | None]:
+        """Which template line raised: Jinja puts template frames into the traceback under the template's path."""
+        names = {str(path): name for name, path in self._paths.items()}
+        for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+            if frame.filename in names:
+                return names[frame.filename], frame.lineno
+        return file, None
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(name: str, num_context: int) -> tuple[str, ...]:
+    return tuple(f"context.{i}" for i in range(num_context)) if name == "context" else (name,)
+
+
+def _line_of(source: str, word: str) -> int | None:
+    at = source.find(word) if word else -1
+    return source.count("\n", 0, at) + 1 if at >= 0 else None
+
+
+def _overrides(folder: Path, known: list[str]) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise ConfigError(f"labeler.templates: {str(folder)!r} is no folder; make one that holds any of {', '.join(known)}")
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue  # .git, .DS_Store and their like are nobody's template
+        if path.name not in known or not path.is_file():
+            hint = nearest(path.name, known)
+            raise ConfigError(
+                f"labeler.templates: no stage uses {str(path)!r}: known are {', '.join(known)}."
+                + (f" Did you mean {hint}?" if hint else "")
+            )
+        found[path.name] = path
+    return found

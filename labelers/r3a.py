@@ -1,0 +1,191 @@
+"""`r3a`: relevance by way of the searcher's intent and a verbatim piece of evidence, in two turns of one conversation.
+
+Turn one reads the query and up to four high-click documents and states the intent; it never sees the document, so all documents of a query
+share it. Turn two goes on with the document: reasoning, extract, grade.
+
+Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are those ablations.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Generator
+from typing import ClassVar, Literal
+
+from labelers.evidence import read_evidence
+from labelers.prompts import BUILT_IN, Prompts, Turn
+from labelers.verdicts import Reader, token_budget
+from manifests.asks import Answer, Ask, Decision, Message, Sampling
+from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.labels import Label, Pair, Span
+from manifests.specs import LabelerOptions
+
+_MOST_CONTEXT = 4  # documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad template fails there
+
+_NOISE = (
+    "The ferry leaves the north pier at a quarter past every hour and takes bicycles without a surcharge except in July and August.",
+    "Stir the cornflour into a little cold milk first; poured straight into the hot pan it sets into lumps that no whisk will mend.",
+    "Minutes of the allotment society: the hosepipe rota was agreed, the lock on the tool shed is to be replaced before spring.",
+    "A dovetail joint holds without glue if the tails are cut a hair oversize and the pins are pared to meet them.",
+    "The lighthouse keeper's log records eleven days of fog in March 1887 and the loss of one rowing boat from its mooring.",
+    "When tuning a mandolin, bring each pair of strings up from below the note, and leave the second course for last.",
+    "Our guinea pigs moult twice a year; brushing them outdoors keeps the loose hair from drifting under the skirting boards.",
+    "The curling club meets on alternate Thursdays; stones and brooms are lent, flat shoes with clean soles are asked for.",
+)
+"""Documents that stand in for `context: noisy`. Whatever people search, one of these is hardly ever about it."""
+
+
+class R3AOptions(LabelerOptions):
+    """Options of `r3a`."""
+
+    name: str = "r3a"
+    """A registered labeler."""
+    intent: bool = True
+    """Have the intent stated before the document is judged. Without it there is one turn, whatever `stages` says."""
+    extract: bool = True
+    """Have the evidence copied from the document before the grade."""
+    context: Literal["use", "none", "noisy"] = "use"
+    """High-click documents of the query: shown, left out, or each replaced by one that has nothing to do with it (drawn by the query from
+    a fixed set of eight, for measuring how much noise the teacher bears)."""
+    stages: Literal[1, 2] = 2
+    """Turns: 2 states the intent once a query and shares it; 1 asks everything in one prompt, for each pair."""
+    evidence: Literal["constrained", "checked"] = "checked"
+    """`constrained` admits only one substring of the document, or none, while decoding, where the engine can; `checked` lets the model
+    write (also several fragments, one a line) and refuses what is not in the document. Both are checked when read."""
+
+
+class R3A:
+    """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with one),
+    `no_distribution`, and the answers' own."""
+
+    Options: ClassVar[type[LabelerOptions]] = R3AOptions
+
+    def __init__(self, options: R3AOptions) -> None:
+        self._options = options
+        self.uses_context = options.context != "none"
+        self._has_two_stages = options.intent and options.stages == 2
+        self._sampling = Sampling(options.temperature, options.top_p)
+        self._settings = {
+            "grades": options.grades,
+            "intent": options.intent,
+            "extract": options.extract,
+            "one_fragment": options.evidence == "constrained",
+        }
+        self._prompts = Prompts(BUILT_IN / "r3a", options.templates)
+        self._system = self._turn("system", "system.j2", ()).message()
+        self._verdict_turn = self._turn("user", "verdict.j2", ("document",)) if self._has_two_stages else None
+        self._first_turns: dict[int, Turn] = {}
+        for num_context in (0, _MOST_CONTEXT) if self.uses_context else (0,):
+            self._first_turn(num_context)
+        self._digests = self._prompts.digests
+        self._set_formats(options)
+        # Rows of a query follow each other, so its first turn is put together once for all of them.
+        self._opening = functools.lru_cache(maxsize=64)(self._build_opening)
+
+    def _set_formats(self, options: R3AOptions) -> None:
+        grades = tuple(map(str, range(options.grades)))
+        think = Text("think", options.max_think_tokens)
+        intent = Text("intent", options.max_text_tokens, may_be_empty=False)
+        score = Choice("score", grades)
+        before: tuple[Section, ...] = (think, intent) if options.intent and not self._has_two_stages else (think,)
+        fragment = Fragment("extract", options.max_text_tokens, is_constrained=options.evidence == "constrained")
+        self._intent_format = AnswerFormat((think, intent))
+        self._verdict_format = AnswerFormat((*before, fragment, score) if options.extract else (*before, score))
+        # No substring of an empty document can be quoted: there, a constrained extract is `none`.
+        is_constrained = options.extract and options.evidence == "constrained"
+        self._empty_format = AnswerFormat((*before, Choice("extract", ("none",)), score)) if is_constrained else self._verdict_format
+        self._intent_reader = Reader(self._intent_format)
+        self._verdict_reader = Reader(self._verdict_format)
+        self._intent_tokens = token_budget(self._intent_format)
+        self._verdict_tokens = token_budget(self._verdict_format)
+        self._decisions = (Decision("score", "<score>", grades),)
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """Two asks (one without a stage of its own for the intent), then the label.
+
+        Raises:
+            VerdictError: an answer is out of format, or its extract is not in the document.
+        """
+        intent: str | None = None
+        flags: list[str] = []
+        if self._has_two_stages:
+            first = yield self._intent_ask(pair)
+            intent = self._intent_reader.read(first)["intent"]
+            flags.extend(first.flags)
+            answer = yield self._verdict_ask(pair, first.text)
+        else:
+            answer = yield self._single_ask(pair)
+        sections = self._verdict_reader.read(answer)
+        grade = int(sections["score"])
+        distribution = answer.distributions.get("score")
+        evidence: tuple[Span, ...] = ()
+        flags.extend(flag for flag in answer.flags if flag not in flags)
+        if self._options.extract:
+            evidence = read_evidence(sections["extract"], pair.document)
+            if grade > 0 and not evidence:
+                flags.append("evidence_missing")
+            elif grade == 0 and evidence:
+                flags.append("evidence_unneeded")
+        if distribution is None:
+            flags.append("no_distribution")
+        return Label(grade, distribution, None, evidence, intent or sections.get("intent"), sections["think"], flags)
+
+    def probe(self) -> list[Ask]:
+        context = ("Prune in late winter, before the buds swell.",) if self.uses_context else ()
+        pair = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.", context)
+        if not self._has_two_stages:
+            return [self._single_ask(pair)]
+        earlier = "<think>A gardener's question.</think>\n<intent>Steps for pruning rose bushes.</intent>"
+        return [self._intent_ask(pair), self._verdict_ask(pair, earlier)]
+
+    def _intent_ask(self, pair: Pair) -> Ask:
+        messages = self._opening(pair.query, pair.context if self.uses_context else ())
+        return Ask("intent", messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling)
+
+    def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
+        """The same conversation, continued. What the model said goes back as data, since a hostile context may speak through it."""
+        assert self._verdict_turn is not None
+        system, user = self._opening(pair.query, pair.context if self.uses_context else ())
+        earlier = Message("assistant", ("", first_answer, ""), ("answer",))
+        return self._grading_ask(pair, (system, user, earlier, self._verdict_turn.message(pair.document)))
+
+    def _single_ask(self, pair: Pair) -> Ask:
+        context = self._context(pair.query, pair.context if self.uses_context else ())
+        user = self._first_turn(len(context)).message(pair.query, *context, pair.document)
+        return self._grading_ask(pair, (self._system, user))
+
+    def _grading_ask(self, pair: Pair, messages: tuple[Message, ...]) -> Ask:
+        document = pair.document
+        if not self._options.extract:
+            return Ask("verdict", messages, self._verdict_format, self._verdict_tokens, self._decisions, "", None, None, self._sampling)
+        format = self._verdict_format if document and not document.isspace() else self._empty_format
+        return Ask("verdict", messages, format, self._verdict_tokens, self._decisions, "", document, None, self._sampling)
+
+    def _build_opening(self, query: str, context: tuple[str, ...]) -> tuple[Message, Message]:
+        context = self._context(query, context)
+        return self._system, self._first_turn(len(context)).message(query, *context)
+
+    def _context(self, query: str, context: tuple[str, ...]) -> tuple[str, ...]:
+        if self._options.context != "noisy" or not context:
+            return context
+        draw = hashlib.sha256(query.encode("utf-8", "surrogatepass")).digest()
+        deck = sorted(range(len(_NOISE)), key=lambda i: draw[i])
+        return tuple(_NOISE[deck[i % len(deck)]] for i in range(len(context)))
+
+    def _first_turn(self, num_context: int) -> Turn:
+        turn = self._first_turns.get(num_context)
+        if turn is None:
+            if self._has_two_stages:
+                turn = self._turn("user", "intent.j2", ("query", "context"), num_context)
+            else:
+                turn = self._turn("user", "single.j2", ("query", "context", "document"), num_context)
+            self._first_turns[num_context] = turn
+        return turn
+
+    def _turn(self, role: Literal["system", "user"], file: str, data: tuple[str, ...], num_context: int = 0) -> Turn:
+        return self._prompts.turn(role, file, data=data, settings=self._settings, num_context=num_context)

@@ -1,0 +1,125 @@
+"""Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no labeler.
+
+An answer is valid if and only if every tag stands in it exactly once, opened and closed, in order, with nothing but white space outside.
+A choice, stripped of white space, is exactly one of its options. Nothing is searched for, corrected or guessed: the last digit of a text
+is not a verdict. Reading takes time linear in the text's length, whatever the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from manifests.asks import Answer
+from manifests.errors import VerdictError
+from manifests.formats import AnswerFormat, Choice, Fragment
+
+_REFUSAL_CHARS = 300
+_REFUSAL = re.compile(
+    r"(?:i(?:['’]m| am) (?:\w+ )?sorry|(?:i )?apologi[sz]e|sorry,|my apologies|as an ai\b|unfortunately,? i "
+    r"|i (?:can ?not|can['’]t|won['’]t|will not|am unable|am not able|must decline|['’]m unable|['’]m not able)"
+    r"|i['’]m (?:unable|not able)|(?:this|your) request (?:can ?not|violates))",
+    re.IGNORECASE,
+)
+
+_TAG_TOKENS = 16  # opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies
+
+
+def token_budget(format: AnswerFormat) -> int:
+    """Most tokens that an answer in this format can take: the sections' caps, and room for tags and choices."""
+    total = 0
+    for section in format.sections:
+        total += _TAG_TOKENS + (0 if isinstance(section, Choice) else section.max_tokens)
+    return total
+
+
+class Reader:
+    """Reads answers in one format.
+
+    Args:
+        format: the sections that an answer must have.
+        prefill: the text that the answer was made to begin with; put before `Answer.text` when reading.
+    """
+
+    __slots__ = ("_prefill", "_steps")
+
+    def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
+        self._prefill = prefill
+        self._steps = tuple((s, s.tag, f"<{s.tag}>", f"</{s.tag}>") for s in format.sections)
+
+    def read(self, answer: Answer) -> dict[str, str]:
+        """The content of each section by tag, stripped of white space at both ends.
+
+        Raises:
+            VerdictError: `overlong` or `engine` by the answer's finish; else, if the text is not in the format: `truncated` if it
+                ran into its length limit, `refused` if the server or the text says so, `format` for all else. A text in the format
+                is read whatever its finish.
+        """
+        require_generated(answer)
+        text = self._prefill + answer.text
+        sections: dict[str, str] = {}
+        at = 0
+        for section, tag, opening, closing in self._steps:
+            start = text.find(opening)
+            if start < 0:
+                raise _unreadable(answer, f"{opening} is missing")
+            if start < at:
+                raise _unreadable(answer, f"{opening} stands before the section that should come first")
+            if start > at and not text[at:start].isspace():
+                raise _unreadable(answer, f"text stands outside the tags, before {opening}")
+            start += len(opening)
+            if text.find(opening, start) >= 0:
+                raise _unreadable(answer, f"{opening} stands there more than once")
+            end = text.find(closing)
+            if end < 0:
+                raise _unreadable(answer, f"{closing} is missing")
+            if end < start:
+                raise _unreadable(answer, f"{closing} stands before {opening}")
+            at = end + len(closing)
+            if text.find(closing, at) >= 0:
+                raise _unreadable(answer, f"{closing} stands there more than once")
+            content = text[start:end].strip()
+            if isinstance(section, Choice):
+                if content not in section.options:
+                    raise _unreadable(answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}")
+            elif not content and (isinstance(section, Fragment) or not section.may_be_empty):
+                raise _unreadable(answer, f"{tag} is empty")
+            sections[tag] = content
+        if at < len(text) and not text[at:].isspace():
+            raise _unreadable(answer, "text stands after the last section")
+        return sections
+
+
+def read_sections(format: AnswerFormat, answer: Answer, prefill: str = "") -> dict[str, str]:
+    """The content of each section by tag: `Reader(format, prefill).read(answer)`, for callers that read once."""
+    return Reader(format, prefill).read(answer)
+
+
+def require_generated(answer: Answer) -> None:
+    """Raise where nothing was generated at all.
+
+    Raises:
+        VerdictError: `overlong` if the prompt did not fit, `engine` if the engine failed at this request.
+    """
+    if answer.finish == "overlong":
+        raise VerdictError("overlong", answer.detail or "the prompt does not fit")
+    if answer.finish == "error":
+        raise VerdictError("engine", answer.detail or "the engine failed at this request")
+
+
+def is_none(content: str) -> bool:
+    """Whether a section says that there is nothing to say: `none`, in any case."""
+    return len(content) == 4 and content.lower() == "none"
+
+
+def _unreadable(answer: Answer, reason: str) -> VerdictError:
+    if answer.finish == "refused":
+        return VerdictError("refused", answer.detail or "the server refused to answer")
+    if answer.finish == "length":
+        return VerdictError("truncated", f"the answer ran into its length limit: {reason}")
+    if _REFUSAL.match(answer.text[:_REFUSAL_CHARS].lstrip()):
+        return VerdictError("refused", f"the model declined: {reason}")
+    return VerdictError("format", reason)
+
+
+def _shown(content: str) -> str:
+    return repr(content) if len(content) <= 40 else repr(content[:40]) + "…"

@@ -1,0 +1,63 @@
+"""Walks a pair through a labeler with the fake engine, as the run loop does but one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from labelers.engines.fake import Fake, FakeArgs
+from labelers.registry import Labeler, labeler_class
+from manifests.asks import Answer, Ask, Engine, Request
+from manifests.labels import Label, Pair
+from manifests.specs import EngineSpec, validate_spec
+
+ROSES = Pair(
+    7, "q1", "pruning climbing roses", "d1", "Climbing roses want pruning late.\n\nCut   to an outward bud.", ("Roses in winter", "Tools")
+)
+
+
+def labeler(name: str, **options: Any) -> Labeler:
+    cls = labeler_class(name)
+    return cls(validate_spec(cls.Options, {"name": name, **options}, where="test"))
+
+
+def fake(**args: Any) -> Fake:
+    overlong = args.pop("overlong", "truncate")
+    max_prompt_tokens = args.pop("max_prompt_tokens", 8192)
+    return Fake(EngineSpec(name="fake", max_prompt_tokens=max_prompt_tokens, args=FakeArgs(**args)), overlong=overlong)
+
+
+def answer_of(engine: Engine, ask: Ask, seed: int = 0) -> Answer:
+    engine.submit(Request(0, ask, seed))
+    (answer,) = engine.poll()
+    return answer
+
+
+def walk(subject: Labeler, pair: Pair, engine: Engine, seed: int = 0) -> tuple[Label, list[Ask], list[Answer]]:
+    """The label with all asks and answers on the way; VerdictError as the labeler raises it."""
+    generator = subject.label(pair)
+    asks = [next(generator)]
+    answers: list[Answer] = []
+    while True:
+        answers.append(answer_of(engine, asks[-1], seed))
+        try:
+            asks.append(generator.send(answers[-1]))
+        except StopIteration as end:
+            return end.value, asks, answers
+
+
+def replay(subject: Labeler, pair: Pair, answers: Sequence[Answer]) -> tuple[Label | None, list[Ask]]:
+    """The label (None if the answers end before it) and the asks that these answers lead to."""
+    generator = subject.label(pair)
+    asks = [next(generator)]
+    for answer in answers:
+        try:
+            asks.append(generator.send(answer))
+        except StopIteration as end:
+            return end.value, asks
+    return None, asks
+
+
+def reply(text: str, **fields: Any) -> Answer:
+    """An answer with this text."""
+    return Answer(0, text, fields.pop("finish", "stop"), **fields)

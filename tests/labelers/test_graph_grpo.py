@@ -1,0 +1,100 @@
+"""`graph-grpo`: seven nodes, four distributions, and the rule map's verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manifests.asks import Distribution
+from manifests.errors import VerdictError
+from manifests.labels import Label
+from tests.labelers.driving import ROSES, fake, labeler, reply, walk
+
+DISTS = {
+    "preliminary": Distribution((0.6, 0.2, 0.2), 0.1),
+    "subject": Distribution((0.0, 0.1, 0.1, 0.1, 0.7), 0.2),
+    "attribute": Distribution((0.9, 0.1, 0.0, 0.0, 0.0), 0.3),
+    "score": Distribution((0.1, 0.1, 0.8), 0.4),
+}
+
+
+def answer(**changed: str) -> str:
+    contents = {
+        "preliminary": "1",
+        "query_subject": "roses",
+        "query_attribute": "None",
+        "product_subject": "a rose",
+        "product_attribute": "red",
+        "subject_score": "4",
+        "attribute_score": "0",
+        "score": "2",
+    } | changed
+    return "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in contents.items())
+
+
+def label_of(text: str, distributions: dict[str, Distribution] = DISTS, **options: Any) -> Label:
+    generator = labeler("graph-grpo", **options).label(ROSES)
+    next(generator)
+    with pytest.raises(StopIteration) as end:
+        generator.send(reply(text, distributions=distributions))
+    return end.value.value
+
+
+def test_a_label_holds_all_seven_nodes_and_the_rule() -> None:
+    label = label_of(answer())
+    assert (label.grade, label.distribution, label.flags) == (2, DISTS["score"], [])
+    assert label.nodes == {
+        "preliminary": 1,
+        "preliminary_probs": [0.6, 0.2, 0.2],
+        "preliminary_outside_mass": 0.1,
+        "subject": 4,
+        "subject_probs": [0.0, 0.1, 0.1, 0.1, 0.7],
+        "subject_outside_mass": 0.2,
+        "attribute": 0,
+        "attribute_probs": [0.9, 0.1, 0.0, 0.0, 0.0],
+        "attribute_outside_mass": 0.3,
+        "query_subject": "roses",
+        "query_attribute": None,
+        "product_subject": "a rose",
+        "product_attribute": "red",
+        "phi_grade": 2,
+        "phi_agrees": True,
+    }
+
+
+def test_a_grade_that_the_rule_does_not_give_is_flagged() -> None:
+    label = label_of(answer(score="1"))
+    assert label.nodes is not None
+    assert (label.nodes["phi_grade"], label.nodes["phi_agrees"], label.flags) == (2, False, ["phi_disagrees"])
+    assert label_of(answer(attribute_score="1")).flags == ["phi_disagrees"]
+    assert label_of(answer(score="1"), phi=[[1] * 5] * 5).flags == []
+
+
+@pytest.mark.parametrize("missing", sorted(DISTS))
+def test_one_distribution_missing_is_flagged(missing: str) -> None:
+    label = label_of(answer(), {name: d for name, d in DISTS.items() if name != missing})
+    assert label.flags == ["no_distribution"]
+    assert missing == "score" or (label.nodes is not None and label.nodes[f"{missing}_probs"] is None)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"subject_score": "5"}, {"preliminary": "3"}, {"score": "2."}, {"query_subject": " "}, {"attribute_score": ""}]
+)
+def test_a_node_off_its_scale_is_no_label(changed: dict[str, str]) -> None:
+    with pytest.raises(VerdictError) as caught:
+        label_of(answer(**changed))
+    assert caught.value.status == "format"
+
+
+def test_label_first_sections_and_four_decisions() -> None:
+    (ask,) = walk(labeler("graph-grpo"), ROSES, fake())[1]
+    assert ask.format is not None
+    assert ask.format.sections[0].tag == "preliminary"
+    assert ask.format.sections[-1].tag == "score"
+    assert [(d.name, d.marker, len(d.labels)) for d in ask.decisions] == [
+        ("preliminary", "<preliminary>", 3),
+        ("subject", "<subject_score>", 5),
+        ("attribute", "<attribute_score>", 5),
+        ("score", "<score>", 3),
+    ]
