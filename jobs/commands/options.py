@@ -1,0 +1,37 @@
+"""Options that every command shares, and how a command says its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def output_option(command: Command) -> Command:
+    """`--output text|json`: the result on stdout; everything else goes to stderr."""
+    return click.option(
+        "--output", "output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result on stdout."
+    )(command)
+
+
+def job_options(command: Command) -> Command:
+    """The job file, and settings that win over it."""
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the job file, for instance engine.seed=3. Repeatable."
+    )(command)
+    return click.argument("job_file", metavar="JOB.YAML")(command)
+
+
+def emit(result: dict[str, Any], text: str, output: str) -> None:
+    """Print a result: `text` for people, `result` as one JSON object for programs."""
+    click.echo(json.dumps(result, ensure_ascii=False) if output == "json" else text)
+
+
+def table(rows: list[tuple[str, str]]) -> str:
+    """Two columns, the first padded."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)

@@ -1,0 +1,192 @@
+"""A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of labelers and engines.
+
+Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from labelers.engines.registry import EngineClass, engine_class
+from labelers.registry import Labeler, labeler_class
+from manifests.dataset import Dataset, open_dataset
+from manifests.errors import ConfigError, UsageError
+from manifests.plans import fingerprint_parts
+from manifests.specs import EngineSpec, JobSpec, validate_spec
+
+ENVIRONMENT_PREFIX = "RELABEL_"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked spec with what it names."""
+
+    spec: JobSpec
+    labeler: Labeler
+    engine_class: EngineClass
+    where: str
+
+    def open_dataset(self) -> Dataset:
+        return open_dataset(self.spec.input, reads_context=self.labeler.uses_context)
+
+    def parts(self, dataset: Dataset) -> dict[str, Any]:
+        """What the fingerprint is made of. May resolve a model reference, never loads a model."""
+        engine = self.spec.engine
+        args = engine.args.model_dump(mode="json")
+        return fingerprint_parts(
+            dataset,
+            limit=self.spec.input.limit,
+            overlong=self.spec.input.overlong,
+            labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
+            templates=self.labeler.template_digests,
+            engine={
+                "name": engine.name,
+                "seed": engine.seed,
+                "max_prompt_tokens": engine.max_prompt_tokens,
+                "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
+                "chat_template_kwargs": engine.chat_template_kwargs,
+            },
+            model_digest=self.engine_class.model_digest(engine),
+            cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
+        )
+
+
+def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Job:
+    """Read and check a job file.
+
+    Args:
+        overrides: `key.path=value` strings from the command line.
+    Raises:
+        ConfigError: the file can't be read, or a key or value is off; one sentence a fault.
+        UsageError: an override without `=`.
+    """
+    values, beside = read_settings(path, overrides=overrides, environment=environment)
+    try:
+        return build_job(values, where=path)
+    except ConfigError as exc:
+        if not beside:
+            raise
+        raise ConfigError(f"{exc} (set beside the file: {', '.join(beside)})") from exc
+
+
+def read_settings(
+    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> tuple[dict[str, Any], list[str]]:
+    """A job file's plain values with variables and flags laid over them, unchecked; and where each of those came from.
+
+    Raises:
+        ConfigError: the file can't be read, or a variable or flag sets a key below something that is no mapping.
+        UsageError: a flag without `=`.
+    """
+    values = read_yaml(path)
+    beside = []
+    for name, text in sorted(environment.items()):
+        keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in JobSpec.model_fields:
+            _set(values, keys, text, where=f"variable {name}")
+            beside.append(f"variable {name}")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set engine.seed=3")
+        _set(values, key.split("."), text, where=f"--set {override}")
+        beside.append(f"--set {override}")
+    return values, beside
+
+
+def build_job(values: dict[str, Any], *, where: str) -> Job:
+    """Check plain values and resolve the labeler and engine that they name."""
+    values = dict(values)
+    labeler = _section(values, "labeler", where)
+    engine = _section(values, "engine", where)
+    found_labeler = labeler_class(_name(labeler, "labeler", where))
+    found_engine = engine_class(_name(engine, "engine", where))
+    values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
+    args = engine.get("args") or {}
+    if not isinstance(args, dict):
+        raise ConfigError(f"{where}: `engine.args` = {args!r}: want a mapping of options")
+    args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
+    values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
+    spec = validate_spec(JobSpec, values, where=where)
+    return Job(spec, found_labeler(spec.labeler), found_engine, where)
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """A YAML mapping; a key that stands twice is an error, not a silent last-one-wins."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path}: no such file. `relabel init` writes a job file to start from.") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: can't be read ({exc}).") from exc
+    try:
+        values = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place}: not YAML: {getattr(exc, 'problem', None) or exc}.") from exc
+    except (ValueError, RecursionError) as exc:  # `!!int x`, or brackets a thousand deep
+        raise ConfigError(f"{path}: holds a value that can't be read as YAML ({exc}).") from exc
+    if values is None:
+        raise ConfigError(f"{path}: is empty. `relabel init` writes a job file to start from.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(JobSpec.model_fields)}; got {type(values).__name__}.")
+    return values
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice, and reads dates as the text they are: a job has no dates, but it may be named by one."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, f"{key} can't be a key", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key `{key}` stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    section = values.get(key)
+    if section is None:
+        raise ConfigError(f"{where}: `{key}` is missing; it needs at least `{key}: {{name: …}}`")
+    if not isinstance(section, dict):
+        example = section if isinstance(section, str) else "…"
+        raise ConfigError(f"{where}: `{key}` = {section!r}: want a mapping, at least `{key}: {{name: {example}}}`")
+    return section
+
+
+def _name(section: dict[str, Any], key: str, where: str) -> str:
+    name = section.get("name")
+    if name is None:
+        raise ConfigError(f"{where}: `{key}.name` is missing")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: `{key}.name` = {name!r}: want the name of a registered {key}")
+    return name
+
+
+def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> None:
+    inner = values
+    for key in keys[:-1]:
+        held = inner.setdefault(key, {})
+        if not isinstance(held, dict):
+            raise ConfigError(f"{where}: `{key}` is {held!r}, not a mapping")
+        inner = held
+    try:
+        inner[keys[-1]] = yaml.load(text, Loader=_UniqueKeys)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{where}: {text!r} is not YAML.") from exc

@@ -1,0 +1,85 @@
+"""What a person sees while a run goes on: bars on a terminal, a line a minute elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from jobs.loop import Progress
+
+LINE_EVERY_S = 60.0
+DRAW_EVERY_S = 0.25
+
+
+class Display:
+    """Shows a run's counts. `tick` may be called as often as one likes.
+
+    Args:
+        total: pairs that this execution will ask.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._console = Console(stderr=True)
+        self._bars: Bars | None = None
+        self._next_s = 0.0
+        if self._console.is_terminal:
+            self._bars = Bars(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("pairs · {task.fields[rates]} · ETA"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bars.add_task("labeling", total=total, rates="starting")
+
+    def __enter__(self) -> Display:
+        if self._bars is not None:
+            self._bars.start()
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        if now < self._next_s:
+            return
+        if self._bars is not None:
+            self._next_s = now + DRAW_EVERY_S
+            self._bars.update(self._task, completed=self._progress.pairs, rates=self._rates(now))
+        else:
+            self._next_s = now + LINE_EVERY_S
+            self.say(f"{self._progress.pairs:,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}")
+
+    def say(self, line: str) -> None:
+        """A line above the bars."""
+        if self._bars is not None:
+            self._bars.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _rates(self, now: float) -> str:
+        seconds = max(now - self._progress.started_s, 1e-9)
+        progress = self._progress
+        quarantined = progress.pairs - progress.statuses["ok"]
+        return (
+            f"{progress.pairs / seconds:,.1f} pairs/s · {progress.output_tokens / seconds:,.0f} output tokens/s · {quarantined} quarantined"
+        )
+
+    def _eta(self, now: float) -> str:
+        if not self._progress.pairs:
+            return "unknown"
+        left_s = (self._total - self._progress.pairs) * (now - self._progress.started_s) / self._progress.pairs
+        hours, rest = divmod(int(left_s), 3600)
+        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

@@ -1,0 +1,186 @@
+"""One walk of a labeler over one pair: what it asks next, when it is asked again, and the row that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from labelers.registry import Labeler
+from labelers.samples import merge_samples
+from manifests.asks import Answer, Ask, Sampling
+from manifests.errors import VerdictError
+from manifests.labels import Label, Pair
+from manifests.schemas import LabelRow, QuarantineRow
+from manifests.specs import LabelerOptions
+
+
+class OpenPair:
+    """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
+
+    __slots__ = ("index", "outcomes", "pair", "work")
+
+    def __init__(self, work: Any, index: int, pair: Pair) -> None:
+        self.work = work
+        self.index = index
+        self.pair = pair
+        self.outcomes: list[Trajectory] = []
+
+
+class Trajectory:
+    """One sample of a pair: the labeler's generator, the answers it was sent, and what failed on the way.
+
+    `label` is set at a good end, `failure` at a bad one.
+    """
+
+    __slots__ = ("answers", "ask", "attempt", "failure", "generator", "label", "open", "output_tokens", "prompt_tokens", "sample", "tries")
+
+    def __init__(self, open_pair: OpenPair, sample: int) -> None:
+        self.open = open_pair
+        self.sample = sample
+        self.generator: Generator[Ask, Answer, Label] | None = None
+        self.answers: list[Answer] = []
+        self.ask: Ask | None = None
+        self.attempt = 0
+        self.tries: list[dict[str, Any]] | None = None
+        self.label: Label | None = None
+        self.failure: VerdictError | None = None
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+
+    def begin(self, labeler: Labeler) -> bool:
+        """Take the first ask. True if there is one; False if the walk has ended without."""
+        self.generator = labeler.label(self.open.pair)
+        return self._step(None)
+
+    def take(self, answer: Answer, labeler: Labeler, options: LabelerOptions) -> bool:
+        """Send an answer and take the next ask, or the same one again with another attempt number if the answer was unreadable.
+
+        Returns:
+            True if `ask` now wants an answer; False at the end, with `label` or `failure` set.
+        """
+        self.prompt_tokens += answer.prompt_tokens
+        self.output_tokens += answer.output_tokens
+        try:
+            return self._step(answer)
+        except VerdictError as exc:
+            return self._retry(answer, exc, labeler, options)
+
+    def _step(self, answer: Answer | None) -> bool:
+        assert self.generator is not None
+        try:
+            self.ask = next(self.generator) if answer is None else self.generator.send(answer)
+        except StopIteration as end:
+            self.label = end.value
+            self.generator = None
+            return False
+        if answer is not None:
+            self.answers.append(answer)
+            self.attempt = 0
+        return True
+
+    def _retry(self, answer: Answer, error: VerdictError, labeler: Labeler, options: LabelerOptions) -> bool:
+        assert self.ask is not None
+        if self.tries is None:
+            self.tries = []
+        self.tries.append(
+            {
+                "stage": self.ask.stage,
+                "attempt": self.attempt + 1,
+                "finish": answer.finish,
+                "text": answer.text,
+                "reason": error.reason if not answer.detail else f"{error.reason} ({answer.detail})",
+            }
+        )
+        self.attempt += 1
+        if self.attempt >= options.attempts or error.status == "overlong":
+            self.failure = error
+            self.generator = None
+            return False
+        # a generator that raised is spent: walk a new one through the good answers up to the stage that failed
+        self.generator = labeler.label(self.open.pair)
+        self.ask = next(self.generator)
+        for earlier in self.answers:
+            self.ask = self.generator.send(earlier)
+        # a greedy answer would only come again
+        drawn = self.ask.sampling
+        self.ask.sampling = Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p)
+        return True
+
+
+def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
+    """The row of a pair whose trajectories have all ended.
+
+    With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every answer that the pair
+    waited for, failed attempts and shared asks included.
+    """
+    pair = open_pair.pair
+    outcomes = open_pair.outcomes
+    if len(outcomes) == 1:
+        only = outcomes[0]
+        if only.label is None:
+            return _quarantined(pair, outcomes)
+        return _labelled(pair, only.label, None, only.prompt_tokens, only.output_tokens)
+    outcomes.sort(key=lambda outcome: outcome.sample)
+    labels = [outcome.label for outcome in outcomes if outcome.label is not None]
+    if 2 * len(labels) <= len(outcomes):
+        return _quarantined(pair, outcomes)
+    merged = merge_samples(labels)
+    if len(labels) < len(outcomes):
+        merged.flags.append("samples_missing")
+    return _labelled(
+        pair,
+        merged,
+        [_sample(outcome) for outcome in outcomes],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )
+
+
+def _labelled(pair: Pair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int) -> LabelRow:
+    distribution = label.distribution
+    return LabelRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        "ok",
+        label.grade,
+        distribution.probs if distribution else None,
+        distribution.outside_mass if distribution else None,
+        distribution.expected if distribution else None,
+        label.nodes,
+        [span._asdict() for span in label.evidence],
+        label.intent,
+        label.reasoning,
+        label.flags,
+        samples,
+        prompt_tokens,
+        output_tokens,
+        False,
+    )
+
+
+def _sample(outcome: Trajectory) -> dict[str, Any]:
+    if outcome.label is None:
+        assert outcome.failure is not None
+        return {"status": outcome.failure.status, "grade": None, "probs": None, "outside_mass": None}
+    distribution = outcome.label.distribution
+    return {
+        "status": "ok",
+        "grade": outcome.label.grade,
+        "probs": list(distribution.probs) if distribution else None,
+        "outside_mass": distribution.outside_mass if distribution else None,
+    }
+
+
+def _quarantined(pair: Pair, outcomes: list[Trajectory]) -> QuarantineRow:
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    return QuarantineRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        failures[0].status,
+        failures[0].reason,
+        [one for outcome in outcomes for one in outcome.tries or ()],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )

@@ -1,0 +1,330 @@
+"""The run loop: one generation for identical shared asks, order restored, no barrier, bounded attempts, votes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from jobs.loop import ChunkWork, Progress, RunLoop, Stop
+from manifests.asks import Answer, Ask, Distribution, EngineFacts, Message, Request, Sampling
+from manifests.errors import EngineCrashError, VerdictError
+from manifests.labels import Label, Pair
+from manifests.receipts import ChunkId
+from manifests.schemas import LabelRow, QuarantineRow
+from manifests.specs import LabelerOptions
+
+
+class Scripted:
+    """An engine at the edge of the world: answers by a function of the request, last come first served."""
+
+    def __init__(self, answer: Any, capacity: int = 4, batch: int = 2) -> None:
+        self.answer = answer
+        self.limit = capacity
+        self.batch = batch
+        self.waiting: list[Request] = []
+        self.seen: list[Request] = []
+        self.most_waiting = 0
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        return []
+
+    @property
+    def capacity(self) -> int:
+        return self.limit - len(self.waiting)
+
+    def submit(self, request: Request) -> None:
+        assert self.capacity > 0, "submitted beyond capacity"
+        self.waiting.append(request)
+        self.seen.append(request)
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+
+    def poll(self) -> list[Answer]:
+        done = [self.waiting.pop() for _ in range(min(self.batch, len(self.waiting)))]
+        return [self.answer(request) for request in done]
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts("scripted", "1", "none", "0")
+
+    def close(self) -> None: ...
+
+
+class TwoStage:
+    """Stage one is shared by query; stage two wants a digit."""
+
+    Options = LabelerOptions
+    uses_context = False
+    template_digests: ClassVar[dict[str, str]] = {}
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        first = Message("user", ("query ", pair.query, ""), ("query",))
+        intent = yield Ask("intent", (first,), None, 8, shared_by=pair.query_id)
+        if not intent.text:
+            raise VerdictError("format", "no intent")
+        second = Message("user", ("document ", pair.document, ""), ("document",))
+        verdict = yield Ask("verdict", (first, Message("assistant", ("", intent.text, "")), second), None, 8)
+        if not verdict.text.isdigit():
+            raise VerdictError("truncated" if verdict.finish == "length" else "format", "no digit")
+        return Label(int(verdict.text), verdict.distributions.get("score"), intent=intent.text)
+
+    def probe(self) -> list[Ask]:
+        return []
+
+
+def good(request: Request) -> Answer:
+    text = "wants shoes" if request.ask.stage == "intent" else "1"
+    return Answer(request.id, text, "stop", {"score": Distribution((0.2, 0.5, 0.3), 0.1)}, 10, 2, 5)
+
+
+def chunks_of(*sizes: int, queries: int = 2) -> list[ChunkWork]:
+    works, row = [], 0
+    for number, size in enumerate(sizes):
+        pairs = [
+            Pair(r, f"q{r * queries // sum(sizes)}", f"query {r * queries // sum(sizes)}", f"d{r}", f"doc {r}")
+            for r in range(row, row + size)
+        ]
+        works.append(ChunkWork(ChunkId(0, number), pairs))
+        row += size
+    return works
+
+
+def work_through(
+    engine: Scripted, works: list[ChunkWork], *, labeler: Any = None, stop: Stop | None = None, **options: Any
+) -> list[ChunkWork]:
+    committed: list[ChunkWork] = []
+
+    def commit(work: ChunkWork) -> bool:
+        committed.append(work)
+        return True
+
+    settings = LabelerOptions(name="two-stage", **options)
+    loop = RunLoop(labeler or TwoStage(), settings, engine, commit, seed=7, progress=Progress(), stop=stop or Stop())
+    loop.run(iter(works))
+    return committed
+
+
+def test_every_pair_gets_a_row_in_its_place() -> None:
+    works = chunks_of(5, 3, 4)
+    committed = work_through(Scripted(good), works)
+    assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
+    assert [row.row_id for work in works for row in work.rows if row] == list(range(12))
+
+
+def test_a_shared_ask_is_generated_once_per_query() -> None:
+    engine = Scripted(good)
+    work_through(engine, chunks_of(10, 10, queries=4))
+    stages = [request.ask.stage for request in engine.seen]
+    assert stages.count("intent") == 4
+    assert stages.count("verdict") == 20
+
+
+def test_the_same_query_text_under_two_ids_is_not_shared() -> None:
+    engine = Scripted(good)
+    pairs = [Pair(0, "a", "shoes", "d0", "x"), Pair(1, "b", "shoes", "d0", "x")]
+    work_through(engine, [ChunkWork(ChunkId(0, 0), pairs)])
+    assert [request.ask.stage for request in engine.seen].count("intent") == 2
+
+
+def test_legal_duplicate_rows_are_both_asked_and_both_labelled() -> None:
+    pairs = [Pair(0, "a", "shoes", "d0", "x"), Pair(1, "a", "shoes", "d0", "x")]
+    engine = Scripted(good)
+    (work,) = work_through(engine, [ChunkWork(ChunkId(0, 0), pairs)])
+    assert [row.row_id for row in work.rows if row] == [0, 1]
+    assert [request.ask.stage for request in engine.seen].count("verdict") == 2
+
+
+def test_a_slow_answer_holds_back_its_own_chunk_only() -> None:
+    """No batch barrier: while one request of the first chunk hangs, later chunks are asked, answered and committed."""
+
+    class Stuck(Scripted):
+        def poll(self) -> list[Answer]:
+            free = [request for request in self.waiting if "doc 0" not in request.ask.messages[-1].text] or self.waiting
+            done = free[: self.batch]
+            self.waiting = [request for request in self.waiting if request not in done]
+            return [self.answer(request) for request in done]
+
+    committed = work_through(Stuck(good, capacity=4), chunks_of(3, 3, 3, 3))
+    assert [work.id.chunk for work in committed][-1] == 0
+
+
+def test_capacity_is_filled_and_never_exceeded() -> None:
+    engine = Scripted(good, capacity=6)
+    work_through(engine, chunks_of(20, 20))
+    assert engine.most_waiting == 6
+
+
+def test_seeds_depend_on_what_is_asked_and_not_on_order_or_capacity() -> None:
+    def seeds(capacity: int, batch: int) -> dict[str, int]:
+        engine = Scripted(good, capacity, batch)
+        work_through(engine, chunks_of(6, 6))
+        return {"".join(message.text for message in request.ask.messages): request.seed for request in engine.seen}
+
+    assert seeds(1, 1) == seeds(7, 3)
+    assert len(set(seeds(4, 2).values())) == len(seeds(4, 2))
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_an_unreadable_answer_is_asked_again_with_a_new_seed_then_quarantined_with_its_text(attempts: int) -> None:
+    def bad(request: Request) -> Answer:
+        if request.ask.stage == "verdict" and "doc 1" in request.ask.messages[-1].text:
+            return Answer(request.id, "¯\\_(ツ)_/¯", "stop", {}, 10, 2)
+        return good(request)
+
+    engine = Scripted(bad)
+    (work,) = work_through(engine, chunks_of(3, queries=1), attempts=attempts)
+    row = work.rows[1]
+    assert isinstance(row, QuarantineRow)
+    assert (row.status, row.reason) == ("format", "no digit")
+    assert [one["attempt"] for one in row.tries] == list(range(1, attempts + 1))
+    assert {one["text"] for one in row.tries} == {"¯\\_(ツ)_/¯"}
+    asked = [request for request in engine.seen if "doc 1" in request.ask.messages[-1].text]
+    assert len({request.seed for request in asked}) == attempts
+    assert [request.ask.sampling.temperature for request in asked] == [0.0, 0.7, 0.7][:attempts]
+    assert isinstance(work.rows[0], LabelRow)
+    assert isinstance(work.rows[2], LabelRow)
+
+
+def test_a_failed_shared_stage_is_asked_again_once_for_all_its_pairs() -> None:
+    tries = {"intent": 0}
+
+    def flaky(request: Request) -> Answer:
+        if request.ask.stage == "intent":
+            tries["intent"] += 1
+            return Answer(request.id, "" if tries["intent"] == 1 else "found", "stop", {}, 10, 2)
+        return good(request)
+
+    (work,) = work_through(Scripted(flaky), chunks_of(6, queries=1))
+    assert tries["intent"] == 2
+    assert all(isinstance(row, LabelRow) and row.intent == "found" for row in work.rows)
+
+
+def test_a_later_stage_that_fails_keeps_the_earlier_answer() -> None:
+    count = {"intent": 0, "verdict": 0}
+
+    def flaky(request: Request) -> Answer:
+        count[request.ask.stage] += 1
+        if request.ask.stage == "verdict" and request.ask.sampling == Sampling():
+            return Answer(request.id, "?", "length", {}, 10, 2)
+        return good(request)
+
+    (work,) = work_through(Scripted(flaky), chunks_of(4, queries=1))
+    assert count == {"intent": 1, "verdict": 8}
+    assert all(isinstance(row, LabelRow) and row.prompt_tokens == 30 for row in work.rows)
+
+
+def test_an_overlong_row_is_not_asked_again() -> None:
+    class TooLong(TwoStage):
+        def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+            yield Ask("intent", (Message("user", ("x",)),), None, 8)
+            raise VerdictError("overlong", "does not fit")
+
+    engine = Scripted(good)
+    (work,) = work_through(engine, chunks_of(2), labeler=TooLong())
+    assert [row.status for row in work.rows if row] == ["overlong"] * 2
+    assert len(engine.seen) == 2
+
+
+def test_samples_vote_and_their_distributions_are_averaged() -> None:
+    spread = [(0.6, 0.3, 0.1), (0.1, 0.3, 0.6), (0.2, 0.2, 0.6)]
+    given = iter(zip(["0", "2", "2"], spread, strict=True))
+
+    def drawn(request: Request) -> Answer:
+        if request.ask.stage == "intent":
+            return good(request)
+        text, probs = next(given)
+        return Answer(request.id, text, "stop", {"score": Distribution(probs, 0.3)}, 10, 2)
+
+    (work,) = work_through(Scripted(drawn), chunks_of(1, queries=1), samples=3, temperature=1.0)
+    (row,) = work.rows
+    assert isinstance(row, LabelRow)
+    assert row.grade == 2
+    assert row.probs == pytest.approx([0.3, 0.8 / 3, 1.3 / 3])
+    assert row.expected_grade == pytest.approx(0.8 / 3 + 2.6 / 3)
+    assert row.outside_mass == pytest.approx(0.3)
+    assert row.samples is not None
+    assert sorted(one["grade"] for one in row.samples) == [0, 2, 2]
+    assert (row.prompt_tokens, row.output_tokens) == (60, 12)
+
+
+@pytest.mark.parametrize(("bad", "status"), [(1, "ok"), (2, "format"), (3, "format")])
+def test_a_label_needs_more_than_half_of_its_samples(bad: int, status: str) -> None:
+    left = {"bad": bad}
+
+    def some(request: Request) -> Answer:
+        if request.ask.stage == "verdict" and left["bad"]:
+            left["bad"] -= 1
+            return Answer(request.id, "?", "stop", {}, 10, 2)
+        return good(request)
+
+    (work,) = work_through(Scripted(some), chunks_of(1, queries=1), samples=3, temperature=1.0, attempts=1)
+    (row,) = work.rows
+    assert row is not None
+    assert row.status == status
+    assert not isinstance(row, LabelRow) or "samples_missing" in row.flags
+
+
+def test_a_stop_finishes_begun_chunks_and_begins_no_other() -> None:
+    stop = Stop()
+
+    def then_stop(request: Request) -> Answer:
+        stop.drain("test")
+        return good(request)
+
+    works = chunks_of(5, 5, 5, 5)
+    committed = work_through(Scripted(then_stop, capacity=2), works, stop=stop)
+    assert 0 < len(committed) < 4
+    assert all(None not in work.rows for work in committed)
+    assert all(row is None for work in works if work not in committed for row in work.rows)
+
+
+def test_a_crash_of_the_engine_surfaces_and_committed_chunks_stay() -> None:
+    class Dies(Scripted):
+        def poll(self) -> list[Answer]:
+            if len(self.seen) > 12:
+                raise EngineCrashError("gone")
+            return super().poll()
+
+    committed: list[ChunkWork] = []
+    works = chunks_of(3, 3, 3, 3)
+    loop = RunLoop(
+        TwoStage(), LabelerOptions(name="x"), Dies(good), lambda work: not committed.append(work), seed=1, progress=Progress(), stop=Stop()
+    )
+    with pytest.raises(EngineCrashError):
+        loop.run(iter(works))
+    assert committed
+    assert len(committed) < 4
+
+
+def test_a_commit_that_fails_ends_the_run() -> None:
+    def full(_work: ChunkWork) -> bool:
+        raise OSError("disk")
+
+    loop = RunLoop(TwoStage(), LabelerOptions(name="x"), Scripted(good), full, seed=1, progress=Progress(), stop=Stop())
+    with pytest.raises(OSError, match="disk"):
+        loop.run(iter(chunks_of(3, 3)))
+
+
+def test_stage_counts_of_all_chunks_add_up_to_the_requests() -> None:
+    engine = Scripted(good)
+    works = chunks_of(4, 4, 4, queries=3)
+    work_through(engine, works)
+    totals: dict[str, int] = {}
+    for work in works:
+        for stage, counts in work.stage_counts().items():
+            totals[stage] = totals.get(stage, 0) + counts["asks"]
+    assert totals == {"intent": 3, "verdict": 12}
+
+
+def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.loop.SHARED_ANSWERS_KEPT", 5)
+    engine = Scripted(good)
+    loop = RunLoop(TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop())
+    loop.run(_many(200))
+    assert len(loop._shared) <= 6
+    assert [request.ask.stage for request in engine.seen].count("intent") == 200
+
+
+def _many(queries: int) -> Iterator[ChunkWork]:
+    for number in range(queries):
+        yield ChunkWork(ChunkId(0, number), [Pair(number * 2 + k, f"q{number}", f"query {number}", "d", f"doc {k}") for k in range(2)])

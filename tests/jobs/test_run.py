@@ -1,0 +1,264 @@
+"""Commands end to end with the fake engine: what a run leaves behind, and the exit code that a scheduler sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from jobs.cli import relabel
+from jobs.exits import exit_for
+from manifests.errors import RelabelError
+from manifests.leases import ShardLock
+from manifests.store import LocalStore
+
+DATA = Path(os.environ.get("RELABEL_DATA", "../shared/data"))
+
+
+def job(
+    folder: Path,
+    *,
+    rows: int = 40,
+    queries: int = 8,
+    labeler: dict[str, Any] | None = None,
+    args: dict[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """Write pairs and a job file; returns the job file."""
+    numbers = range(rows)
+    table = {
+        "query_id": [f"q{row * queries // rows}" for row in numbers],
+        "query": [f"blue wool socks {row * queries // rows}" for row in numbers],
+        "doc_id": [f"d{row}" for row in numbers],
+        "document": ["" if row % 9 == 8 else f"Blue socks of wool, pair {row}, warm and soft." for row in numbers],
+    }
+    pq.write_table(pa.table(table), folder / "pairs.parquet")
+    spec: dict[str, Any] = {
+        "name": "job",
+        "input": {"path": str(folder / "pairs.parquet")},
+        "labeler": labeler or {"name": "direct"},
+        "engine": {"name": "fake", "seed": 7, "args": args or {}},
+        "output": str(folder / "out"),
+        "shards": 4,
+        "run": {"chunk_rows": 5},
+        **more,
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def call(*arguments: str | Path) -> tuple[int, Any]:
+    """Run a command in this process; its exit code and its JSON result."""
+    try:
+        found = CliRunner().invoke(relabel, [*map(str, arguments), "--output", "json"], standalone_mode=False, catch_exceptions=False)
+    except RelabelError as exc:
+        return int(exit_for(exc)), str(exc)
+    return int(found.return_value or 0), json.loads(found.stdout)
+
+
+def labels_of(out: Path) -> list[dict[str, Any]]:
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    rows = [row for file in manifest["labels"] for row in pq.read_table(out / file["path"]).to_pylist()]
+    return sorted(rows, key=lambda row: row["row_id"])
+
+
+@pytest.mark.parametrize("labeler", ["direct", "r3a", "graph-grpo"])
+def test_a_run_labels_every_row_and_says_so(tmp_path: Path, labeler: str) -> None:
+    path = job(tmp_path, labeler={"name": labeler})
+    code, result = call("run", path)
+    assert code == 0, result
+    assert (result["labelled"], result["quarantined"], result["rows_open"]) == (40, 0, 0)
+    rows = labels_of(tmp_path / "out")
+    assert [row["row_id"] for row in rows] == list(range(40))
+    for row in rows:
+        assert row["grade"] in range(4 if labeler == "direct" else 3)
+        assert sum(row["probs"]) == pytest.approx(1, abs=1e-5)
+        assert row["expected_grade"] == pytest.approx(sum(k * p for k, p in enumerate(row["probs"])), abs=1e-5)
+        assert (row["nodes"] is not None) == (labeler == "graph-grpo")
+        assert (row["intent"] is not None) == (labeler == "r3a")
+    assert call("verify", path)[0] == 0
+    assert call("run", path)[0] == 10
+    assert call("run", path, "--done-ok")[0] == 0
+
+
+def test_intents_are_asked_once_per_query_and_verdicts_once_per_row(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a"})
+    _, result = call("run", path)
+    assert {stage: counts["asks"] for stage, counts in result["stages"].items()} == {"intent": 8, "verdict": 40}
+    assert len({row["intent"] for row in labels_of(tmp_path / "out") if row["query_id"] == "q3"}) == 1
+
+
+def test_a_shard_does_its_own_share_and_the_last_one_finishes_the_run(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    for shard in range(4):
+        assert not (tmp_path / "out" / "manifest.json").exists()
+        code, result = call("run", path, "--shard", f"{shard}/4")
+        assert (code, result["shards"]) == (0, [shard])
+    assert (tmp_path / "out" / "manifest.json").exists()
+    assert call("run", path, "--shard", "2/4")[0] == 10
+    assert call("verify", path)[0] == 0
+
+
+def test_more_workers_than_shards_leaves_some_with_nothing_to_do(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    assert call("run", path, "--shard", "7/64")[0] == 10
+    assert call("run", path, "--shard", "3/64")[0] == 0
+
+
+def test_a_locked_shard_ends_in_75_and_a_free_one_is_done_meanwhile(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    call("plan", path)
+    lock = ShardLock(LocalStore(tmp_path / "out"), 1)
+    lock.acquire()
+    assert call("run", path, "--shard", "1/4")[0] == 75
+    code, result = call("run", path)
+    assert (code, result["busy_shards"], result["rows_open"]) == (20, [1], 10)
+    _, shown = call("status", path)
+    assert [shard["state"] for shard in shown["shards"]] == ["done", "running", "done", "done"]
+    lock.release()
+    assert call("run", path)[0] == 0
+    assert call("verify", path)[0] == 0
+
+
+def test_quarantine_over_the_limit_ends_in_30_until_a_retry_or_a_new_limit(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a", "attempts": 1}, args={"p_garbage": 0.4})
+    code, result = call("run", path)
+    assert code == 30
+    assert result["over_limit"] is True
+    assert result["labelled"] + result["quarantined"] == 40
+    assert call("run", path)[0] == 30
+    assert call("verify", path)[0] == 0
+    assert call("run", path, "--set", "run.max_failed_fraction=1.0")[0] == 0
+    assert call("run", path, "--set", "run.max_failed_fraction=1.0")[0] == 10
+    assert call("run", path)[0] == 30
+
+
+def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a", "attempts": 1}, args={"p_garbage": 0.4}, run={"chunk_rows": 5, "max_failed_fraction": 1.0})
+    _, first = call("run", path)
+    before = {row["row_id"]: row for row in labels_of(tmp_path / "out")}
+    asked = first["quarantined"]
+    assert asked > 0
+    for _ in range(30):
+        code, result = call("retry", path)
+        if code == 10:
+            break
+        assert code == 0, result
+        assert result["this_run"]["pairs"] == asked
+        asked = result["quarantined"]
+        assert call("verify", path)[0] == 0
+    after = {row["row_id"]: row for row in labels_of(tmp_path / "out")}
+    assert len(after) == 40
+    assert all(after[row_id] == row for row_id, row in before.items())
+
+
+def test_retry_before_any_run_says_to_run_first(tmp_path: Path) -> None:
+    code, message = call("retry", job(tmp_path))
+    assert code == 3
+    assert "Run the job first" in message
+
+
+def test_quarantined_rows_keep_their_text_and_reason(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a", "attempts": 2}, args={"p_truncated": 0.5, "p_refused": 0.2})
+    call("run", path)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    rows = [row for file in manifest["quarantine"] for row in pq.read_table(tmp_path / "out" / file["path"]).to_pylist()]
+    assert {row["status"] for row in rows} == {"truncated", "refused"}
+    for row in rows:
+        assert row["reason"]
+        assert len(row["tries"]) >= 2
+        assert all(one["reason"] and one["text"] is not None for one in row["tries"])
+    assert all(any(one["text"] for one in row["tries"]) for row in rows)
+
+
+def test_a_row_is_ok_or_quarantined_and_never_graded_by_default(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "graph-grpo", "attempts": 1}, args={"p_garbage": 1.0})
+    code, result = call("run", path)
+    assert code == 30
+    assert (result["labelled"], result["quarantined_by_status"]) == (0, {"format": 40})
+
+
+def test_shards_and_capacity_do_not_change_a_label(tmp_path: Path) -> None:
+    found = []
+    for number, (shards, capacity) in enumerate([(1, 4096), (4, 3), (7, 50)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = job(folder, labeler={"name": "r3a"}, args={"capacity": capacity, "p_garbage": 0.1}, shards=shards)
+        call("run", path)
+        found.append(labels_of(folder / "out"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_crash_of_the_engine_ends_in_20_and_running_again_goes_on(tmp_path: Path) -> None:
+    path = job(tmp_path, args={"p_crash": 0.02, "capacity": 4})
+    codes = []
+    for _ in range(60):
+        codes.append(call("run", path)[0])
+        if codes[-1] in (0, 10):
+            break
+    assert set(codes[:-1]) <= {20}
+    assert codes[-1] in (0, 10)
+    assert call("verify", path)[0] == 0
+
+
+def test_a_finished_job_needs_neither_engine_nor_torch(tmp_path: Path) -> None:
+    """The second run imports no engine at all: it would fail on an engine that can't start."""
+    import subprocess
+    import sys
+
+    path = job(tmp_path)
+    call("run", path)
+    script = (
+        "import sys\nfrom jobs.cli import main\n"
+        f"sys.argv = ['relabel', 'run', {str(path)!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
+        "print(code, [name for name in ('torch', 'transformers', 'vllm', 'llguidance') if name in sys.modules])"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip().endswith("10 []")
+    assert time.perf_counter() - started < 30  # a bound against hanging; the figure stands in benchmarks/
+
+
+def test_logs_say_what_happened_to_each_shard(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a", "attempts": 1}, args={"p_garbage": 0.3})
+    call("run", path)
+    text = "".join(file.read_text() for file in sorted((tmp_path / "out" / "logs").iterdir()))
+    assert text.count("start: ") == 4
+    assert text.count(" done\n") == 4
+    assert "quarantined as format" in text
+
+
+def test_a_dry_run_asks_nothing(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    code, result = call("run", path, "--dry-run")
+    assert (code, result["rows_to_ask"]) == (0, 40)
+    assert not (tmp_path / "out" / "receipts").exists()
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set RELABEL_DATA)")
+@pytest.mark.parametrize("labeler", ["direct", "r3a", "graph-grpo"])
+@pytest.mark.parametrize("name", ["crowdflower_ecom", "llmjudge_dl23"])
+def test_real_pairs_are_labelled_and_verified(tmp_path: Path, name: str, labeler: str) -> None:
+    """llmjudge_dl23 holds a document of 450,000 characters, crowdflower_ecom scattered queries and empty bodies."""
+    spec = {
+        "name": name,
+        "input": {"path": str(DATA / name / "pairs.parquet"), "limit": 3000},
+        "labeler": {"name": labeler},
+        "engine": {"name": "fake", "seed": 7},
+        "output": str(tmp_path / "out"),
+        "shards": 4,
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    assert call("run", path)[0] == 0
+    assert call("verify", path)[1]["labelled"] == 3000
