@@ -1,0 +1,144 @@
+"""How fast the run loop is by itself: the fake engine on one core, from Parquet to committed, verified labels.
+
+    python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory]
+
+Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core, interleaved), and the
+process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and prints the ratio of their peaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DOCS_PER_QUERY = 20
+WORDS = [
+    "".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)
+]  # a vocabulary of made-up words: lengths like English, no text of anybody's
+
+
+def write_pairs(path: Path, pairs: int) -> None:
+    """A Parquet file of pairs with documents of about 0.8 KB, 20 a query, in row groups of 50,000."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw = random.Random(7)
+    schema = pa.schema([(name, pa.string()) for name in ("query_id", "query", "doc_id", "document")])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, pairs, 50_000):
+            rows = range(start, min(start + 50_000, pairs))
+            documents = [" ".join(draw.choices(WORDS, k=122)) for _ in rows]
+            queries = {
+                number: " ".join(draw.choices(WORDS, k=4)) for number in range(start // DOCS_PER_QUERY, rows[-1] // DOCS_PER_QUERY + 1)
+            }
+            table = {
+                "query_id": [f"q{row // DOCS_PER_QUERY}" for row in rows],
+                "query": [queries[row // DOCS_PER_QUERY] for row in rows],
+                "doc_id": [f"d{row}" for row in rows],
+                "document": documents,
+            }
+            writer.write_table(pa.table(table, schema=schema))
+
+
+def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
+    """Seconds of one whole run, plan and manifest included, imports excluded."""
+    from jobs.exits import Exit
+    from jobs.job_files import build_job
+    from jobs.labeling import Session, label, open_run
+    from jobs.loop import Progress, Stop
+
+    shutil.rmtree(folder, ignore_errors=True)
+    values = {
+        "name": "bench",
+        "input": {"path": str(pairs_file)},
+        "labeler": {"name": labeler},
+        "engine": {"name": "fake", "seed": 7},
+        "output": str(folder),
+        "shards": 4,
+    }
+    started = time.perf_counter()
+    opened = open_run(build_job(values, where="benchmark"))
+    session = Session(opened, list(range(4)), is_retry=False, stop=Stop(), progress=Progress())
+    report = label(opened, session)
+    seconds = time.perf_counter() - started
+    assert report.exit is Exit.DONE, report
+    return seconds
+
+
+def read_once(pairs_file: Path) -> float:
+    """Seconds that pyarrow needs to decode the same columns to Python strings."""
+    import pyarrow.parquet as pq
+
+    started = time.perf_counter()
+    for batch in pq.ParquetFile(pairs_file).iter_batches(batch_size=2048):
+        for column in batch.columns:
+            column.to_pylist()
+    return time.perf_counter() - started
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=100_000)
+    parser.add_argument("--labeler", action="append")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    labelers = args.labeler or ["direct", "r3a", "graph-grpo"]
+    if args.one:
+        with tempfile.TemporaryDirectory() as scratch:
+            seconds = label_once(Path(args.one), labelers[0], Path(scratch) / "out")
+        print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        if args.memory:
+            peaks = {}
+            for pairs in (100_000, 1_000_000):
+                file = Path(scratch) / f"{pairs}.parquet"
+                write_pairs(file, pairs)
+                for labeler in labelers:
+                    command = [sys.executable, __file__, "--one", str(file), "--labeler", labeler]
+                    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                    peaks[labeler, pairs] = found["peak_mb"]
+                    print(
+                        f"{labeler:11} {pairs:>9,} pairs: {pairs / found['seconds']:>8,.0f} pairs/s, peak {found['peak_mb']:.0f} MB",
+                        flush=True,
+                    )
+            for labeler in labelers:
+                print(f"{labeler:11} peak at 1,000,000 over peak at 100,000: {peaks[labeler, 1_000_000] / peaks[labeler, 100_000]:.3f}")
+            return
+        file = Path(scratch) / "pairs.parquet"
+        write_pairs(file, args.pairs)
+        for labeler in labelers:
+            rates, ratios = [], []
+            for repeat in range(args.repeats + 1):
+                raw = read_once(file)
+                seconds = label_once(file, labeler, Path(scratch) / "out")
+                if repeat:  # the first is a warm-up
+                    rates.append(args.pairs / seconds)
+                    ratios.append(raw / seconds)
+            middle = len(rates) // 2
+            print(
+                f"{labeler:11} {sorted(rates)[middle]:>8,.0f} pairs/s (min {min(rates):,.0f}, max {max(rates):,.0f}), "
+                f"{sorted(ratios)[middle]:.3f} of a raw reader's rate",
+                flush=True,
+            )
+        print(f"peak {peak_mb():.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
