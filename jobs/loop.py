@@ -295,6 +295,7 @@ class RunLoop:
         if len(open_pair.outcomes) < self.options.samples:
             return
         row = row_of(open_pair)
+        open_pair.outcomes.clear()  # breaks the one cycle there is, so that a pair is freed here and not by the collector
         work: ChunkWork = open_pair.work
         work.rows[open_pair.index] = row
         work.left -= 1

@@ -23,6 +23,7 @@ from manifests.errors import InputError
 from manifests.specs import Columns, InputSpec, nearest
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
+READ_BUFFER_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 
 
@@ -136,7 +137,9 @@ def open_parquet(path: str) -> pq.ParquetFile:
         if "://" in path:
             handle = fsspec.open(path, "rb").open()
             return pq.ParquetFile(handle, pre_buffer=True, page_checksum_verification=True)
-        return pq.ParquetFile(path, page_checksum_verification=True)
+        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
+        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
+        return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
 
 
 @contextlib.contextmanager
@@ -166,11 +169,19 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
 
 def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
     """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
-    for key in (lambda file: file.path, lambda file: file.path.rpartition("/")[2]):
+    for key in _path, _name:
         before, after = {key(file): file for file in planned}, {key(file): file for file in found}
         if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
             return before, after
     return dict(enumerate(planned)), dict(enumerate(found))
+
+
+def _path(file: InputFile) -> str:
+    return file.path
+
+
+def _name(file: InputFile) -> str:
+    return file.path.rpartition("/")[2]
 
 
 def _raise(error: OSError) -> None:
@@ -209,7 +220,10 @@ def _look(path: str) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
 def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
     if size < 12 or tail[-4:] != b"PAR1":
-        raise InputError(f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written?")
+        raise InputError(
+            f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written, "
+            "or is it something else?"
+        )
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
     if footer_bytes + 4 > size:
         raise InputError(f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again.")
@@ -317,6 +331,8 @@ def _told(path: str) -> Iterator[None]:
     except (InputError, BlockingIOError):
         raise
     except OSError as exc:
+        if exc.errno is None:  # what pyarrow finds wrong with the bytes
+            raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
         raise InputError(f"{path}: can't be read: {exc.strerror or _first_line(exc)}.") from exc
 
 

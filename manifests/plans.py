@@ -81,10 +81,11 @@ class Plan:
 
 
 class Cut(NamedTuple):
-    """Shards as ranges over the rows in shard order, and the chunks of each."""
+    """Shards as ranges over the rows in shard order, the chunks of each, and the weight of each."""
 
     bounds: list[int]
     chunks: list[list[int]]
+    weights: list[float]
 
 
 def fingerprint_parts(
@@ -127,7 +128,7 @@ def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chun
         shards: how many; with fewer queries than shards some stay empty.
         chunk_rows: most rows a chunk; only a query larger than that is split over chunks.
     Returns:
-        `bounds` of length shards + 1 over the rows in query order, and the chunks' row counts per shard.
+        `bounds` of length shards + 1 over the rows in query order, the chunks' row counts per shard, and the shards' weights.
     """
     middles_Q = np.cumsum(weights_Q) - weights_Q / 2
     total = float(weights_Q.sum())
@@ -138,7 +139,8 @@ def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chun
         _cut_chunks(sizes_Q[start:stop].tolist(), chunk_rows)
         for start, stop in zip(query_bounds_S[:-1].tolist(), query_bounds_S[1:].tolist(), strict=True)
     ]
-    return Cut(rows_before_Q[query_bounds_S].tolist(), chunks)
+    weights_before_Q = np.concatenate([[0.0], np.cumsum(weights_Q)])
+    return Cut(rows_before_Q[query_bounds_S].tolist(), chunks, np.diff(weights_before_Q[query_bounds_S]).tolist())
 
 
 def _cut_chunks(sizes: list[int], chunk_rows: int) -> list[int]:
@@ -165,34 +167,33 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
     Raises:
         InputError: a null query id, or a file that can't be read.
     """
-    codes_R = _query_codes(dataset)
-    weights_R = _row_weights(dataset)
-    queries = int(codes_R.max()) + 1
-    sizes_Q = np.bincount(codes_R, minlength=queries)
-    runs = int(np.count_nonzero(codes_R[1:] != codes_R[:-1])) + 1
-    is_scattered = runs != queries
-    cut = cut_queries(sizes_Q, np.bincount(codes_R, weights=weights_R, minlength=queries), shards=shards, chunk_rows=chunk_rows)
-    order_R = np.argsort(codes_R, kind="stable") if is_scattered else None
+    found = _scan_queries(dataset)
+    cut = cut_queries(found.sizes_Q, found.weights_Q, shards=shards, chunk_rows=chunk_rows)
+    is_scattered = found.num_runs != len(found.sizes_Q)
+    order_R = _rows_by_query(dataset) if is_scattered else None
     group_starts, group_bytes = _groups(dataset)
     beside: dict[str, bytes] = {}
     planned = []
     for number, (start, stop) in enumerate(zip(cut.bounds[:-1], cut.bounds[1:], strict=True)):
-        rows_S = np.arange(start, stop) if order_R is None else order_R[start:stop]
-        touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1) if len(rows_S) else np.array([], dtype=np.int64)
         row_ids = None
-        if order_R is not None and len(rows_S):
-            data = _row_id_bytes(rows_S)
-            digest = sha256_bytes(data)
-            path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-            row_ids = {"path": path, "rows": len(rows_S), "sha256": digest}
-            beside[path] = data
+        if order_R is None:
+            touched = _groups_of_range(group_starts, start, stop)
+        else:
+            rows_S = order_R[start:stop]
+            touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1)
+            if len(rows_S):
+                data = _row_id_bytes(rows_S)
+                digest = sha256_bytes(data)
+                path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+                row_ids = {"path": path, "rows": len(rows_S), "sha256": digest}
+                beside[path] = data
         planned.append(
             ShardPlan(
                 rows=stop - start,
-                first_row=int(start) if order_R is None else None,
+                first_row=start if order_R is None else None,
                 row_ids=row_ids,
                 chunks=cut.chunks[number],
-                estimated_tokens=round(float(weights_R[rows_S].sum())),
+                estimated_tokens=round(cut.weights[number]),
                 read_bytes=int(group_bytes[touched].sum()),
             )
         )
@@ -201,7 +202,7 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
         fingerprint=digest_of(parts),
         parts=parts,
         rows=dataset.rows,
-        queries=queries,
+        queries=len(found.sizes_Q),
         is_scattered=is_scattered,
         text_bytes=int(group_bytes.sum()),
         files=list(dataset.files),
@@ -295,41 +296,75 @@ def _row_id_bytes(rows: np.ndarray) -> bytes:
     return sink.getvalue()
 
 
-def _query_codes(dataset: Dataset) -> np.ndarray:
-    """A code per row, int64, numbered by first appearance: 0 for the first query, 1 for the next new one, and so on."""
+class _Queries(NamedTuple):
+    """Queries in order of first appearance: rows and estimated prompt tokens of each, and how many runs of equal ids the rows form."""
+
+    sizes_Q: np.ndarray  # noqa: N815
+    weights_Q: np.ndarray  # noqa: N815
+    num_runs: int
+
+
+def _scan_queries(dataset: Dataset) -> _Queries:
+    """One pass over the query ids; memory grows with queries, not with rows."""
+    sizes_Q, weights_Q = np.zeros(0, np.int64), np.zeros(0, np.float64)
+    num_runs, last = 0, -1
+    for codes, weight in _coded_ids(dataset):
+        first = int(codes.min())  # counted from here: a pass over all queries for each batch would make the whole quadratic
+        sizes = np.bincount(codes - first)
+        stop = first + len(sizes)
+        if stop > len(sizes_Q):
+            grown = max(stop, 2 * len(sizes_Q))
+            sizes_Q, weights_Q = (np.concatenate([old, np.zeros(grown - len(old), old.dtype)]) for old in (sizes_Q, weights_Q))
+        sizes_Q[first:stop] += sizes
+        weights_Q[first:stop] += sizes * weight
+        num_runs += int(np.count_nonzero(codes[1:] != codes[:-1])) + int(codes[0] != last)
+        last = int(codes[-1])
+    queries = int(np.count_nonzero(sizes_Q))
+    return _Queries(sizes_Q[:queries], weights_Q[:queries], num_runs)
+
+
+def _rows_by_query(dataset: Dataset) -> np.ndarray:
+    """Row ids, int64, grouped by query in order of first appearance, in row order within a query."""
+    codes_R = np.concatenate([codes.astype(np.int32) for codes, _ in _coded_ids(dataset)])
+    return np.argsort(codes_R, kind="stable")
+
+
+def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
+    """For each run of rows within a row group: a code per row, numbered by first appearance of its query, and the estimated tokens a row.
+
+    A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
+    """
     known: dict[Any, int] = {}
-    parts: list[np.ndarray] = []
-    left = dataset.rows
     name = dataset.columns.query_id
-    for file in dataset.files:
-        if left <= 0:
-            break
+    done = 0
+    for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
+        if done >= dataset.rows:
+            return
+        before = done
         with open_parquet(file.path) as parquet, reading(file.path):
-            before = dataset.rows - left
-            for batch in parquet.iter_batches(batch_size=1 << 17, columns=[name]):
-                column = batch.column(0).slice(0, left)
-                if column.null_count:
-                    row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + dataset.rows - left - before
-                    raise InputError(
-                        f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; drop or mend it."
-                    )
-                if pa.types.is_dictionary(column.type):
-                    column = column.cast(column.type.value_type)
-                encoded = column.dictionary_encode()
-                codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], dtype=np.int64)
-                parts.append(codes[encoded.indices.to_numpy()])
-                left -= len(column)
-                if left <= 0:
-                    break
-    return np.concatenate(parts)
+            for number, (rows, size) in enumerate(groups):
+                weight = TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN
+                for batch in parquet.iter_batches(batch_size=1 << 17, row_groups=[number], columns=[name]):
+                    column = batch.column(0).slice(0, dataset.rows - done)
+                    if not len(column):
+                        return
+                    if column.null_count:
+                        row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + done - before
+                        raise InputError(f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; mend it.")
+                    if pa.types.is_dictionary(column.type):
+                        column = column.cast(column.type.value_type)
+                    encoded = column.dictionary_encode()
+                    codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64)
+                    yield codes[encoded.indices.to_numpy()], weight
+                    done += len(column)
 
 
-def _row_weights(dataset: Dataset) -> np.ndarray:
-    """Estimated prompt tokens per row, float64, flat within a row group: a footer knows no more."""
-    weights = [
-        np.full(rows, TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN) for groups in dataset.group_bytes for rows, size in groups
-    ]
-    return np.concatenate(weights)[: dataset.rows]
+def _groups_of_range(group_starts: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Numbers of the row groups that hold the rows start..stop."""
+    if start == stop:
+        return np.zeros(0, np.int64)
+    first, last = np.searchsorted(group_starts, [start, stop - 1], side="right") - 1
+    return np.arange(first, last + 1)
 
 
 def _groups(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,194 @@
+"""Forward passes of one decoder over rows of a `RowCache`: a prefill of a block of rows, or one more token for every row.
+
+Masks and positions are made here, since rows begin at column 0 and end where they end. Only each row's last logits are ever computed.
+"""
+
+# B rows, S new tokens, P prefix columns, T columns, V vocabulary
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from labelers.engines.kv_cache import RowCache, Window
+from manifests.errors import ModelError
+
+GROUPED = "relabel_grouped"
+"""Name under which our attention is registered with transformers."""
+
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention that reads each key and value once for all query heads that share it.
+
+    transformers repeats keys and values per query head where there is a mask: for SmolLM2 (9 heads on 3) it copied the whole cache
+    threefold at every step. While decoding, the query heads of a group stand in as so many query positions instead. A square mask is
+    always the plain causal one here (see `Forward.prefill`), for which the kernel needs no mask.
+    """
+    B, num_heads, S, D = query.shape
+    if attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None:
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return plain
+    if S == 1:
+        folded = query.view(B, key.shape[1], -1, D)
+        mask = attention_mask.expand(B, 1, folded.shape[2], key.shape[2])
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        return out.reshape(B, num_heads, 1, -1).transpose(1, 2), None
+    is_causal = getattr(attention_mask, "is_plain_causal", False)
+    mask = None if is_causal else attention_mask
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+class Forward:
+    """Runs a decoder over the rows of its cache.
+
+    Args:
+        model: a causal language model of transformers, in eval mode.
+        device: where it lies.
+    Raises:
+        ModelError: the model has layers that are no attention over keys and values.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        config = model.config.get_text_config()
+        self.layer_types = _layer_types(config, model.config.model_type)
+        self.sliding_window: int | None = getattr(config, "sliding_window", None)
+        self.cache = RowCache(config.num_hidden_layers)
+        self._last: torch.Tensor | None = None
+        self._lowest = torch.finfo(model.dtype).min
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"models of type {model.config.model_type} have no output layer over a vocabulary; a decoder is needed.")
+        head.register_forward_pre_hook(self._keep_last)
+        self.vocab_size: int = head.weight.shape[0]
+
+    def check(self) -> None:
+        """Run a few tokens our way and the model's own way, and compare the logits.
+
+        Models differ in what they make of masks, positions and caches that they are handed; one that ignores ours would give labels
+        that look right. Takes five forward passes of a few tokens.
+
+        Raises:
+            ModelError: the model can't be run by rows of a cache, or says something else when it is.
+        """
+        ids = [token * 7919 % self.vocab_size for token in range(1, 25)]
+        kind = self.model.config.model_type
+        try:
+            with torch.inference_mode():
+                own_V = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, -1].float()
+                self.cache.reserve(2, len(ids), used_rows=0, used_columns=0)
+                self.prefill([ids[:8], ids[:3]], first_row=0, prefix=0)
+                self.cache.restore(self.cache.snapshot(0, 8), 0, 2)
+                self.prefill([ids[8:21], ids[8:11]], first_row=0, prefix=8)
+                for place in range(21, len(ids)):
+                    ours_V = self.decode([ids[place], ids[place]], [place, place - 10])[0]
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as exc:
+            raise ModelError(f"models of type {kind} can't be run by this engine ({type(exc).__name__}); try vllm.") from exc
+        difference = float((ours_V - own_V).abs().max() / own_V.std())
+        limit = 0.01 if self.model.dtype == torch.float32 else 0.25  # bfloat16 alone makes a few hundredths
+        if not difference < limit:
+            raise ModelError(
+                f"models of type {kind} can't be run by this engine: its logits are off by {difference:.3g} standard deviations "
+                f"(limit {limit}) against the model's own; try vllm."
+            )
+
+    def prefill(self, suffixes: Sequence[Sequence[int]], *, first_row: int, prefix: int) -> torch.Tensor:
+        """Run new rows whose first `prefix` columns are in the cache already.
+
+        Args:
+            suffixes: token ids after the prefix, at least one a row.
+            first_row: the rows first_row.. take them, in order.
+            prefix: columns that all of them share.
+        Returns:
+            Raw logits after each row's last token, float32 [B, V].
+        """
+        lengths = [len(suffix) for suffix in suffixes]
+        B, S = len(lengths), max(lengths)
+        padded = [[*suffix, *itertools.repeat(0, S - len(suffix))] for suffix in suffixes]
+        ids_BS = torch.tensor(padded, device=self.device)
+        positions_S = torch.arange(prefix, prefix + S, device=self.device)
+        columns_T = torch.arange(prefix + S, device=self.device)
+        self.cache.window = Window(first_row, first_row + B, prefix, prefix + S)
+        # Padding stands to the right, where a causal mask keeps it from everything that counts.
+        masks = self._masks(columns_T[None, None, None, :], positions_S[None, None, :, None])
+        if prefix == 0 and "sliding_attention" not in self.layer_types:
+            for mask in masks.values():
+                mask.is_plain_causal = True
+        self._last = torch.tensor([length - 1 for length in lengths], device=self.device)
+        return self._run(ids_BS, positions_S.expand(B, S), masks)
+
+    def decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """Append one token to each of the first rows, whose columns in use are `lengths`. Returns raw logits, float32 [B, V]."""
+        B, T = len(tokens), max(lengths) + 1
+        ends_B = torch.tensor(lengths, device=self.device)
+        self.cache.window = Window(0, B, T - 1, T, ends_B, torch.arange(B, device=self.device))
+        columns_T = torch.arange(T, device=self.device)
+        masks = self._masks(columns_T[None, None, None, :], ends_B[:, None, None, None])
+        self._last = None
+        return self._run(torch.tensor(tokens, device=self.device)[:, None], ends_B[:, None], masks)
+
+    def _masks(self, columns: torch.Tensor, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Additive masks by kind of layer: a position sees the columns up to itself, in a sliding layer only the last ones of them."""
+        masks = {}
+        for kind in self.layer_types:
+            is_hidden = columns > positions
+            if kind == "sliding_attention" and self.sliding_window is not None:
+                is_hidden = is_hidden | (columns <= positions - self.sliding_window)
+            masks[kind] = torch.zeros(is_hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(is_hidden, self._lowest)
+        return masks
+
+    def _run(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor, masks: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=ids_BS,
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                position_ids=positions_BS,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        logits_BV: torch.Tensor = output.logits[:, -1].float()
+        return logits_BV
+
+    def _keep_last(self, _head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """Before the head runs: only the row's last hidden state is worth V products."""
+        if self._last is None:
+            return None
+        hidden = inputs[0]
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return (hidden[rows, self._last][:, None],)
+
+
+def _layer_types(config: Any, model_type: str) -> tuple[str, ...]:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+    unknown = sorted(set(kinds) - KNOWN_LAYERS)
+    if unknown:
+        raise ModelError(f"models of type {model_type} have layers of kind {', '.join(unknown)}, which this engine can't run; try vllm.")
+    return tuple(sorted(set(kinds)))

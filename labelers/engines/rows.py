@@ -1,0 +1,137 @@
+"""One request on its way: its tokens, its answer so far, and the distributions found at its decisions.
+
+Bytes say where a marker ends, not tokens: its place is reached when the answer's bytes end with the marker's. Where one token straddles
+the marker's end, the place never comes by; it is then asked for afterwards, on the prefix encoded apart (`probe_for`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from labelers.engines.decisions import distribution
+from manifests.asks import Answer, Distribution, Finish, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+
+class Place(NamedTuple):
+    """Where a decision is taken: its name, its marker as bytes, and its labels' token ids."""
+
+    name: str
+    marker: bytes
+    label_ids: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A prompt, and at most `max_new` tokens after it.
+
+    Args:
+        request: what was asked.
+        prompt: token ids, the last `num_prefill` of them the prefill's.
+        max_new: most tokens to generate; 0 only looks at what the logits say after the prompt.
+        places: decisions to watch for.
+        written: the answer so far as bytes, the prefill first.
+        matcher: llguidance's state, or None for an answer that is not constrained.
+        closing: what ends an answer that is not constrained; empty for nothing but the model's own end.
+        asker: for a probe, the row whose decision it looks up.
+    """
+
+    request: Request
+    prompt: NDArray[np.int64]
+    max_new: int
+    places: Sequence[Place] = ()
+    prefill: bytes = b""
+    num_prefill: int = 0
+    matcher: Any = None
+    closing: bytes = b""
+    flags: tuple[str, ...] = ()
+    asker: Row | None = None
+    cached: int = 0
+    num_paid: int = 0
+    """Tokens of the shared prefix that were run on its account."""
+    finish: Finish | None = None
+    detail: str = ""
+    written: bytearray = field(default_factory=bytearray)
+    tokens: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Where each token ends in `written`."""
+    found: dict[str, tuple[int, Distribution]] = field(default_factory=dict)
+    """By decision: where in `written` its marker ended, and what the logits there said."""
+    open_probes: int = 0
+    dice: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written += self.prefill
+        self.dice = random.Random(self.request.seed)
+
+    @property
+    def length(self) -> int:
+        """Columns in use once its last token has been run."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def max_length(self) -> int:
+        """Columns that it may come to use."""
+        return len(self.prompt) + self.max_new
+
+    def places_here(self) -> list[Place]:
+        """Decisions whose marker ends exactly here."""
+        return [place for place in self.places if self.written.endswith(place.marker)]
+
+    def look(self, logits_V: NDArray[np.float32], here: Sequence[Place]) -> None:
+        """Take the distributions of the decisions that are taken here, from raw logits."""
+        for place in here:
+            self.found[place.name] = (len(self.written), distribution(logits_V, place.label_ids))
+
+    def append(self, token: int, raw: bytes) -> None:
+        """Add a generated token and its text's bytes; none for a control token."""
+        self.tokens.append(token)
+        self.written += raw
+        self.ends.append(len(self.written))
+
+    def missing(self) -> list[tuple[Place, int]]:
+        """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it is."""
+        return [
+            (place, end)
+            for place in self.places
+            if (end := self._only_end(place.marker)) is not None and self.found.get(place.name, (-1, None))[0] != end
+        ]
+
+    def probe_for(self, place: Place, end: int, encode: Callable[[str], list[int]]) -> Row:
+        """A row that runs up to a place: the tokens that end before it as they are, and the rest of the text encoded apart."""
+        whole = sum(token_end <= end for token_end in self.ends)
+        start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt
+        if end < len(self.prefill):  # the prefill goes on after the place: it is encoded anew up to there
+            start, kept = 0, self.prompt[: len(self.prompt) - self.num_prefill]
+        rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
+        ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
+        return Row(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
+
+    def answer(self) -> Answer:
+        """The finished row as an answer. A decision whose marker is absent, or there more than once, has no distribution."""
+        ends = {place.name: self._only_end(place.marker) for place in self.places}
+        return Answer(
+            self.request.id,
+            self.written[len(self.prefill) :].decode("utf-8", errors="replace"),
+            self.finish or "stop",
+            distributions={name: found for name, (end, found) in self.found.items() if ends[name] == end},
+            prompt_tokens=len(self.prompt),
+            output_tokens=len(self.tokens),
+            cached_tokens=self.cached,
+            detail=self.detail,
+            flags=self.flags,
+        )
+
+    def _only_end(self, marker: bytes) -> int | None:
+        first = self.written.find(marker)
+        if first < 0 or self.written.find(marker, first + 1) >= 0:
+            return None
+        return first + len(marker)

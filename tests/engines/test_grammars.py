@@ -1,0 +1,144 @@
+"""Answer formats as grammars: what they let through, what they never do, and that thinking ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from labelers.engines.grammars import GrammarCompiler, render_grammar
+from manifests.errors import ConfigError
+from manifests.formats import AnswerFormat, Choice, Fragment, Text
+
+from .conftest import QUOTE_SCORE, THINK_SCORE, make_tokenizer
+
+DOCUMENT = 'He said "hi" \\ to <b>red</b> shoes\0 日本語 🙂\nnull'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Any) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, vocab_size=len(tokenizer) + 5, eos_ids=[tokenizer.eos_token_id])
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Any, form: AnswerFormat, text: str, **options: Any) -> bool:
+    matcher = compiler.matcher(form, **options)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("<think>a > b</think><score>2</score>", True),
+        ("<think></think><score>0</score>", True),
+        ("<think>a</think><score>3</score>", False),
+        ("<think>a<score>1</score></think><score>2</score>", False),
+        ("<think>a</think><score>2</score> ", False),
+        ("<think>a</think>", False),
+    ],
+)
+def test_an_answer_has_its_sections_and_nothing_else(text, is_valid, compiler, tokenizer):
+    assert accepts(compiler, tokenizer, THINK_SCORE, text) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("quote", "is_valid"),
+    [
+        ("none", True),
+        ('"hi" \\', True),
+        ("sho", True),
+        ("🙂\nn", True),
+        ("s\0 日", True),
+        ("", False),
+        (" ", False),
+        ("nope", False),
+        ("<b>red", False),
+    ],
+)
+def test_a_quotation_is_none_or_found_in_the_document(quote, is_valid, compiler, tokenizer):
+    form = AnswerFormat((Fragment("extract", 40, True),))
+    assert accepts(compiler, tokenizer, form, f"<extract>{quote}</extract>", fragment_source=DOCUMENT) is is_valid
+
+
+@pytest.mark.parametrize("document", ["", " \n ", "<<<"])
+def test_a_document_without_text_leaves_only_none(document, compiler, tokenizer):
+    form = AnswerFormat((Fragment("extract", 40, True),))
+    assert accepts(compiler, tokenizer, form, "<extract>none</extract>", fragment_source=document)
+
+
+def test_a_text_that_may_not_be_empty_is_not(compiler, tokenizer):
+    form = AnswerFormat((Text("intent", 9, may_be_empty=False),))
+    assert not accepts(compiler, tokenizer, form, "<intent></intent>")
+    assert accepts(compiler, tokenizer, form, "<intent>x</intent>")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "rest"),
+    [
+        ("<think>", "so</think><extract>none</extract><score>1</score>"),
+        ("<think>so", " on</think><extract>none</extract><score>1</score>"),
+        ("<think>so</think>\n", "<extract>none</extract><score>1</score>"),
+        ("<think></think><extract>none</extract><score>", "1</score>"),
+    ],
+)
+def test_a_grammar_goes_on_where_the_prefill_ends(prefill, rest, compiler, tokenizer):
+    assert accepts(compiler, tokenizer, QUOTE_SCORE, rest, prefill=prefill, fragment_source="a b")
+    assert not accepts(compiler, tokenizer, QUOTE_SCORE, "<think>" + rest, prefill=prefill, fragment_source="a b")
+
+
+def test_an_empty_thought_before_a_format_without_one_is_passed_over():
+    form = AnswerFormat((Choice("score", ("0", "1")),))
+    assert render_grammar(form, prefill="<think>\n\n</think>\n\n") == render_grammar(form)
+    assert render_grammar(form, prefill="<think>\n\n</think>\n\n<score>") != render_grammar(form)
+
+
+@pytest.mark.parametrize("prefill", ["Well, ", "<score>7", "<score>1</score>x"])
+def test_a_prefill_that_begins_no_answer_is_refused(prefill):
+    with pytest.raises(ConfigError, match="prefill"):
+        render_grammar(AnswerFormat((Choice("score", ("0", "1")),)), prefill=prefill)
+
+
+def test_a_capped_text_leaves_only_its_closing_tag(compiler, tokenizer):
+    matcher = compiler.matcher(AnswerFormat((Text("think", 3),)))
+    ids = tokenizer.encode("<think>a b c d e f", add_special_tokens=False)
+    taken = matcher.try_consume_tokens(ids)
+    assert taken == len(tokenizer.encode("<think>", add_special_tokens=False)) + 3
+    matcher = compiler.matcher(AnswerFormat((Text("think", 3),)))
+    assert matcher.consume_tokens(ids[:taken])
+    assert matcher.consume_tokens(tokenizer.encode("</think>", add_special_tokens=False))
+    assert matcher.is_stopped()
+
+
+def test_an_added_token_in_brackets_is_text_where_the_format_wants_it(compiler, tokenizer):
+    """llguidance alone proposes `</think>` where it is forced, and then refuses it."""
+    assert tokenizer.convert_tokens_to_ids("</think>") in tokenizer.encode("x</think>")
+    assert accepts(compiler, tokenizer, THINK_SCORE, "<think>x</think><score>1</score>")
+
+
+def test_a_control_token_is_never_part_of_an_answer(compiler, tokenizer):
+    matcher = compiler.matcher(THINK_SCORE)
+    matcher.consume_tokens(tokenizer.encode("<think>a", add_special_tokens=False))
+    assert matcher.validate_tokens([tokenizer.convert_tokens_to_ids("<|im_end|>")]) == 0
+    assert matcher.validate_tokens([len(tokenizer) + 2]) == 0
+
+
+def test_static_formats_are_compiled_once(compiler, monkeypatch):
+    first = compiler.matcher(THINK_SCORE)
+    monkeypatch.setattr(compiler, "_compile", lambda grammar: pytest.fail("compiled again"))
+    assert compiler.matcher(THINK_SCORE) is not first
+
+
+def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(compiler, tokenizer, monkeypatch, caplog):
+    from labelers.engines import grammars
+
+    form = AnswerFormat((Fragment("extract", 40, True),))
+    document = " ".join(str(number * 7919 % 100_003) for number in range(17_000))
+    assert not accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
+    monkeypatch.setattr(grammars, "LEXER_FUEL", 1_000_000)
+    assert accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
+    assert "stays free" in caplog.text

