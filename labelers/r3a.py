@@ -148,10 +148,10 @@ class R3A:
         return Ask("intent", messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling)
 
     def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
-        """The same conversation, continued. What the model said goes back as data, since a hostile context may speak through it."""
+        """The same conversation, continued, with the first answer as the model's own turn."""
         assert self._verdict_turn is not None
         system, user = self._opening(pair.query, pair.context if self.uses_context else ())
-        earlier = Message("assistant", ("", first_answer, ""), ("answer",))
+        earlier = Message("assistant", self._intent_reader.turn_parts(first_answer), ("think", "intent"))
         return self._grading_ask(pair, (system, user, earlier, self._verdict_turn.message(pair.document)))
 
     def _single_ask(self, pair: Pair) -> Ask:

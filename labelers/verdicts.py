@@ -88,6 +88,20 @@ class Reader:
             raise _unreadable(answer, "text stands after the last section")
         return sections
 
+    def turn_parts(self, text: str) -> tuple[str, ...]:
+        """A text that `read` has read, cut into template text (its tags) and data (what stands in them), as `Message.parts` wants it.
+
+        Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with (`</think>` is one token
+        for some); what stands in them stays data, since a hostile document may speak through it.
+        """
+        parts = []
+        at = 0
+        for _, _, opening, closing in self._steps:
+            start, end = text.index(opening) + len(opening), text.index(closing)
+            parts += [text[at:start], text[start:end]]
+            at = end
+        return (*parts, text[at:])
+
 
 def read_sections(format: AnswerFormat, answer: Answer, prefill: str = "") -> dict[str, str]:
     """The content of each section by tag: `Reader(format, prefill).read(answer)`, for callers that read once."""

@@ -94,12 +94,14 @@ class PromptEncoder:
 
     def encode_messages(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation with the generation prompt at its end."""
-        if not any(self._has_control_text(part) for message in messages for part in message.parts[1::2]):
+        if any(self._has_control_text(part) for message in messages for part in message.parts[1::2]):
+            ids = self._encode_apart(messages, self._has_control_text)
+        else:
             ids = self._start_ids + self._ids(self._render([message.text for message in messages], messages))
-            # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
-            if self.count_control(ids) == self._skeleton_count(messages):
-                return ids
-        return self._encode_apart(messages)
+        # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
+        if self.count_control(ids) == self._skeleton_count(messages):
+            return ids
+        return self._encode_apart(messages, lambda _: True)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of template text that continues something: no token of a sequence's start, no space put before it."""
@@ -161,14 +163,14 @@ class PromptEncoder:
         if key not in self._skeletons:
             if len(self._skeletons) >= 256:
                 self._skeletons.clear()  # earlier answers may be template text, and there is no end to those
-            pieces, _ = self._split(messages)
+            pieces, _ = self._split(messages, lambda _: True)
             self._skeletons[key] = self.count_control(self._start_ids) + sum(
                 self.count_control(self.encode_text(piece)) for piece in pieces
             )
         return self._skeletons[key]
 
-    def _split(self, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-        """The rendered template cut at its data: n + 1 pieces of template text and n of data, in the order of the prompt.
+    def _split(self, messages: Sequence[Message], is_apart: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+        """The rendered prompt cut at the data that `is_apart` names: n + 1 pieces of other text and n of data, in the order of the prompt.
 
         A template may drop a turn or show one twice, so the data comes back in the order in which it was found.
         """
@@ -179,14 +181,15 @@ class PromptEncoder:
         for message in messages:
             parts = list(message.parts)
             for place in range(1, len(parts), 2):
-                data.append(parts[place])
-                parts[place] = f"{salt}{len(data) - 1}x"
+                if is_apart(parts[place]):
+                    data.append(parts[place])
+                    parts[place] = f"{salt}{len(data) - 1}x"
             contents.append("".join(parts))
         pieces = re.split(salt + r"(\d+)x", self._render(contents, messages))
         return pieces[::2], [data[int(number)] for number in pieces[1::2]]
 
-    def _encode_apart(self, messages: Sequence[Message]) -> list[int]:
-        pieces, data = self._split(messages)
+    def _encode_apart(self, messages: Sequence[Message], is_apart: Callable[[str], bool]) -> list[int]:
+        pieces, data = self._split(messages, is_apart)
         ids = self._start_ids + self._ids(pieces[0])
         for text, piece in zip(data, pieces[1:], strict=True):
             ids += self.encode_data(text) + (self.encode_text(piece) if piece else [])

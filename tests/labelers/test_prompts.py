@@ -138,12 +138,14 @@ def test_prompts_are_golden(name: str, golden: Callable[[str, str], None]) -> No
 
 
 @given(text=texts())
-def test_the_models_own_first_answer_goes_back_as_data(text: str) -> None:
+def test_the_models_own_first_answer_goes_back_whole_with_all_but_its_tags_as_data(text: str) -> None:
     generator = labeler("r3a").label(ROSES)
     first = next(generator)
     answer = answer_of(fake(), first)
     answer.text = f"<think>{text.replace('<', '(')}</think><intent>x</intent>"
-    assert generator.send(answer).messages[2].parts == ("", answer.text, "")
+    turn = generator.send(answer).messages[2]
+    assert turn.text == answer.text
+    assert turn.parts == ("<think>", text.replace("<", "("), "</think><intent>", "x", "</intent>")
 
 
 @given(st.lists(st.sampled_from(("query", "document")), min_size=1, max_size=6))

@@ -48,8 +48,9 @@ def test_the_second_turn_goes_on_with_the_first_conversation() -> None:
     assert second.messages[: len(first.messages)] == first.messages
     assert [m.role for m in second.messages] == ["system", "user", "assistant", "user"]
     answer = second.messages[2]
-    assert answer.fields == ("answer",)
-    assert answer.parts[0] == answer.parts[2] == ""
+    assert answer.fields == ("think", "intent")
+    assert "".join("".join(answer.parts[::2]).split()) == "<think></think><intent></intent>"
+    assert not any("<" in part for part in answer.parts[1::2])
     assert (tags(first), tags(second)) == (["think", "intent"], ["think", "extract", "score"])
     assert second.fragment_source == ROSES.document
     assert second.shared_by is None
