@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+from typing import Any
 
 import click
 
@@ -71,49 +73,49 @@ def main(args: list[str] | None = None) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a document's letter must not end a run
     try:
-        code = relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
-    except click.ClickException as exc:
-        exc.show()
-        code = exc.exit_code
-        if _wants_json(arguments):
-            _say_json("UsageError", exc.format_message(), code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("Stopped by hand.", err=True)
-        code = 130
-        if _wants_json(arguments):
-            _say_json("Stopped", "Stopped by hand.", code)
-    except SystemExit as exc:
-        # click ends so when the reader of our output has gone (`relabel status | head`): nothing to say and nobody to say it to
-        code = 141 if isinstance(exc.__context__, BrokenPipeError) else exc.code
-    except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        code = _failed(exc, wants_json=_wants_json(arguments))
+        code = _ended(arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _failed(exc: Exception, *, wants_json: bool) -> int:
+def _ended(arguments: list[str]) -> Any:
+    """Run a command; its exit code, with what went wrong said.
+
+    Raises:
+        BrokenPipeError: the reader of our output has gone (`relabel status | head`): nothing to say and nobody to say it to.
+    """
+    try:
+        return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        code, name, message = exc.exit_code, "UsageError", exc.format_message()
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Stopped by hand.", err=True)
+        code, name, message = 130, "Stopped", "Stopped by hand."
+    except SystemExit as exc:  # only when a pipe broke does click exit by itself: with 1, which is our code for a fault of ours
+        raise BrokenPipeError from exc
+    except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
+        code, name, message = _failed(exc), type(exc).__name__, str(exc)
+    if _wants_json(arguments):
+        click.echo(json.dumps({"error": name, "message": message, "exit_code": code}, ensure_ascii=False))
+    return code
+
+
+def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process with the code that fits."""
     from jobs.exits import Exit, exit_for
     from manifests.errors import RelabelError
 
     if isinstance(exc, RelabelError):
-        code, name = exit_for(exc), type(exc).__name__
         click.echo(f"relabel: {exc}", err=True)
-    else:
-        import traceback
+        return int(exit_for(exc))
+    import traceback
 
-        code, name = Exit.OUR_FAULT, type(exc).__name__
-        traceback.print_exception(exc)
-        click.echo(
-            "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.", err=True
-        )
-    if wants_json:
-        _say_json(name, str(exc), int(code))
-    return int(code)
-
-
-def _say_json(error: str, message: str, code: int) -> None:
-    """An error as the one JSON object on stdout."""
-    click.echo(json.dumps({"error": error, "message": message, "exit_code": code}, ensure_ascii=False))
+    traceback.print_exception(exc)
+    click.echo("relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.", err=True)
+    return int(Exit.OUR_FAULT)
 
 
 def _wants_json(arguments: list[str]) -> bool:

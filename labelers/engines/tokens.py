@@ -9,7 +9,7 @@ Control tokens are the tokenizer's special tokens, and all other added tokens wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from manifests.asks import DOCUMENT_FIELD, Ask, Message

@@ -1,0 +1,393 @@
+"""What holds for every command: light help, one JSON object, stdout for results alone, one table of exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.cli import COMMANDS
+from jobs.exits import Exit, exit_for
+from jobs.job_files import load_job
+from manifests import errors
+from manifests.schemas import LABELS
+
+HEAVY = {
+    "torch", "vllm", "transformers", "onnxruntime", "ray", "botocore", "pydantic", "pyarrow", "polars", "numpy", "rich", "yaml",
+    "fsspec", "jinja2", "hypothesis",
+}  # fmt: skip
+CODES = {
+    "RelabelError": 3,
+    "TransientError": 20,
+    "EngineCrashError": 20,
+    "DiskFullError": 20,
+    "LockHeldError": 75,
+    "TerminalError": 3,
+    "UsageError": 2,
+    "ConfigError": 3,
+    "InputError": 3,
+    "ManifestError": 3,
+    "StaleRunError": 3,
+    "StoreError": 3,
+    "ModelError": 4,
+    "MissingExtraError": 4,
+    "VerdictError": 3,
+}
+
+
+def subclasses(kind: type[errors.RelabelError]) -> Iterator[type[errors.RelabelError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from subclasses(child)
+
+
+ERRORS = sorted(set(subclasses(errors.RelabelError)), key=lambda kind: kind.__name__)
+
+
+def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with an environment that holds no variable of ours."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")}
+    environment.update(options.pop("variables", {}))
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    call = [sys.executable, "-c", "from jobs.cli import main; main()", *arguments]
+    return subprocess.run(call, env=environment, encoding=encoding, check=False, timeout=60, **{"capture_output": True, **options})
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level modules that a command leaves behind in a fresh interpreter."""
+    code = (
+        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    assert "Usage: relabel" in done.stdout
+    return set(done.stderr.split())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = loaded_by("--help")
+    assert "click" in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_help_of_a_command_loads_no_model_library(command: str) -> None:
+    assert not loaded_by(command, "--help") & {"torch", "vllm", "transformers", "onnxruntime", "ray", "botocore", "polars"}
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_is_the_one_reviewed_and_ends_in_an_example(
+    relabel: Callable[..., Any], golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, command: str | None
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    done = relabel(*([command] if command else []), "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.rstrip().rpartition("\n")[2].strip().startswith(f"Example: relabel {command or 'run'} ")
+    golden(f"help/{command or 'relabel'}.txt", done.out)
+
+
+def test_every_example_in_a_help_text_is_a_command_that_parses(relabel: Callable[..., Any], folder: Path) -> None:
+    for command in COMMANDS:
+        example = relabel(command, "--help").out.rstrip().rpartition("Example: relabel ")[2].partition(">")[0].split()
+        done = relabel(*example, "--help")
+        assert done.code == 0, example
+
+
+def test_unknown_command_names_the_nearest(relabel: Callable[..., Any]) -> None:
+    relabel("rnu").refused(2, 'No command "rnu": known are', "plan, retry, run", "Did you mean run?")
+    relabel("stats").refused(2, "Did you mean status?")
+
+
+def test_unknown_flag_and_missing_argument_are_usage_errors(relabel: Callable[..., Any]) -> None:
+    relabel("run", "job.yaml", "--shrad", "1/2").refused(2, "--shrad", "--shard")
+    relabel("plan").refused(2, "Missing argument 'JOB.YAML'", "relabel plan --help")
+
+
+def _nothing(_: Callable[..., Any]) -> None:
+    return
+
+
+def _labelled(relabel: Callable[..., Any]) -> None:
+    assert relabel("run", "job.yaml").code == 0
+
+
+def _planned(relabel: Callable[..., Any]) -> None:
+    assert relabel("plan", "job.yaml").code == 0
+
+
+CALLS = [
+    ("init new.yaml", _nothing, 0),
+    ("init job.yaml", _nothing, 2),
+    ("plan job.yaml", _nothing, 0),
+    ("plan absent.yaml", _nothing, 3),
+    ("plan job.yaml --set input.path=absent", _nothing, 3),
+    ("run job.yaml", _nothing, 0),
+    ("run job.yaml", _labelled, 10),
+    ("run job.yaml --done-ok", _labelled, 0),
+    ("run job.yaml --dry-run", _nothing, 0),
+    ("run job.yaml --shard 0/2", _nothing, 0),
+    ("run job.yaml --shard 2/2", _nothing, 2),
+    ("run job.yaml --set engine.seed", _nothing, 2),
+    ("run job.yaml --set engine.seed=8", _labelled, 3),
+    ("run job.yaml --set engine.args.p_garbage=1 --set labeler.attempts=1", _nothing, 30),
+    ("run job.yaml --set engine.args.p_crash=1", _nothing, 20),
+    ("run job.yaml --set engine.model=x", _nothing, 4),
+    ("status job.yaml", _labelled, 0),
+    ("status out/ecom", _planned, 0),
+    ("status absent", _nothing, 3),
+    ("retry job.yaml", _labelled, 10),
+    ("retry job.yaml --done-ok", _labelled, 0),
+    ("retry job.yaml --dry-run", _labelled, 0),
+    ("retry job.yaml", _nothing, 3),
+    ("verify job.yaml", _labelled, 0),
+    ("verify out/ecom", _planned, 3),
+    ("schema job", _nothing, 0),
+    ("schema labels", _nothing, 0),
+    ("schema quarantine", _nothing, 0),
+    ("schema nothing", _nothing, 2),
+    ("doctor", _nothing, 0),
+    ("doctor job.yaml", _nothing, 0),
+    ("doctor absent.yaml", _nothing, 3),
+    ("demo --engine fake --to demo", _nothing, 0),
+    ("demo --engine fake --to pairs.parquet", _nothing, 3),
+    ("demo --engine fake --to .", _nothing, 2),
+    ("demo --engine nothing", _nothing, 2),
+    ("", _nothing, 2),
+    ("nothing", _nothing, 2),
+    ("run", _nothing, 2),
+    ("run job.yaml --nothing", _nothing, 2),
+]
+
+
+@pytest.mark.parametrize(("line", "before", "code"), CALLS)
+def test_output_json_prints_one_object_whatever_happens(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    before: Callable[[Callable[..., Any]], None],
+    code: int,
+) -> None:
+    monkeypatch.setattr("jobs.commands.setup._devices", lambda: ["cpu"])  # to look for a GPU, torch is loaded: seconds
+    write_pairs()
+    write_job()
+    before(relabel)
+    done = relabel(*line.split(), "--output", "json")
+    assert done.code == code, done
+    assert "Traceback" not in done.err
+    if "error" in done.json:
+        assert set(done.json) == {"error", "message", "exit_code"}
+        assert done.json["exit_code"] == code
+        assert len(done.json["message"]) > 10
+        assert code not in (0, 10, 30)
+    else:
+        assert code in (0, 10, 30) or line.startswith("doctor")
+        assert done.json.get("exit_code", code) == code or "--done-ok" in line
+
+
+def test_every_command_stands_in_the_json_test_in_success_and_in_error() -> None:
+    good = {line.split()[0] for line, _, code in CALLS if line and code == 0}
+    bad = {line.split()[0] for line, _, code in CALLS if line and code in (2, 3)}
+    assert good >= set(COMMANDS)
+    assert bad >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "code", "said"),
+    [
+        (RuntimeError("a screw is loose"), "RuntimeError", 1, "this is a fault of relabel, not of your input"),
+        (KeyboardInterrupt(), "Stopped", 130, "Stopped by hand"),
+        (errors.LockHeldError("shard 3 is taken"), "LockHeldError", 75, "relabel: shard 3 is taken"),
+    ],
+)
+def test_any_error_at_all_ends_as_a_code_and_one_object(
+    relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: BaseException, name: str, code: int, said: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("jobs.commands.label.load_job", fails)
+    done = relabel("plan", "job.yaml", "--output=json")
+    assert done.code == code
+    assert done.json == {"error": name, "message": str(error) or "Stopped by hand.", "exit_code": code}
+    assert said in done.err
+    assert relabel("plan", "job.yaml").out == ""
+
+
+def test_result_goes_to_stdout_and_all_else_to_stderr(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    done = relabel("run", write_job())
+    assert "ecom: done, every row accounted for" in done.out
+    assert "labelled     24" in done.out
+    assert "graph-grpo asks fake on fake" in done.err
+    assert "graph-grpo asks" not in done.out
+    assert "labelled" not in done.err
+
+
+def test_precedence_holds_from_the_command_line_down(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seed_of(*flags: str) -> int:
+        done = relabel("plan", "job.yaml", *flags, "--set", f"output=out/{len(list(folder.glob('out/*')))}", "--output", "json")
+        assert done.code == 0, done
+        plan = json.loads((folder / done.json["output"] / "plan.json").read_text())
+        return int(plan["parts"]["engine"]["seed"])
+
+    write_pairs()
+    write_job({"engine": {"seed": None}})
+    assert seed_of() == 0
+    write_job({"engine": {"seed": 1}})
+    assert seed_of() == 1
+    monkeypatch.setenv("RELABEL_ENGINE__SEED", "2")
+    assert seed_of() == 2
+    assert seed_of("--set", "engine.seed=3") == 3
+
+
+def test_status_and_verify_look_where_the_variable_sent_the_run(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pairs()
+    write_job()
+    monkeypatch.setenv("RELABEL_OUTPUT", "out/elsewhere")
+    assert relabel("run", "job.yaml").code == 0
+    assert relabel("status", "job.yaml", "--output", "json").json["output"] == "out/elsewhere"
+    assert relabel("verify", "job.yaml", "--output", "json").json["output"] == "out/elsewhere"
+
+
+def test_job_file_without_yaml_in_its_name_is_still_a_job_file(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    write_job(path="ecom.job")
+    assert relabel("run", "ecom.job").code == 0
+    assert relabel("status", "ecom.job").code == 0
+
+
+def test_unknown_variables_are_left_alone_and_a_typo_below_a_section_is_not(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pairs()
+    write_job()
+    monkeypatch.setenv("RELABEL_SHRADS", "3")
+    assert relabel("plan", "job.yaml").code == 0
+    monkeypatch.setenv("RELABEL_ENGINE__SEDE", "3")
+    relabel("plan", "job.yaml").refused(3, "unknown key `sede`: did you mean `seed`?", "variable RELABEL_ENGINE__SEDE")
+
+
+def test_init_writes_a_job_that_loads_and_keeps_what_is_there(relabel: Callable[..., Any], folder: Path) -> None:
+    done = relabel("init", "new/job.yaml")
+    assert done.code == 0
+    assert "relabel plan new/job.yaml" in done.out
+    assert load_job("new/job.yaml", environment={}).spec.engine.name == "fake"
+    (folder / "new/job.yaml").write_text("mine")
+    relabel("init", "new/job.yaml").refused(2, "new/job.yaml: is there already", "--force")
+    assert (folder / "new/job.yaml").read_text() == "mine"
+    assert relabel("init", "new/job.yaml", "--force").code == 0
+    assert load_job("new/job.yaml", environment={}).spec.name == "my-labels"
+
+
+def test_init_where_nothing_can_be_written_says_so(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "file").write_text("")
+    relabel("init", "file/job.yaml").refused(3, "file/job.yaml: can't write it")
+
+
+@pytest.mark.parametrize("name", ["pairs.parquet", "job.yaml"])
+def test_demo_leaves_files_alone_that_no_demo_wrote(relabel: Callable[..., Any], folder: Path, name: str) -> None:
+    """`relabel init`, then `relabel demo --to .`: both write a job.yaml, and the template's data is called pairs.parquet."""
+    (folder / name).write_text("mine")
+    relabel("demo", "--engine", "fake", "--to", ".").refused(2, f"{name}: is there already, and no demo wrote it", "--to FOLDER")
+    assert (folder / name).read_text() == "mine"
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_demo_runs_again_and_mends_data_that_was_cut_off(relabel: Callable[..., Any], folder: Path) -> None:
+    assert relabel("demo", "--engine", "fake", "--to", "here: #1 'x'").code == 0
+    data = folder / "here: #1 'x'" / "pairs.parquet"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:99])
+    assert relabel("demo", "--engine", "fake", "--to", "here: #1 'x'").code == 0
+    assert data.read_bytes() == whole
+
+
+def test_schema_of_labels_is_the_schema_that_is_written(relabel: Callable[..., Any]) -> None:
+    columns = relabel("schema", "labels", "--output", "json").json["columns"]
+    assert [column["name"] for column in columns] == LABELS.names
+
+
+@pytest.mark.parametrize("arguments", [("status", "job.yaml"), ("schema", "job"), ("status", "absent", "--output", "json"), ("--help",)])
+def test_reader_that_goes_away_is_met_with_silence(
+    write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Callable[..., Any], arguments: tuple[str, ...]
+) -> None:
+    """`relabel status | head -1`, with a head that has gone before the first byte."""
+    write_pairs()
+    write_job()
+    _planned(relabel)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = fresh(*arguments, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "Broken" not in done.stderr
+    assert "absent" in arguments or done.stderr == ""
+
+
+def test_terminal_that_lacks_a_letter_gets_an_escape_and_not_a_crash(
+    write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    write_job({"output": "out/schön-日"})
+    done = fresh("plan", "job.yaml", variables={"PYTHONIOENCODING": "latin-1"})
+    assert done.returncode == 0, done.stderr
+    assert "out/schön-\\u65e5/plan.json" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_error_keeps_its_text_across_processes(kind: type[errors.RelabelError]) -> None:
+    error = errors.VerdictError("format", "no tags") if kind is errors.VerdictError else kind("shard 3: ünlucky")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind
+    assert str(back) == str(error)
+    assert str(back) in ("shard 3: ünlucky", "format: no tags")
+    assert vars(back) == vars(error)
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_error_has_its_exit_code_and_its_place_in_the_drawn_tree(kind: type[errors.RelabelError]) -> None:
+    error = errors.VerdictError("format", "no tags") if kind is errors.VerdictError else kind("x")
+    assert exit_for(error) == CODES[kind.__name__]
+    assert f" {kind.__name__} " in f"{errors.__doc__} ".replace("\n", " ")
+    assert kind.__name__.endswith("Error")
+
+
+def test_exit_codes_are_the_ones_promised_to_schedulers() -> None:
+    assert {code.name: int(code) for code in Exit} == {
+        "DONE": 0,
+        "OUR_FAULT": 1,
+        "USAGE": 2,
+        "BAD_INPUT": 3,
+        "MISSING": 4,
+        "GATE": 5,
+        "NOTHING_TO_DO": 10,
+        "PARTIAL": 20,
+        "OVER_LIMIT": 30,
+        "LOCKED": 75,
+        "STOPPED": 130,
+    }
