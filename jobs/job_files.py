@@ -127,8 +127,11 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     values = dict(values)
     labeler = _section(values, "labeler", where)
     engine = _section(values, "engine", where)
-    found_labeler = labeler_class(_name(labeler, "labeler", where))
-    found_engine = engine_class(_name(engine, "engine", where))
+    try:
+        found_labeler = labeler_class(_name(labeler, "labeler", where))
+        found_engine = engine_class(_name(engine, "engine", where))
+    except ConfigError as exc:
+        raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
     values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
     args = engine.get("args") or {}
     if not isinstance(args, dict):
@@ -138,6 +141,9 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = validate_spec(JobSpec, values, where=where)
+    for key, text in (("output", spec.output), *(("input.path", path) for path in spec.input.path)):
+        if "${" in text:
+            raise ConfigError(f"{where}: `{key}` = {text}: variables in braces are not known to this version; write the path out")
     return Job(spec, found_labeler(spec.labeler), found_engine, where)
 
 

@@ -21,8 +21,8 @@ def job_schema() -> dict[str, Any]:
     for name in labeler_names():
         model = labeler_class(name).Options.model_json_schema(ref_template=TEMPLATE)
         definitions.update(model.pop("$defs", {}))
-        definitions[f"labeler {name}"] = _named(model, name)
-        labelers.append({"$ref": f"#/$defs/labeler {name}"})
+        definitions[f"labeler-{name}"] = _named(model, name)
+        labelers.append({"$ref": f"#/$defs/labeler-{name}"})
     engines = []
     for name in engine_names():
         model = EngineSpec.model_json_schema(ref_template=TEMPLATE)
@@ -30,8 +30,8 @@ def job_schema() -> dict[str, Any]:
         args = engine_class(name).Args.model_json_schema(ref_template=TEMPLATE)
         definitions.update(args.pop("$defs", {}))
         model["properties"]["args"] = args
-        definitions[f"engine {name}"] = _named(model, name)
-        engines.append({"$ref": f"#/$defs/engine {name}"})
+        definitions[f"engine-{name}"] = _named(model, name)
+        engines.append({"$ref": f"#/$defs/engine-{name}"})
     whole["properties"]["labeler"] = {"description": "What is asked, and how answers are read.", "oneOf": labelers}
     whole["properties"]["engine"] = {"description": "What runs the teacher.", "oneOf": engines}
     _one_or_many(definitions["InputSpec"]["properties"]["path"])

@@ -214,40 +214,44 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
 
 def label(opened: OpenRun, session: Session, *, tick: Any = None, on_engine: Any = None) -> RunReport:
     """Do a session's work and finish the run if it was the last of it."""
-    job, started = opened.job, time.perf_counter()
-    taken = session.lock()
+    started = time.perf_counter()
     engine_start_s = 0.0
     remarks: list[str] = []
-    if taken:
-        try:
-            before = time.perf_counter()
-            engine, remarks = start_engine(job)
-            engine_start_s = time.perf_counter() - before
+    try:
+        taken = session.lock()
+        if taken:
+            engine, remarks = start_engine(opened.job)
+            engine_start_s = time.perf_counter() - started
             try:
                 session.facts = engine.facts()
                 if on_engine is not None:
                     on_engine(session.facts, remarks)
-                session.progress.started_s = time.perf_counter()
-                loop = RunLoop(
-                    job.labeler,
-                    job.spec.labeler,
-                    engine,
-                    session.commit,
-                    seed=job.spec.engine.seed,
-                    progress=session.progress,
-                    stop=session.stop,
-                    tick=tick or (lambda: None),
-                )
-                loop.run(session.chunks(taken))
+                _drive(engine, session, taken, tick)
             finally:
                 engine.close()
-        finally:
-            session.close()
+    finally:
+        session.close()
     report = _conclude(opened, session, taken)
     report.seconds = time.perf_counter() - started
     report.engine_start_s = engine_start_s
     report.remarks = remarks
     return report
+
+
+def _drive(engine: Engine, session: Session, taken: list[int], tick: Any) -> None:
+    job = session.opened.job
+    session.progress.started_s = time.perf_counter()
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        session.commit,
+        seed=job.spec.engine.seed,
+        progress=session.progress,
+        stop=session.stop,
+        tick=tick or (lambda: None),
+    )
+    loop.run(session.chunks(taken))
 
 
 def _conclude(opened: OpenRun, session: Session, taken: list[int]) -> RunReport:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from jobs.trajectories import OpenPair, Trajectory, row_of
 from labelers.registry import Labeler
 from manifests.asks import Answer, Ask, Engine, Request
+from manifests.errors import InputError
 from manifests.labels import Pair
 from manifests.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
@@ -136,6 +137,7 @@ class RunLoop:
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
         self._open_pairs = 0
         self._next_id = 0
+        self._input_error: InputError | None = None
         self._commits: set[Future[bool]] = set()
 
     def run(self, chunks: Iterator[ChunkWork]) -> bool:
@@ -144,16 +146,15 @@ class RunLoop:
         Returns:
             True if all of them were committed, False if a stop left some undone.
         Raises:
-            EngineCrashError, InputError, StoreError, DiskFullError: as they come; what was committed stays.
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="commit") as pool:
-            try:
-                is_done = self._feed(chunks, pool)
-                self._settle(wait_for_all=True)
-                return is_done
-            finally:
-                for future in self._commits:
-                    future.cancel()
+        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="commit") as pool:  # leaving waits for commits under way
+            is_done = self._feed(chunks, pool)
+            self._settle(wait_for_all=True)
+        if self._input_error is not None:
+            raise self._input_error
+        return is_done
 
     def _feed(self, chunks: Iterator[ChunkWork], pool: ThreadPoolExecutor) -> bool:
         engine, ready = self.engine, self._ready
@@ -187,7 +188,11 @@ class RunLoop:
 
     def _pairs(self, chunks: Iterator[ChunkWork]) -> Iterator[tuple[ChunkWork, int]]:
         while self.stop.reason is None:
-            work = next(chunks, None)
+            try:
+                work = next(chunks, None)
+            except InputError as exc:
+                self._input_error = exc
+                return
             if work is None:
                 return
             for index in range(len(work.pairs)):

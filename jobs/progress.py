@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -14,10 +15,22 @@ from jobs.loop import Progress
 
 LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25
+LOGGERS = ("manifests", "labelers", "jobs")
+
+
+class _Aloud(logging.Handler):
+    """Says warnings above the bars; may be called from any thread."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class Display:
-    """Shows a run's counts. `tick` may be called as often as one likes.
+    """Shows a run's counts and warnings. `tick` may be called as often as one likes.
 
     Args:
         total: pairs that this execution will ask.
@@ -29,6 +42,7 @@ class Display:
         self._console = Console(stderr=True)
         self._bars: Bars | None = None
         self._next_s = 0.0
+        self._aloud = _Aloud(self)
         if self._console.is_terminal:
             self._bars = Bars(
                 TextColumn("[bold]{task.description}"),
@@ -44,10 +58,14 @@ class Display:
     def __enter__(self) -> Display:
         if self._bars is not None:
             self._bars.start()
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._aloud)
         self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._aloud)
         if self._bars is not None:
             self._bars.stop()
 

@@ -42,6 +42,10 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
     if "SLURM_ARRAY_TASK_ID" in environment:
         number = _number(environment, "SLURM_ARRAY_TASK_ID")
+        if (
+            SHARD_COUNT_VARIABLE in environment
+        ):  # one failed task submitted again is an array of its own; the count says what it was part of
+            return number, _number(environment, SHARD_COUNT_VARIABLE)
         first = _number(environment, "SLURM_ARRAY_TASK_MIN", 0)
         last = _number(environment, "SLURM_ARRAY_TASK_MAX")
         step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", 1))

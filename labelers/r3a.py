@@ -13,6 +13,8 @@ import hashlib
 from collections.abc import Generator
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from labelers.evidence import read_evidence
 from labelers.prompts import BUILT_IN, Prompts, Turn
 from labelers.verdicts import Reader, token_budget
@@ -48,6 +50,8 @@ class R3AOptions(LabelerOptions):
     context: Literal["use", "none", "noisy"] = "use"
     """High-click documents of the query: shown, left out, or each replaced by one that has nothing to do with it (drawn by the query from
     a fixed set of eight, for measuring how much noise the teacher bears)."""
+    max_context_chars: int = Field(2000, ge=1)
+    """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for want of room."""
     stages: Literal[1, 2] = 2
     """Turns: 2 states the intent once a query and shares it; 1 asks everything in one prompt, for each pair."""
     evidence: Literal["constrained", "checked"] = "checked"
@@ -172,7 +176,8 @@ class R3A:
 
     def _context(self, query: str, context: tuple[str, ...]) -> tuple[str, ...]:
         if self._options.context != "noisy" or not context:
-            return context
+            longest = self._options.max_context_chars
+            return tuple(text[:longest] for text in context)
         draw = hashlib.sha256(query.encode("utf-8", "surrogatepass")).digest()
         deck = sorted(range(len(_NOISE)), key=lambda i: draw[i])
         return tuple(_NOISE[deck[i % len(deck)]] for i in range(len(context)))

@@ -10,6 +10,7 @@ import contextlib
 import glob
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,9 @@ def open_dataset(spec: InputSpec, *, reads_context: bool) -> Dataset:
         raise InputError(
             f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
         )
+    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"input.path {', '.join(spec.path)}: names {twice} twice, so its rows would be labelled twice. Name it once.")
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
@@ -121,7 +125,10 @@ def list_files(pattern: str) -> list[str]:
             return sorted(str(file) for file in inside if file.is_file() and _is_data(file.as_posix(), path.as_posix()))
         if path.exists():
             return [pattern]
-        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
+        matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
+        # a folder that matches (Spark writes folders named like files) stands for the files in it
+        found = [file for match in matches for file in (list_files(match) if Path(match).is_dir() and "**" not in pattern else [match])]
+        found = [file for file in found if not Path(file).is_dir()]
         if not found and not any(mark in pattern for mark in "*?["):
             raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
         return found

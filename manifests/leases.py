@@ -6,6 +6,7 @@ single (receipts are), so a file system with weak locks costs time and never row
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import LockHeldError, StoreError
-from manifests.store import LocalStore
+from manifests.store import LocalStore, told
 
 
 class ShardLock:
@@ -31,11 +32,9 @@ class ShardLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        try:
+        with told("make the shard's lock", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as exc:
-            raise StoreError(f"{self.path}: can't make the shard's lock ({exc.strerror}). Check the output's permissions.") from exc
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -45,9 +44,10 @@ class ShardLock:
             holder = self.holder()
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
             raise LockHeldError(f"shard {self.shard} is being worked on by {who} ({self.path}). Try again when it has ended.") from exc
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, and only its holder's name is missing
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
     def release(self) -> None:
         """Let go; safe to call twice."""

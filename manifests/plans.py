@@ -21,6 +21,7 @@ from manifests import failpoints
 from manifests.dataset import Dataset, InputFile, changed_files, open_parquet, reading
 from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
 from manifests.errors import InputError, ManifestError, StaleRunError
+from manifests.records import checked, fault_of
 from manifests.schemas import SCHEMA_VERSION
 from manifests.store import LocalStore
 
@@ -237,13 +238,11 @@ def load_plan(store: LocalStore) -> Plan | None:
         version = held.pop("version")
         if version != PLAN_VERSION:
             raise ManifestError(f"{store.root}/{PLAN_NAME}: written as version {version}; this relabel reads {PLAN_VERSION}.")
-        held["files"] = [InputFile(**file) for file in held["files"]]
-        held["shards"] = [ShardPlan(**shard) for shard in held["shards"]]
-        return Plan(**held)
+        return checked(Plan, held)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         if isinstance(exc, ManifestError):
             raise
-        raise ManifestError(f"{store.root}/{PLAN_NAME}: not a plan ({exc}). Restore it, or use another output folder.") from exc
+        raise ManifestError(f"{store.root}/{PLAN_NAME}: not a plan ({fault_of(exc)}). Restore it, or use another output folder.") from exc
 
 
 def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
@@ -254,14 +253,15 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     """
     if plan.parts == parts:
         return
-    changed = changed_files(plan.files, dataset.files)
+    changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
+    differences = list(_differences(_settings(plan.parts), _settings(parts)))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. Changed:\n  {listed}\n"
             "Restore the files, or label the new ones into another output."
+            + (f" Settings differ too: {'; '.join(differences)}." if differences else "")
         )
-    differences = list(_differences(plan.parts, parts))
     listed = "\n  ".join(differences[:20]) + (f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else "")
     raise StaleRunError(f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec.")
 
@@ -373,6 +373,10 @@ def _groups(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate([[0], np.cumsum([rows for rows, _ in flat])[:-1]]).astype(np.int64)
     in_use = starts < dataset.rows
     return starts[in_use], np.array([size for _, size in flat], dtype=np.int64)[in_use]
+
+
+def _settings(parts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in parts.items() if key != "inputs"}
 
 
 def _differences(was: Any, now: Any, path: str = "") -> Iterator[str]:

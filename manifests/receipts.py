@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from manifests import failpoints
 from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
+from manifests.records import checked, fault_of
 from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, parquet_bytes
 from manifests.store import LocalStore
 
@@ -136,13 +137,11 @@ def load_receipt(store: LocalStore, name: str) -> Receipt:
         held = json.loads(store.read(name))
         if held["version"] != RECEIPT_VERSION:
             raise ManifestError(f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}.")
-        for part in ("labels", "quarantine"):
-            held[part] = FileRef(**held[part]) if held[part] else None
-        return Receipt(**held)
+        return checked(Receipt, held)
     except (ValueError, KeyError, TypeError) as exc:
         if isinstance(exc, ManifestError):
             raise
-        raise ManifestError(f"{store.root}/{name}: not a receipt ({exc}). Move it away to have the chunk done again.") from exc
+        raise ManifestError(f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again.") from exc
 
 
 def parse_receipt_name(name: str) -> ChunkId | None:

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.plans import PLAN_NAME, Plan, shard_row_ids
 from manifests.receipts import ChunkId, FileRef, Receipt, load_receipt, parse_receipt_name
+from manifests.records import checked, fault_of
 from manifests.schemas import LABELS, QUARANTINE
 from manifests.store import LocalStore
 
@@ -42,6 +43,19 @@ class Tally(NamedTuple):
     @property
     def num_quarantined(self) -> int:
         return sum(self.quarantined.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestCore:
+    """What every reader of a manifest relies on; a manifest holds more beside it."""
+
+    version: int
+    fingerprint: str
+    rows: dict[str, int]
+    max_failed_fraction: float
+    over_limit: bool
+    labels: list[FileRef]
+    quarantine: list[FileRef]
 
 
 class RunFolder:
@@ -249,10 +263,12 @@ def load_manifest(store: LocalStore) -> dict[str, Any] | None:
     try:
         held: dict[str, Any] = json.loads(store.read(MANIFEST_NAME))
         version = held["version"]
+        if version == MANIFEST_VERSION:
+            checked(ManifestCore, held)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as exc:
-        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: not a manifest ({exc}). Move it away and run the job again.") from exc
+        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
     if version != MANIFEST_VERSION:
         raise ManifestError(f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
     return held

@@ -188,6 +188,9 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
         raise ConfigError(f"{where}: " + "; ".join(_fault(model, fault) for fault in exc.errors())) from exc
 
 
+_YAML_HINTS = {"string_type": " (in YAML, put it in quotes)", "tuple_type": " (a list, in brackets)", "list_type": " (a list, in brackets)"}
+
+
 def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
     if fault["type"] == "extra_forbidden":
@@ -198,8 +201,9 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
         return f"unknown key `{path}`: {allowed}"
     if fault["type"] == "missing":
         return f"`{path}` is missing"
+    hint = _YAML_HINTS.get(fault["type"], "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
-    return f"`{path}` = {_shown(fault['input'])}: {message[:1].lower()}{message[1:]}"
+    return f"`{path}` = {_shown(fault['input'])}: {message[:1].lower()}{message[1:]}{hint}"
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:

@@ -50,7 +50,7 @@ class LocalStore:
             StoreError: it can't be read.
         """
         path = self.path(name)
-        with _told("read", path):
+        with told("read", path, is_missing_fine=True):
             return path.read_bytes()
 
     def exists(self, name: str) -> bool:
@@ -58,14 +58,14 @@ class LocalStore:
 
     def size_bytes(self, name: str) -> int:
         path = self.path(name)
-        with _told("look at", path):
+        with told("look at", path):
             return path.stat().st_size
 
     def names(self, folder: str) -> list[str]:
         """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
         path = self.path(folder)
         try:
-            with _told("list", path), os.scandir(path) as entries:
+            with told("list", path, is_missing_fine=True), os.scandir(path) as entries:
                 found = [entry.name for entry in entries if not entry.name.startswith(TEMP_PREFIX)]
         except FileNotFoundError:
             return []
@@ -74,7 +74,7 @@ class LocalStore:
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
         path = self.path(name)
-        with _told("write", path):
+        with told("write", path):
             temp = self._synced_temp(path, data)
             failpoints.hit("before_temp_rename")
             temp.replace(path)
@@ -87,7 +87,7 @@ class LocalStore:
             False if the name exists already (its bytes are left as they are).
         """
         path = self.path(name)
-        with _told("write", path):
+        with told("write", path):
             temp = self._synced_temp(path, data)
             failpoints.hit("before_temp_rename")
             try:
@@ -135,13 +135,18 @@ def _sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(verb: str, path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into ours; a missing file stays FileNotFoundError, for callers that expect it."""
+def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[None]:
+    """Turn the operating system's refusals into ours.
+
+    Args:
+        verb: what was tried, for the message.
+        is_missing_fine: let FileNotFoundError through, for callers that expect it.
+    """
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as exc:
+        if is_missing_fine and isinstance(exc, FileNotFoundError):
+            raise
         if exc.errno in _FULL:
             raise DiskFullError(
                 f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same command again."

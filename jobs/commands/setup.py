@@ -119,6 +119,9 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         found["input"] = f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {', '.join(dataset.columns.document)}"
         step = "model"
         found["model"] = f"{job.spec.engine.model or job.spec.engine.name}, digest {job.engine_class.model_digest(job.spec.engine)[:12]}"
+        step = "engine"
+        job.engine_class.check(job.spec.engine)
+        found["engine"] = f"{job.spec.engine.name} can start"
         step = "output"
         found["output"] = _writable(Path(job.spec.output))
     except RelabelError as exc:

@@ -120,6 +120,10 @@ class Fake:
         self._below_slow = int(self._args.p_slow * 2**24)
 
     @staticmethod
+    def check(spec: EngineSpec) -> None:
+        """Nothing is needed."""
+
+    @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """Stands for the model: changes with `VERSION`.
 

@@ -31,6 +31,15 @@ class EngineClass(Protocol):
         """
         ...
 
+    @staticmethod
+    def check(spec: EngineSpec) -> None:
+        """Look whether the engine could start here, without loading a model.
+
+        Raises:
+            MissingExtraError: a package or the device that the spec names is absent.
+        """
+        ...
+
     def __call__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Engine:
         """Start the engine: load the model, or raise ModelError or MissingExtraError."""
         ...

@@ -121,6 +121,14 @@ class Transformers:
         """Digest of the model's files, and of the adapter's where there is one."""
         return _digest(spec, _resolve(spec))
 
+    @staticmethod
+    def check(spec: EngineSpec) -> None:
+        """Packages and device, without loading the model."""
+        torch = require("torch", extra="cpu", purpose="The transformers engine")
+        for module in ("transformers", "llguidance", "safetensors"):
+            require(module, extra="cpu", purpose="The transformers engine")
+        _device(torch, _args_of(spec).device)
+
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, compile every grammar, and look whether each stage builds on the one before."""
         remarks = []
@@ -149,7 +157,8 @@ class Transformers:
         batch = self._open_batch()
         prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask))
         if isinstance(prompt, Overlong):
-            detail = f"the prompt has {prompt.num_tokens} tokens or more, {prompt.max_prompt_tokens} fit"
+            room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
+            detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
             self._ready.append(Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail))
             return
         is_bound = self._args.constrain and ask.format is not None and ask.max_tokens > 0

@@ -215,8 +215,18 @@ def test_null_query_id_is_refused_with_its_row(relabel: Cli, write_pairs: WriteP
 def test_unreadable_data_is_told_apart_from_absent_data(relabel: Cli, write_pairs: WritePairs, folder: Path, write_job: WriteJob) -> None:
     (folder / "pairs.parquet").symlink_to("nowhere.parquet")
     relabel("plan", write_job()).refused(3, "pairs.parquet: no such file")
-    (folder / "dir.parquet").mkdir()
-    relabel("plan", write_job({"input": {"path": "*.parquet"}})).refused(3, "dir.parquet: can't be read: Is a directory")
+
+
+def test_folder_that_a_glob_matches_stands_for_the_files_in_it(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+    """Spark writes folders that are named like files."""
+    write_pairs(path="day-1.parquet/part-0.parquet")
+    write_pairs(path="day-2.parquet")
+    assert relabel("plan", write_job({"input": {"path": "day-*.parquet"}}), "--output", "json").json["rows"] == 48
+
+
+def test_file_named_twice_is_refused(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+    write_pairs(path="a.parquet")
+    relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(3, "names a.parquet twice", "Name it once")
 
 
 def without_root_powers() -> None:
@@ -552,15 +562,12 @@ def small_disk(folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-NO_ROOM_FOR = "a full disk met first by the {} is a bare OSError: exit code 1 and a traceback"
-
-
 @pytest.mark.skipif(os.sysconf("SC_PAGE_SIZE") != 4096, reason="counts on pages of 4 KiB")
 @pytest.mark.parametrize(
     "free_kib",
     [
-        pytest.param(0, marks=pytest.mark.xfail(reason=NO_ROOM_FOR.format("shard's lock"))),
-        pytest.param(8, marks=pytest.mark.xfail(reason=NO_ROOM_FOR.format("shard's log"))),
+        0,
+        8,
         16,
         20,
         28,
@@ -583,14 +590,13 @@ def test_disk_that_is_really_full_ends_with_20_and_the_same_command_goes_on(
     assert relabel("verify", job).code == 0
 
 
-@pytest.mark.xfail(reason="a log that can't be written ends the run with exit code 1 and a traceback; receipts are the truth, not logs")
 def test_log_that_can_not_be_written_does_not_end_the_run(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
     write_pairs()
     (folder / "out/ecom/logs").mkdir(parents=True)
     (folder / "out/ecom/logs/shard-00000.log").symlink_to("/dev/full")
     done = relabel("run", write_job())
-    assert done.code in (0, 20)
-    assert "Traceback" not in done.err
+    assert done.code == 0
+    assert done.err.count("going on without logs") == 1
 
 
 # Odd rows that are labelled all the same
@@ -763,11 +769,12 @@ def test_context_of_any_length_with_nulls_is_labelled(
 def test_context_that_fits_no_prompt_is_quarantined_as_overlong(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed
 ) -> None:
-    """Only the document is ever cut."""
+    """An engine cuts the document and nothing else; context documents are cut by the labeler's own option, here set too high."""
     for row in pairs:
         row["context"] = ["x" * 99_999] if row["query_id"] == "q2" else None
     write_pairs(pairs)
-    done = relabel("run", write_job({"labeler": {"name": "r3a"}}), "--output", "json")
+    assert relabel("run", write_job({"labeler": {"name": "r3a"}, "output": "out/cut"})).code == 0
+    done = relabel("run", write_job({"labeler": {"name": "r3a", "max_context_chars": 99_999}}), "--output", "json")
     assert done.code == 30
     assert done.json["quarantined_by_status"] == {"overlong": 4}
     assert sorted(committed("quarantine")) == [8, 9, 10, 11]

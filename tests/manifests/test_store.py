@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,3 +89,11 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
     lock = ShardLock(store, 0)
     lock.acquire()
     lock.release()
+
+
+def test_a_folder_that_vanished_under_a_writer_is_told(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "out")
+    store.put("labels/a.parquet", b"x")
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(StoreError, match=r"can't write it \(No such file or directory\)"):
+        store.put("labels/b.parquet", b"x")

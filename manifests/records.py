@@ -1,0 +1,35 @@
+"""JSON that was written down becomes records again, with every value's type checked: a damaged file is an error, not a surprise later."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+RecordT = TypeVar("RecordT")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked(kind: type[RecordT], values: Any) -> RecordT:
+    """Build a dataclass, named tuple or typed dict from plain JSON values.
+
+    Raises:
+        ValueError: a field is missing, or holds a value of another type (pydantic's ValidationError).
+    """
+    adapter: TypeAdapter[RecordT] = _adapter(cast(Any, kind))
+    return adapter.validate_python(values)
+
+
+def fault_of(error: Exception) -> str:
+    """What is wrong with a record, in a few words."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
+    if isinstance(error, KeyError):
+        return f"`{error.args[0]}` is missing"
+    return str(error)
