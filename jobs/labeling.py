@@ -284,12 +284,7 @@ def _conclude(opened: OpenRun, session: Session, taken: list[int]) -> RunReport:
     if tally.chunks_done == opened.plan.num_chunks:
         held = load_manifest(opened.store)
         failed = tally.num_quarantined / opened.plan.rows
-        is_current = (
-            held is not None
-            and held["max_failed_fraction"] == spec.run.max_failed_fraction
-            and held["rows"]["quarantined"] == tally.num_quarantined
-            and held["rows"]["labelled"] == tally.labelled
-        )
+        is_current = held is not None and held["max_failed_fraction"] == spec.run.max_failed_fraction and held["receipts"] == tally.receipts
         if not is_current:
             manifest = build_manifest(
                 folder,
@@ -312,7 +307,8 @@ def _exit(report: RunReport, session: Session, taken: list[int], *, was_finished
         return Exit.OVER_LIMIT
     if not taken and session.busy:
         return Exit.LOCKED
-    if session.busy or any(session.todo(shard) for shard in session.shards if not session.is_retry):
+    is_cut_short = session.stop.reason is not None and session.is_retry
+    if session.busy or is_cut_short or any(session.todo(shard) for shard in session.shards if not session.is_retry):
         return Exit.PARTIAL
     if taken or was_finished_now:
         return Exit.DONE

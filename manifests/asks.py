@@ -15,6 +15,9 @@ from manifests.formats import AnswerFormat
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length", "refused", "overlong", "error"]
 
+POLL_S = 1.0
+"""How long `Engine.poll` may work without an answer, seconds."""
+
 DOCUMENT_FIELD = "document"
 """The one field of a message that may be cut when a prompt is too long."""
 
@@ -182,7 +185,10 @@ class Engine(Protocol):
         ...
 
     def poll(self) -> list[Answer]:
-        """Work until at least one answer is ready, and return all that are; empty only if nothing is in flight.
+        """Work until at least one answer is ready, and return all that are.
+
+        Returns after about `POLL_S` with what there is, perhaps nothing, so that the caller can heed a stop; empty at once if nothing is
+        in flight.
 
         Raises:
             EngineCrashError: the engine is gone, with all that was in flight.

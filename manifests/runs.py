@@ -38,6 +38,7 @@ class Tally(NamedTuple):
     labelled: int
     quarantined: dict[str, int]
     chunks_done: int
+    receipts: int
     stages: dict[str, dict[str, int]]
 
     @property
@@ -52,6 +53,7 @@ class ManifestCore:
     version: int
     fingerprint: str
     rows: dict[str, int]
+    receipts: int
     max_failed_fraction: float
     over_limit: bool
     labels: list[FileRef]
@@ -104,19 +106,21 @@ class RunFolder:
 
     def tally(self, shards: list[int] | None = None) -> Tally:
         """Add up the receipts of some shards (default: all)."""
-        labelled = chunks_done = rows = 0
+        labelled = chunks_done = rows = num_receipts = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
         for shard in range(len(self.plan.shards)) if shards is None else shards:
             for receipts in self.chunk_receipts(shard):
                 chunks_done += 1
+                num_receipts += len(receipts)
                 rows += self.plan.shards[shard].chunks[receipts[0].chunk]
                 labelled += sum(receipt.labels.rows for receipt in receipts if receipt.labels)
                 quarantined.update({status: count for status, count in receipts[-1].statuses.items() if status != "ok"})
                 for receipt in receipts:
                     for stage, counts in receipt.stages.items():
                         stages.setdefault(stage, Counter()).update(counts)
-        return Tally(rows, labelled, dict(quarantined), chunks_done, {stage: dict(counts) for stage, counts in stages.items()})
+        plain = {stage: dict(counts) for stage, counts in stages.items()}
+        return Tally(rows, labelled, dict(quarantined), chunks_done, num_receipts, plain)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -232,6 +236,7 @@ def build_manifest(folder: RunFolder, *, spec: dict[str, Any], max_failed_fracti
         "fingerprint": plan.fingerprint,
         "plan_sha256": sha256_bytes(folder.store.read(PLAN_NAME)),
         "rows": {"in": proved, "labelled": tally.labelled, "reused": 0, "quarantined": tally.num_quarantined},
+        "receipts": tally.receipts,
         "quarantined_by_status": dict(sorted(tally.quarantined.items())),
         "conservation": "rows in = labelled + reused + quarantined, compared as multisets of row ids",
         "failed_fraction": round(failed, 6),

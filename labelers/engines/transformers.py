@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,7 +21,7 @@ from labelers.engines.decisions import resolve_labels
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.rows import Place, Row
 from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from manifests.asks import Answer, Ask, Decision, EngineFacts, Request
+from manifests.asks import POLL_S, Answer, Ask, Decision, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.models import ResolvedModel, default_cache_dir, directory_digest, resolve_model
@@ -179,8 +180,9 @@ class Transformers:
     def poll(self) -> list[Answer]:
         batch = self._open_batch()
         answers, self._ready = self._ready, []
+        until = time.perf_counter() + POLL_S
         try:
-            while not answers and len(batch):
+            while not answers and len(batch) and time.perf_counter() < until:
                 answers += [row.answer() for row in batch.step()]
         except (self._torch.OutOfMemoryError, RuntimeError, MemoryError) as exc:
             raise EngineCrashError(

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.loop import ChunkWork, Progress, RunLoop, Stop
 from manifests.asks import Answer, Ask, Distribution, EngineFacts, Message, Request, Sampling
-from manifests.errors import EngineCrashError, VerdictError
+from manifests.errors import EngineCrashError, InputError, VerdictError
 from manifests.labels import Label, Pair
 from manifests.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
@@ -328,3 +328,36 @@ def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def _many(queries: int) -> Iterator[ChunkWork]:
     for number in range(queries):
         yield ChunkWork(ChunkId(0, number), [Pair(number * 2 + k, f"q{number}", f"query {number}", "d", f"doc {k}") for k in range(2)])
+
+
+def test_an_engine_that_has_nothing_yet_is_polled_again() -> None:
+    class Thinks(Scripted):
+        polls = 0
+
+        def poll(self) -> list[Answer]:
+            self.polls += 1
+            return super().poll() if self.polls % 3 == 0 else []
+
+    works = chunks_of(4, 4)
+    work_through(Thinks(good), works)
+    assert all(row is not None for work in works for row in work.rows)
+
+
+def test_input_that_fails_midway_is_told_after_the_chunks_before_it_are_committed() -> None:
+    def broken() -> Iterator[ChunkWork]:
+        yield from chunks_of(3, 3)
+        raise InputError("page 7 is damaged")
+
+    committed: list[ChunkWork] = []
+    loop = RunLoop(
+        TwoStage(),
+        LabelerOptions(name="x"),
+        Scripted(good),
+        lambda work: not committed.append(work),
+        seed=1,
+        progress=Progress(),
+        stop=Stop(),
+    )
+    with pytest.raises(InputError, match="page 7"):
+        loop.run(broken())
+    assert sorted(work.id.chunk for work in committed) == [0, 1]

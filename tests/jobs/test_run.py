@@ -262,3 +262,14 @@ def test_real_pairs_are_labelled_and_verified(tmp_path: Path, name: str, labeler
     path.write_text(yaml.safe_dump(spec))
     assert call("run", path)[0] == 0
     assert call("verify", path)[1]["labelled"] == 3000
+
+
+def test_a_retry_that_changes_no_count_still_leaves_a_manifest_of_the_newest_files(tmp_path: Path) -> None:
+    path = job(
+        tmp_path, labeler={"name": "direct", "attempts": 1}, args={"p_garbage": 1.0}, run={"chunk_rows": 5, "max_failed_fraction": 1.0}
+    )
+    assert call("run", path)[0] == 0
+    assert call("retry", path)[0] == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    assert all(".2-" in file["path"] for file in manifest["quarantine"])
+    assert call("verify", path)[0] == 0

@@ -1,0 +1,55 @@
+"""Input by URL reads like input on disk: any filesystem that fsspec knows."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import open_dataset
+from manifests.errors import InputError, MissingExtraError
+from manifests.plans import make_plan
+from manifests.rows import read_chunks
+from manifests.specs import InputSpec
+
+
+@pytest.fixture
+def bucket() -> str:
+    filesystem = fsspec.filesystem("memory")
+    for number in range(2):
+        rows = range(number * 5, number * 5 + 5)
+        table = {
+            "query_id": [f"q{row // 3}" for row in rows],
+            "query": ["q"] * 5,
+            "doc_id": [str(row) for row in rows],
+            "body": [f"b{row}" for row in rows],
+        }
+        sink = io.BytesIO()
+        pq.write_table(pa.table(table), sink, row_group_size=2)
+        filesystem.pipe_file(f"/bucket/day/{number}.parquet", sink.getvalue())
+    filesystem.pipe_file("/bucket/day/_SUCCESS", b"")
+    return "memory://bucket/day"
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/"])
+def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
+    dataset = open_dataset(InputSpec(path=(pattern.format(bucket),)), reads_context=False)
+    plan, _ = make_plan(dataset, {}, name="job", shards=2, chunk_rows=3)
+    found = [pair for shard in plan.shards for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
+    assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]
+
+
+def test_a_url_that_names_nothing_or_no_filesystem_is_told(bucket: str) -> None:
+    for path, message in (("memory://bucket/none.parquet", "no such file"), ("quux://bucket/x.parquet", "quux")):
+        with pytest.raises(InputError, match=message):
+            open_dataset(InputSpec(path=(path,)), reads_context=False)
+
+
+def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(MissingExtraError, match=r"relabel\[s3\]"):
+        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), reads_context=False)
