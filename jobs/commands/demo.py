@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from jobs.commands.label import execute, open_session, report_text
-from jobs.commands.options import emit, output_option
+from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from manifests.errors import StoreError, UsageError
 
@@ -56,17 +56,18 @@ def demo(folder: str, engine: str, output: str) -> int:
         root.mkdir(parents=True, exist_ok=True)
         _refuse_files_of_others(root)
         body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
-        places = {name: json.dumps(f"{folder}/{file}") for name, file in (("pairs", "pairs.parquet"), ("labels", "labels"))}
+        places = {name: json.dumps(f"{folder}/{file}") for name, file in (("pairs", "pairs.parquet"), ("labels", "run"))}
         (root / "job.yaml").write_text(JOB.format(**places, engine=body, think=24), encoding="utf-8")
         _write_pairs(root / "pairs.parquet", pairs)
     except OSError as exc:
         raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
     print(f"{len(pairs)} pairs, 24 queries: {folder}/pairs.parquet; job: {folder}/job.yaml", file=sys.stderr)  # noqa: T201
     report = execute(open_session(f"{folder}/job.yaml"))
-    labels = _labels(root / "labels") if report.rows == report.tally.rows else {}
+    labels = _labels(root / "run") if report.rows == report.tally.rows else {}
     shown, agree = _shown(pairs, labels)
     result = {"exit_code": int(report.exit), "folder": folder, "labels": len(labels), "agrees_with_author": round(agree, 4)}
-    emit(result, report_text(report) + "\n" + _text(folder, shown, len(labels), agree), output)
+    text = report_text(report) + ("\n" + _text(folder, shown, len(labels), agree, engine) if labels else "")
+    emit(result, text, output)
     return Exit.DONE if report.exit is Exit.NOTHING_TO_DO else report.exit
 
 
@@ -125,21 +126,26 @@ def _shown(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> tu
     return lines, hits / max(len(labels), 1)
 
 
-def _text(folder: str, shown: list[str], count: int, agree: float) -> str:
+def _text(folder: str, shown: list[str], count: int, agree: float, engine: str) -> str:
+    judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
+    lies = [
+        (f"{folder}/job.yaml", "the job: change it and run it again into another output"),
+        (f"{folder}/run/manifest.json", "what ran, on what, and the list of label files"),
+        (f"{folder}/run/labels/", "the labels, one Parquet file a chunk"),
+    ]
+    then = [(f"relabel verify {folder}/run", "prove that no row was lost"), ("relabel init job.yaml", "start a job of your own")]
     return "\n".join(
         [
             "",
             f"{count} labels, for instance:",
             *shown,
             "",
-            f"The model agrees with the set's author on {agree:.0%} of the pairs (one of three grades by chance: 33 %).",
+            f"{judge} agrees with the set's author on {agree:.0%} of the pairs; guessing one of three grades agrees on 33%.",
+            "It is here to show the way. A 7B teacher goes the same way, with its name as engine.model in the job file.",
             "",
             "What lies where:",
-            f"  {folder}/job.yaml              the job: change it and run it again into another output",
-            f"  {folder}/labels/manifest.json  what ran, on what, and the list of label files",
-            f"  {folder}/labels/labels/        the labels, one Parquet file a chunk",
+            table(lies),
             "Next:",
-            f"  relabel verify {folder}/labels     prove that no row was lost",
-            "  relabel init job.yaml          start a job of your own",
+            table(then),
         ]
     )

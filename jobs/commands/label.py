@@ -190,7 +190,8 @@ def report_text(report: RunReport) -> str:
         ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
     rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
-    rows.append(("labels", f"{report.output}/labels/shard-*/ (list: {report.output}/manifest.json)"))
+    is_finished = report.rows == tally.rows
+    rows.append(("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"))
     return f"{report.name}: {_verdict(report)}\n" + table(rows)
 
 
