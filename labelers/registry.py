@@ -16,9 +16,13 @@ from manifests.labels import Label, Pair
 from manifests.specs import LabelerOptions, unknown_name
 
 LABELERS: dict[str, str] = {
+    "complexity": "labelers.complexity:Complexity",
     "direct": "labelers.direct:Direct",
     "graph-grpo": "labelers.graph_grpo:GraphGrpo",
+    "pointwise": "labelers.pointwise:Pointwise",
+    "r1": "labelers.r1:R1",
     "r3a": "labelers.r3a:R3A",
+    "umbrela": "labelers.umbrela:Umbrela",
 }
 
 

@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution, EngineFacts, Finish, Request
-from manifests.errors import EngineCrashError, ModelError
+from manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
+from manifests.errors import ConfigError, EngineCrashError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
 from manifests.specs import EngineArgs, EngineSpec, Fraction
 
@@ -33,6 +33,7 @@ _CHARS_PER_TOKEN = 4
 _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
 _NOISE_SHARE = 0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
 _LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
+_WORDS_OF_A_LONG_QUERY = 16
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 _THOUGHTS = (
@@ -136,6 +137,8 @@ class Fake:
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         for ask in asks:
+            if self._answer(Request(0, ask, 0), 0).finish == "overlong":
+                raise ConfigError(f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens")
             for decision in ask.decisions:
                 if len(set(decision.labels)) != len(decision.labels) or not decision.labels:
                     raise ModelError(f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected distinct ones")
@@ -168,11 +171,10 @@ class Fake:
                 else:
                     ready.append(answer)
             if args.latency_s:
-                time.sleep(args.latency_s)
+                time.sleep(min(args.latency_s, POLL_S))
         if self._slow:
             if not ready:
-                time.sleep(max(0.0, self._slow[0][0] - time.monotonic()))
-                ready.append(heapq.heappop(self._slow)[2])
+                time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
             now = time.monotonic()
             while self._slow and self._slow[0][0] <= now:
                 ready.append(heapq.heappop(self._slow)[2])
@@ -211,6 +213,8 @@ class Fake:
             return _finished(request.id, "", "refused", {}, num_tokens, flags)
 
         overlap, hits, num_words = self._overlap(query, document)
+        if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
+            overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)  # of a query alone: the longer, the more there is to it
         choices, distributions = self._choose(ask, overlap, draw)
         if ask.format is None:
             if roll < self._below_garbage:

@@ -24,6 +24,11 @@ from tests.strategies import SNARES, pairs, texts
 
 pytestmark = pytest.mark.parametrize("name", labeler_names())
 
+QUERY_ONLY = {"complexity"}
+"""Labelers that never read the document."""
+YES_NO = {"complexity", "pointwise"}
+"""Labelers whose two grades are no and yes, whatever `grades` might ask for."""
+
 PAIRS = [
     ROSES,
     ROSES._replace(document=""),
@@ -64,10 +69,10 @@ def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pai
     assert all(flag.replace("_", "").isalpha() and flag.islower() for flag in label.flags)
     for span in label.evidence:
         assert pair.document[span.start : span.end] == span.text
-    check_messages(asks, pair)
+    check_messages(asks, pair, reads_document=name not in QUERY_ONLY)
 
 
-def check_messages(asks: list[Ask], pair: Pair) -> None:
+def check_messages(asks: list[Ask], pair: Pair, *, reads_document: bool) -> None:
     """Data stands in data parts alone, each under its name, and turns alternate."""
     for ask in asks:
         for message in ask.messages:
@@ -81,7 +86,7 @@ def check_messages(asks: list[Ask], pair: Pair) -> None:
         for decision in ask.decisions:
             tagged = {f"<{s.tag}>" for s in ask.format.sections} if ask.format else set()
             assert decision.marker in tagged or ask.prefill.endswith(decision.marker)
-    assert any("document" in message.fields for message in asks[-1].messages)
+    assert any("document" in message.fields for message in asks[-1].messages) is reads_document
 
 
 def test_what_stands_in_the_data_changes_no_template_part(name: str) -> None:
@@ -158,17 +163,27 @@ def test_any_text_gives_a_label_below_k_or_a_verdict_error(name: str, data: st.D
 def test_flags_of_the_answer_reach_the_label(name: str) -> None:
     engine = fake(max_prompt_tokens=900)
     label, _, _ = walk(labeler(name), ROSES._replace(document="roses " * 4000), engine)
-    assert "document_truncated" in label.flags
+    assert ("document_truncated" in label.flags) is (name not in QUERY_ONLY)
 
 
 def test_a_prompt_too_long_to_cut_is_overlong(name: str) -> None:
+    long = "roses " * 4000
+    pair = ROSES._replace(query=long) if name in QUERY_ONLY else ROSES._replace(document=long)
     with pytest.raises(VerdictError) as caught:
-        walk(labeler(name), ROSES._replace(document="roses " * 4000), fake(max_prompt_tokens=900, overlong="quarantine"))
+        walk(labeler(name), pair, fake(max_prompt_tokens=900, overlong="quarantine"))
     assert caught.value.status == "overlong"
 
 
 @pytest.mark.parametrize("grades", [2, 3, 5, 10])
 def test_the_number_of_grades_is_an_option(name: str, grades: int) -> None:
+    if name in YES_NO:
+        if grades != 2:
+            with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
+                labeler(name, grades=grades)
+            return
+        decision = labeler(name, grades=2).probe()[0].decisions[0]
+        assert decision.labels == ("no", "yes")
+        return
     options = {"phi": [[min(g, grades - 1) for g in row] for row in [[1] * 5] * 5]} if name == "graph-grpo" else {}
     label, asks, _ = walk(labeler(name, grades=grades, **options), ROSES, fake())
     assert label.distribution is not None

@@ -95,7 +95,8 @@ def test_no_fault_can_be_read(format: AnswerFormat, document: str, seed: int, fa
     answer = answer_of(fake(**{fault: 1.0}), ask_for(format, document=document), seed)
     with pytest.raises(VerdictError) as caught:
         read_sections(format, answer)
-    assert caught.value.status == {"p_garbage": "format", "p_truncated": "truncated", "p_refused": "refused"}[fault]
+    wanted = {"p_garbage": {"format", "refused"}, "p_truncated": {"truncated"}, "p_refused": {"refused"}}[fault]
+    assert caught.value.status in wanted  # garbage may echo a document that says it is sorry
 
 
 def test_the_prefill_is_not_repeated() -> None:

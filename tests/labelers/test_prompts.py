@@ -116,8 +116,13 @@ def test_a_bad_override_fails_before_the_first_pair(tmp_path: Path) -> None:
 
 
 GOLDENS = {
+    "complexity": ("complexity", {}),
     "direct": ("direct", {}),
     "graph-grpo": ("graph-grpo", {}),
+    "pointwise": ("pointwise", {}),
+    "pointwise-empty-think": ("pointwise", {"think": "empty", "instruction": "The page names a price."}),
+    "r1": ("r1", {}),
+    "umbrela": ("umbrela", {}),
     "r3a": ("r3a", {}),
     "r3a-single": ("r3a", {"stages": 1, "evidence": "constrained"}),
     "r3a-bare": ("r3a", {"intent": False, "extract": False, "context": "none", "grades": 2}),

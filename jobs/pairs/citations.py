@@ -1,0 +1,209 @@
+"""Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and left out, likely not.
+
+Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a likely positive, else a
+hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with, no grades: the teacher grades the pairs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.pairs.tables import document_of, load_polars, refuse_null, scan, told
+from manifests.errors import InputError, UsageError
+
+KINDS = ("likely_positive", "hard_negative", "random_negative")
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CitationRule:
+    """Who counts as what.
+
+    Args:
+        answers_per_query: M; of a query with more, the first M by answer id count.
+        cited_in: N, in 1..M.
+        random_negatives: documents drawn for each query from all that it was never shown.
+        seed: of that draw; each query draws by itself, so that other queries in the file change nothing.
+    """
+
+    answers_per_query: int = 5
+    cited_in: int = 2
+    random_negatives: int = 0
+    seed: int = 7
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cited_in <= self.answers_per_query:
+            raise UsageError(f"--cited-in {self.cited_in} of --answers-per-query {self.answers_per_query}: want 1 to all of the answers.")
+
+
+@dataclass(slots=True)
+class CitationCounts:
+    """What came of it, and what was left out."""
+
+    queries: int = 0
+    pairs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    short_queries: list[str] = field(default_factory=list)
+    """Queries with fewer than M answers; left out."""
+    answers_unused: int = 0
+    """Answers beyond a query's first M."""
+    strange_citations: int = 0
+    """Citations of documents that the answer's query was never shown; not counted."""
+    missing_documents: int = 0
+    """Candidates (query and document) whose document is not in the corpus; left out."""
+    twins: int = 0
+    """Hard negatives that have the very text of a likely positive of their query; left out."""
+    random_short: int = 0
+    """Random negatives that the corpus was too small for."""
+
+    def short_names(self) -> str:
+        more = len(self.short_queries) - _NAMES_SHOWN
+        return ", ".join(self.short_queries[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[Any, CitationCounts]:
+    """The pairs, as a lazy frame: `query_id, query, doc_id`, the document's columns, `kind`, `cited_in`.
+
+    Rows are ordered by query id, kind and document id, whatever the order of the inputs. Ids and citation lists are held in memory, of the
+    documents those that a pair needs, while the rows stream.
+
+    Args:
+        answers_path: rows of `query_id, query, answer_id, cited, candidates`, the last two lists of document ids.
+        docs_path: the corpus: `doc_id` and the document.
+    Raises:
+        InputError: a file or column is off, an answer or document stands twice, a query has two texts, or no pair comes out.
+    """
+    polars = load_polars()
+    col = polars.col
+    answers = _load_answers(answers_path)
+    docs, text_columns = scan(docs_path, {"doc_id": "id"}, has_text=True, role="--docs")
+    refuse_null(docs, "doc_id", path=docs_path)
+    docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
+    known = _known_documents(docs, text_columns, docs_path)
+
+    counts = CitationCounts()
+    sizes = answers.group_by("query_id").len()
+    counts.short_queries = sizes.filter(col("len") < rule.answers_per_query)["query_id"].sort().to_list()
+    full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
+    used = full.sort("query_id", "answer_id").filter(polars.int_range(polars.len()).over("query_id") < rule.answers_per_query)
+    counts.answers_unused = full.height - used.height
+    counts.queries = used["query_id"].n_unique()
+    if not counts.queries:
+        raise InputError(
+            f"{answers_path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
+            "Lower --answers-per-query, or generate more."
+        )
+
+    shown = _ids(used, "candidates").unique()
+    cited = _ids(used.with_columns(col("cited").list.unique()), "cited").group_by("query_id", "doc_id").len("cited_in")
+    counts.strange_citations = int(cited.join(shown, on=["query_id", "doc_id"], how="anti")["cited_in"].sum())
+    found = shown.join(cited, on=["query_id", "doc_id"], how="left").with_columns(col("cited_in").fill_null(0).cast(polars.Int32))
+    counts.missing_documents = found.join(known, on="doc_id", how="anti").height
+    found = found.join(known, on="doc_id").with_columns(kind=polars.when(col("cited_in") >= rule.cited_in).then(0).otherwise(1))
+    positives = found.filter(col("kind") == 0).select("query_id", "text_key").unique()
+    apart = found.filter(col("kind") == 1).join(positives, on=["query_id", "text_key"], how="anti")
+    counts.twins = int((found["kind"] == 1).sum()) - apart.height
+    kept = polars.concat([found.filter(col("kind") == 0), apart]).select("query_id", "doc_id", "kind", "cited_in")
+
+    if rule.random_negatives:
+        # what any answer of the query saw is no random document for it, an answer beyond the first M included
+        ever_shown = polars.concat([_ids(full, "candidates"), _ids(full, "cited")]).unique().join(known, on="doc_id")
+        drawn, counts.random_short = _draw(ever_shown, known, used["query_id"].unique().sort().to_list(), rule)
+        kept = polars.concat([kept, drawn])
+    kept = kept.sort("query_id", "kind", "doc_id")
+    for number, kind in enumerate(KINDS):
+        counts.pairs[kind] = int((kept["kind"] == number).sum())
+    if not kept.height:
+        raise InputError(f"{answers_path}: no candidate of any query is in {docs_path}. Do the document ids agree?")
+
+    needed = docs.join(kept.lazy().select("doc_id").unique(), on="doc_id", how="semi").unique("doc_id", keep="first")
+    queries = used.lazy().select("query_id", "query").unique("query_id", keep="first")
+    frame = (
+        kept.lazy()
+        .with_columns(kind=col("kind").replace_strict(dict(enumerate(KINDS)), return_dtype=polars.String))
+        .join(queries, on="query_id", how="left", maintain_order="left")
+        .join(needed, on="doc_id", how="left", maintain_order="left")
+        .select("query_id", "query", "doc_id", *text_columns, "kind", "cited_in")
+    )
+    return frame, counts
+
+
+def _load_answers(path: str) -> Any:
+    """The answers, ids as text; checked."""
+    polars = load_polars()
+    col = polars.col
+    frame, _ = scan(path, {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"}, role="ANSWERS")
+    for name in ("query_id", "query", "answer_id"):
+        refuse_null(frame, name, path=path)
+    ids = polars.List(polars.String)
+    with told(path):
+        answers = frame.select(
+            col("query_id").cast(polars.String), "query", col("answer_id").cast(polars.String), col("cited", "candidates").cast(ids)
+        ).collect(engine="streaming")
+    twice = answers.group_by("query_id", "answer_id").len().filter(col("len") > 1).sort("query_id", "answer_id").head(1)
+    if twice.height:
+        query, answer, count = twice.row(0)
+        raise InputError(f"{path}: answer `{answer}` of query `{query}` stands there {count} times. Give each answer one row.")
+    texts = answers.group_by("query_id").agg(col("query").unique().sort()).filter(col("query").list.len() > 1).sort("query_id").head(1)
+    if texts.height:
+        query, forms = texts.row(0)
+        raise InputError(
+            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of its own."
+        )
+    return answers
+
+
+def _known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
+    """Each document's id, a key that equal texts share, and whether it is blank."""
+    polars = load_polars()
+    text = document_of(text_columns)
+    with told(path):
+        known = docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "").collect(engine="streaming").unique()
+    twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
+    if twice.len():
+        raise InputError(f"{path}: document `{twice.min()}` stands there with different texts. Give each text an id of its own.")
+    return known
+
+
+def _ids(frame: Any, column: str) -> Any:
+    """One row for each id in a list column."""
+    polars = load_polars()
+    return frame.select("query_id", doc_id=polars.col(column)).explode("doc_id").drop_nulls()
+
+
+def _draw(ever_shown: Any, known: Any, queries: Sequence[str], rule: CitationRule) -> tuple[Any, int]:
+    """Random negatives: no document that the query was shown, none with the text of one, no text twice, none that is blank.
+
+    Returns:
+        The pairs, and how many are lacking because the corpus is too small.
+    """
+    polars = load_polars()
+    # one document for each text, in the order of ids, so that the draw depends on the corpus and not on how it is written
+    deck = known.filter(~polars.col("is_blank")).sort("doc_id").unique("text_key", keep="first", maintain_order=True)
+    ids, keys = deck["doc_id"].to_list(), deck["text_key"].to_list()
+    in_deck = set(keys)
+    seen: dict[str, set[int]] = {}
+    for query, key in ever_shown.select("query_id", "text_key").unique().iter_rows():
+        if key in in_deck:
+            seen.setdefault(query, set()).add(key)
+    rows: list[tuple[str, str]] = []
+    lacking = 0
+    for query in queries:
+        closed = seen.get(query, set())
+        wanted = min(rule.random_negatives, len(ids) - len(closed))
+        lacking += rule.random_negatives - wanted
+        rng = random.Random(f"{rule.seed}|{query}")
+        if len(ids) < 4 * (wanted + len(closed)):  # few are left: throwing again and again would take long
+            picked = rng.sample([i for i, key in enumerate(keys) if key not in closed], wanted)
+        else:
+            taken: dict[int, None] = {}
+            while len(taken) < wanted:
+                i = rng.randrange(len(ids))
+                if keys[i] not in closed:
+                    taken[i] = None
+            picked = list(taken)
+        rows += [(query, ids[i]) for i in picked]
+    drawn = polars.DataFrame(rows, schema={"query_id": polars.String, "doc_id": polars.String}, orient="row")
+    return drawn.with_columns(kind=polars.lit(2, polars.Int32), cited_in=polars.lit(0, polars.Int32)), lacking

@@ -1,0 +1,25 @@
+"""`r1`: a grade after reasoning that the model shapes by itself. One turn, three grades, no instruction but scale and tags.
+
+Source: R3A's R1 baseline ("constrained to the <think> and <score> tags"); methods, section 1. The sentences are ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from labelers.think_score import ThinkScore
+from manifests.specs import LabelerOptions
+
+
+class R1Options(LabelerOptions):
+    """Options of `r1`. `max_text_tokens` has no effect: the answer holds no short text."""
+
+    name: str = "r1"
+    """A registered labeler."""
+
+
+class R1(ThinkScore):
+    """The R1-style labeler."""
+
+    Options: ClassVar[type[LabelerOptions]] = R1Options
+    template_set = "r1"

@@ -1,0 +1,81 @@
+"""A yes or a no, read off the distribution right after the prompt: what `pointwise` and `complexity` share. Nothing is generated.
+
+Grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected grade. The labels are the lower-case
+words, right after `<answer>` or after an empty think block, so that no space comes between: ` yes` and `yes` are different tokens.
+
+Source: R2RAG (methods, section 4).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from labelers.verdicts import require_generated
+from manifests.asks import GREEDY, Answer, Ask, Decision, Message
+from manifests.errors import VerdictError
+from manifests.labels import Label
+from manifests.specs import LabelerOptions
+
+WORDS = ("no", "yes")
+"""The labels in the order of their grades."""
+_MARKER = "<answer>"
+_EMPTY_THINK = "<think>\n\n</think>\n\n"
+_AFTER_THINK = "</think>\n\n"
+
+
+class YesNoOptions(LabelerOptions):
+    """Options of a yes-or-no labeler. `samples`, `temperature` and the caps have no effect: no token is drawn."""
+
+    grades: Literal[2] = 2
+    """Two: 0 is no, 1 is yes."""
+    think: Literal["none", "empty"] = "none"
+    """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form that Qwen3's
+    rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs` instead, where their template has a
+    switch."""
+
+    @model_validator(mode="after")
+    def _one_sample(self) -> YesNoOptions:
+        if self.samples > 1:
+            raise ValueError(
+                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is drawn; leave it at 1"
+            )
+        return self
+
+
+class YesNo:
+    """The one decision of a yes-or-no labeler, and how its answer is read.
+
+    Args:
+        options: whether an empty think block comes before the answer.
+        stage: name of the labeler's only stage.
+    """
+
+    __slots__ = ("_decisions", "_prefill", "_stage")
+
+    def __init__(self, options: YesNoOptions, *, stage: str) -> None:
+        is_bare = options.think == "empty"
+        self._stage = stage
+        self._prefill = _EMPTY_THINK if is_bare else _MARKER
+        self._decisions = (Decision(stage, _AFTER_THINK if is_bare else _MARKER, WORDS),)
+
+    def ask(self, messages: tuple[Message, ...], *, shared_by: str | None = None) -> Ask:
+        """The ask that these messages lead up to."""
+        return Ask(self._stage, messages, None, 0, self._decisions, self._prefill, None, shared_by, GREEDY)
+
+    def read(self, answer: Answer) -> Label:
+        """The label: the more probable word, no among equals.
+
+        Raises:
+            VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the finish.
+        """
+        require_generated(answer)
+        if answer.finish == "refused":
+            raise VerdictError("refused", answer.detail or "the server refused to answer")
+        distribution = answer.distributions.get(self._stage)
+        if distribution is None:
+            raise VerdictError("engine", "the engine gave no distribution over yes and no")
+        if len(distribution.probs) != len(WORDS):
+            raise VerdictError("engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no")
+        return Label(distribution.argmax, distribution, flags=list(answer.flags))

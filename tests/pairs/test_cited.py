@@ -1,0 +1,311 @@
+"""`relabel pairs cited`: the citation filter on cases counted by hand, and what holds for any input."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+polars = pytest.importorskip("polars")
+
+from jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
+from jobs.pairs.tables import publish  # noqa: E402
+from manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError, UsageError  # noqa: E402
+
+DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
+SCHEMA = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("answer_id", pa.string()),
+        ("cited", pa.list_(pa.string())),
+        ("candidates", pa.list_(pa.string())),
+    ]
+)
+
+
+def answers(query: str, *cited: str, shown: str = "d0 d1 d2 d3") -> list[dict[str, Any]]:
+    """One answer for each text of cited ids."""
+    return [
+        {"query_id": query, "query": f"about {query}", "answer_id": f"a{i}", "cited": ids.split(), "candidates": shown.split()}
+        for i, ids in enumerate(cited)
+    ]
+
+
+FIVE = ("d0 d1", "d0", "d1 d1", "d2", "d0")  # d0 in 3 answers, d1 in 2 (once named twice), d2 in 1, d3 in none
+
+
+def build(write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]] | None = None, **rule: Any) -> Any:
+    frame, counts = cited_pairs(
+        write("answers.parquet", rows, SCHEMA), write("docs.parquet", DOCS if docs is None else docs), CitationRule(**rule)
+    )
+    return frame.collect().to_dicts(), counts
+
+
+def test_five_answers_counted_by_hand(write: Callable[..., str]) -> None:
+    rows, counts = build(write, answers("q", *FIVE))
+    assert [(row["doc_id"], row["kind"], row["cited_in"]) for row in rows] == [
+        ("d0", "likely_positive", 3),
+        ("d1", "likely_positive", 2),
+        ("d2", "hard_negative", 1),
+        ("d3", "hard_negative", 0),
+    ]
+    assert rows[0] == {
+        "query_id": "q", "query": "about q", "doc_id": "d0", "document": "text 0", "kind": "likely_positive", "cited_in": 3,
+    }  # fmt: skip
+    assert (counts.queries, counts.pairs) == (1, {"likely_positive": 2, "hard_negative": 2, "random_negative": 0})
+
+
+@pytest.mark.parametrize(("cited_in", "positives"), [(1, ["d0", "d1", "d2"]), (3, ["d0"]), (4, []), (5, [])])
+def test_the_number_of_citations_asked_for_decides(write: Callable[..., str], cited_in: int, positives: list[str]) -> None:
+    rows, _ = build(write, answers("q", *FIVE), cited_in=cited_in)
+    assert [row["doc_id"] for row in rows if row["kind"] == "likely_positive"] == positives
+    assert len(rows) == 4
+
+
+def test_a_query_with_too_few_answers_is_told_and_left_out_and_of_one_with_more_the_first_count(write: Callable[..., str]) -> None:
+    rows, counts = build(write, [*answers("few", *FIVE[:4]), *answers("many", *FIVE, "d3", "d3")])
+    assert {row["query_id"] for row in rows} == {"many"}
+    assert counts.short_queries == ["few"]
+    assert counts.answers_unused == 2
+    assert {row["doc_id"]: row["cited_in"] for row in rows}["d3"] == 0
+
+
+def test_what_is_cited_without_being_shown_counts_for_nothing_and_is_told(write: Callable[..., str]) -> None:
+    rows, counts = build(write, answers("q", "d9", "d9 d0", "d0", "", ""))
+    assert "d9" not in {row["doc_id"] for row in rows}
+    assert counts.strange_citations == 2
+
+
+def test_documents_that_the_corpus_lacks_are_told_and_left_out(write: Callable[..., str]) -> None:
+    rows, counts = build(write, answers("q", *FIVE, shown="d0 d1 d2 d3 x1 x2"))
+    assert len(rows) == 4
+    assert counts.missing_documents == 2
+
+
+def test_a_hard_negative_with_the_text_of_a_positive_is_left_out(write: Callable[..., str]) -> None:
+    docs = [{**doc, "document": "text 0"} if doc["doc_id"] == "d3" else doc for doc in DOCS]
+    rows, counts = build(write, answers("q", *FIVE), docs, random_negatives=6)
+    assert "d3" not in {row["doc_id"] for row in rows}
+    assert counts.twins == 1
+    assert counts.pairs["random_negative"] == 6
+
+
+def test_title_and_body_stay_columns_of_their_own_and_integer_ids_become_text(write: Callable[..., str]) -> None:
+    docs = [{"doc_id": i, "title": f"t{i}", "body": None} for i in range(3)]
+    rows = [{"query_id": 7, "query": "q", "answer_id": a, "cited": [0], "candidates": [0, 1]} for a in range(2)]
+    frame, _ = cited_pairs(write("a.parquet", rows), write("d.parquet", docs), CitationRule(2, 2, random_negatives=1))
+    assert [tuple(row.values()) for row in frame.collect().to_dicts()] == [
+        ("7", "q", "0", "t0", None, "likely_positive", 2),
+        ("7", "q", "1", "t1", None, "hard_negative", 0),
+        ("7", "q", "2", "t2", None, "random_negative", 0),
+    ]
+
+
+def test_random_negatives_are_as_many_as_asked_or_all_there_are(write: Callable[..., str]) -> None:
+    rows, counts = build(write, answers("q", *FIVE), random_negatives=4)
+    drawn = [row["doc_id"] for row in rows if row["kind"] == "random_negative"]
+    assert len(set(drawn)) == 4
+    assert set(drawn) <= {f"d{i}" for i in range(4, 10)}
+    assert counts.random_short == 0
+    rows, counts = build(write, answers("q", *FIVE), random_negatives=50)
+    assert len(rows) == 10
+    assert counts.random_short == 44
+
+
+def test_the_seed_decides_the_draw_and_other_queries_do_not(write: Callable[..., str]) -> None:
+    docs = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(400)]
+
+    def drawn(rows: list[dict[str, Any]], seed: int) -> list[str]:
+        built, _ = build(write, rows, docs, random_negatives=5, seed=seed)
+        return [row["doc_id"] for row in built if row["query_id"] == "q" and row["kind"] == "random_negative"]
+
+    mine = answers("q", *FIVE)
+    assert drawn(mine, 7) == drawn(mine[::-1], 7) == drawn([*answers("p", *FIVE), *mine], 7)
+    assert drawn(mine, 7) != drawn(mine, 8)
+    each = [drawn(answers("q", *FIVE, shown=" ".join(f"d{i}" for i in range(380))), seed) for seed in range(40)]
+    counts = Counter(itertools.chain(*each))
+    assert set(counts) == {f"d{i}" for i in range(380, 400)}, "every document that is left gets drawn"
+
+
+ids = st.integers(0, 11).map("d{}".format)
+id_lists = st.lists(ids, max_size=6)
+
+
+@st.composite
+def answer_sets(draw: st.DrawFn) -> list[dict[str, Any]]:
+    rows = []
+    for query in range(draw(st.integers(1, 4))):
+        for answer in range(draw(st.integers(3, 5)) if query == 0 else draw(st.integers(1, 5))):
+            row = {"query_id": f"q{query}", "query": f"query {query}", "answer_id": f"a{answer}"}
+            rows.append({**row, "cited": draw(id_lists), "candidates": draw(st.lists(ids, min_size=1, max_size=6))})
+    return draw(st.permutations(rows))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=answer_sets(), cited_in=st.integers(1, 3), negatives=st.integers(0, 5), texts=st.lists(st.integers(0, 8), min_size=12, max_size=12)
+)
+def test_for_any_answers_the_pairs_are_the_ones_that_a_plain_count_gives(
+    write: Callable[..., str], rows: list[dict[str, Any]], cited_in: int, negatives: int, texts: list[int]
+) -> None:
+    docs = [{"doc_id": f"d{i}", "document": f"text {text}"} for i, text in enumerate(texts)]
+    rule = {"answers_per_query": 3, "cited_in": cited_in, "random_negatives": negatives}
+    built, counts = build(write, rows, docs, **rule)
+    by_query: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["answer_id"]):
+        by_query.setdefault(row["query_id"], []).append(row)
+    text_of = {doc["doc_id"]: doc["document"] for doc in docs}
+    assert counts.short_queries == sorted(query for query, held in by_query.items() if len(held) < 3)
+    for query, held in by_query.items():
+        mine = [row for row in built if row["query_id"] == query]
+        assert len({row["doc_id"] for row in mine}) == len(mine), "no pair twice"
+        if len(held) < 3:
+            assert not mine
+            continue
+        shown = {doc for row in held[:3] for doc in row["candidates"]}
+        times = {doc: sum(doc in row["cited"] for row in held[:3]) for doc in shown}
+        positives = {doc for doc in shown if times[doc] >= cited_in}
+        positive_texts = {text_of[doc] for doc in positives}
+        hard = {doc for doc in shown - positives if text_of[doc] not in positive_texts}
+        assert {row["doc_id"] for row in mine if row["kind"] == "likely_positive"} == positives
+        assert {row["doc_id"] for row in mine if row["kind"] == "hard_negative"} == hard
+        assert all(row["cited_in"] == times[row["doc_id"]] for row in mine if row["kind"] != "random_negative")
+        drawn = [row["document"] for row in mine if row["kind"] == "random_negative"]
+        ever = {text_of[doc] for row in held for doc in [*row["candidates"], *row["cited"]]}
+        assert not set(drawn) & ever
+        assert len(set(drawn)) == len(drawn) == min(negatives, len(set(text_of.values()) - ever))
+    again, _ = build(write, rows[::-1], docs[::-1], **rule)
+    assert again == built
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {**answers("q", "d0")[0], **changes}
+
+
+@pytest.mark.parametrize(
+    ("rows", "docs", "message"),
+    [
+        ([row(), row()], DOCS, "answer `a0` of query `q` stands there 2 times"),
+        ([row(), row(answer_id="a1", query="other")], DOCS, "query `q` has two texts, 'about q' and 'other'"),
+        ([row(query_id=None)], DOCS, "row 0 has no `query_id`"),
+        ([row()], DOCS, r"no query has 5 answers \(the most is 1\). Lower --answers-per-query"),
+        ([], DOCS, "no query has 5 answers"),
+        (answers("q", *FIVE, shown="x y"), DOCS, "no candidate of any query is in docs.parquet. Do the document ids agree?"),
+        (answers("q", *FIVE), [{"doc_id": "d0", "document": t} for t in "ab"], "document `d0` stands there with different texts"),
+        (answers("q", *FIVE), [{"doc_id": None, "document": "x"}, *DOCS], "row 0 has no `doc_id`"),
+        (answers("q", *FIVE), [{"id": "d0", "document": "x"}], r"\(--docs\): no column `doc_id`; it has id, document. Did you mean"),
+        (answers("q", *FIVE), [{"doc_id": "d0", "text": "x"}], "no column for the document: neither `document`, `title` nor `body`"),
+        (answers("q", *FIVE), [{"doc_id": "d0", "document": 3}], "column `document` holds Int64; a string is wanted"),
+    ],
+)
+def test_bad_rows_are_named(write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(write, rows, docs)
+
+
+def test_bad_answer_files_are_named(write: Callable[..., str], folder: Path) -> None:
+    docs = write("docs.parquet", DOCS)
+    flat = [{**row, "cited": "d0"} for row in answers("q", *FIVE)]
+    cases = {
+        "absent.parquet": "absent.parquet (ANSWERS): no such file or folder",
+        write("flat.parquet", flat): "column `cited` holds String; a list of strings or integers is wanted",
+        write(
+            "short.parquet", [{"query_id": "q", "query": "x", "answer": "a"}]
+        ): "no column `answer_id`; it has query_id, query, answer. Did you",
+    }
+    (folder / "cut.parquet").write_bytes((folder / docs).read_bytes()[:-9])
+    (folder / "empty").mkdir()
+    cases |= {"cut.parquet": "not a readable Parquet file", "empty": "empty (ANSWERS): no Parquet file there"}
+    for path, message in cases.items():
+        with pytest.raises(InputError) as caught:
+            cited_pairs(path, docs, CitationRule())
+        assert message in str(caught.value)
+    with pytest.raises(UsageError, match="a local file, folder or glob is wanted"):
+        cited_pairs("s3://bucket/a.parquet", docs, CitationRule())
+
+
+def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., str]) -> None:
+    rows = answers("q", *FIVE)
+    write("many/a[1].parquet", rows[:3], SCHEMA)
+    write("many/b.parquet", rows[3:], SCHEMA)
+    docs = write("docs.parquet", DOCS)
+    assert cited_pairs("many", docs, CitationRule())[0].collect().height == 4
+    write("many/c.parquet", [{"query_id": "q"}])
+    with pytest.raises(InputError, match=r"c.parquet: has the columns query_id; many/a\[1\].parquet has query_id, query"):
+        cited_pairs("many", docs, CitationRule())
+
+
+def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = cited_pairs(write("a.parquet", answers("q", *FIVE), SCHEMA), write("d.parquet", DOCS), CitationRule())[0]
+    assert publish(frame, "new/out.parquet", source="d.parquet") == 4
+    before = (folder / "new/out.parquet").read_bytes()
+
+    text = "parquet: File out of specification: underlying IO error: No space left on device (os error 28)"  # as polars 2.1 says it
+    for error in (OSError(28, "No space left on device"), polars.exceptions.ComputeError(text)):
+
+        def fails(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(polars.LazyFrame, "sink_parquet", fails)
+        with pytest.raises(DiskFullError, match=r"no space left\. Nothing was changed"):
+            publish(frame, "new/out.parquet", source="d.parquet")
+    assert [path.name for path in (folder / "new").iterdir()] == ["out.parquet"]
+    assert (folder / "new/out.parquet").read_bytes() == before
+    with pytest.raises(StoreError, match="can't write it"):
+        publish(frame, "a.parquet/out.parquet", source="d.parquet")
+
+
+def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:
+    write("a.parquet", [*answers("few", "d0"), *answers("q", *FIVE)], SCHEMA)
+    write("d.parquet", DOCS)
+    call = ("pairs", "cited", "a.parquet", "--docs", "d.parquet", "--to", "out/p.parquet", "--random-negatives", "2")
+    done = relabel(*call, "--output", "json")
+    assert done.code == 0, done
+    assert done.json["pairs"] == 6
+    assert done.json["queries_left_out"] == 1
+    assert "1 queries have fewer than 5 answers, left out: few" in done.err
+    assert pq.read_schema(folder / "out/p.parquet").names == ["query_id", "query", "doc_id", "document", "kind", "cited_in"]
+    first = (folder / "out/p.parquet").read_bytes()
+    relabel(*call).refused(2, "out/p.parquet: is there already", "--force")
+    assert relabel(*call, "--force").code == 0
+    assert (folder / "out/p.parquet").read_bytes() == first
+    relabel(*call[:-1], "-1").refused(2, "--random-negatives")
+    relabel(*call[:3], "--docs", "d.parquet", "--to", "d.parquet", "--force").refused(2, "lies in the input d.parquet")
+    relabel(*call[:3], "--docs", "d.parquet", "--to", "p.csv").refused(2, "ends in .parquet")
+    relabel(*call[:3], "--docs", "d.parquet", "--to", "s3://b/p.parquet").refused(2, "a local file is wanted")
+    relabel(*call, "--force", "--cited-in", "6").refused(2, "--cited-in 6 of --answers-per-query 5")
+    relabel(*call, "--force", "--answers-per-query", "9").refused(3, "no query has 9 answers (the most is 5)")
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(
+    relabel: Callable[..., Any], write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("a.parquet", answers("q", *FIVE), SCHEMA)
+    write("d.parquet", DOCS)
+
+    def absent(module: str, *, extra: str, purpose: str) -> None:
+        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel[{extra}]'`.")
+
+    monkeypatch.setattr("jobs.pairs.tables.require", absent)
+    done = relabel("pairs", "cited", "a.parquet", "--docs", "d.parquet", "--to", "o.parquet")
+    done.refused(4, "relabel pairs needs the package polars", "relabel[pairs]")
+
+
+@pytest.mark.parametrize("command", ["cited", "context"])
+def test_help_is_the_one_reviewed(
+    relabel: Callable[..., Any], golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    done = relabel("pairs", command, "--help")
+    assert done.code == 0
+    assert done.out.rstrip().rpartition("\n")[2].strip().startswith(f"Example: relabel pairs {command} ")
+    golden(f"help/pairs-{command}.txt", done.out)
