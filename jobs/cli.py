@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("jobs.commands.inspect:status", "Show what is done, open and quarantined."),
     "retry": ("jobs.commands.label:retry", "Ask the quarantined rows again."),
     "verify": ("jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
+    "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades: agreement, ranking, calibration, with intervals."),
+    "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": ("jobs.commands.demo:demo", "Label a small set that ships with relabel, from end to end."),

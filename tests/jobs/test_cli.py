@@ -149,6 +149,14 @@ CALLS = [
     ("retry job.yaml", _nothing, 3),
     ("verify job.yaml", _labelled, 0),
     ("verify out/ecom", _planned, 3),
+    ("pairs context pairs.parquet --to context.parquet", _nothing, 0),
+    ("pairs context absent.parquet --to context.parquet", _nothing, 3),
+    ("pairs context pairs.parquet --to pairs.parquet", _nothing, 2),
+    ("pairs cited pairs.parquet --docs pairs.parquet --to out.parquet", _nothing, 3),
+    ("pairs", _nothing, 2),
+    ("evaluate out/ecom --qrels pairs.parquet", _labelled, 0),
+    ("evaluate out/ecom --qrels pairs.parquet", _planned, 3),
+    ("evaluate out/ecom", _labelled, 2),
     ("schema job", _nothing, 0),
     ("schema labels", _nothing, 0),
     ("schema quarantine", _nothing, 0),
@@ -278,13 +286,16 @@ def test_job_file_without_yaml_in_its_name_is_still_a_job_file(
     assert relabel("status", "ecom.job").code == 0
 
 
-def test_unknown_variables_are_left_alone_and_a_typo_below_a_section_is_not(
+def test_a_variable_with_a_slip_in_it_is_told_and_a_strange_one_left_alone(
     relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_pairs()
     write_job()
-    monkeypatch.setenv("RELABEL_SHRADS", "3")
+    monkeypatch.setenv("RELABEL_SERVICE_HOST", "10.0.0.1")
     assert relabel("plan", "job.yaml").code == 0
+    monkeypatch.setenv("RELABEL_SHRADS", "3")
+    relabel("plan", "job.yaml").refused(3, "variable RELABEL_SHRADS", "did you mean RELABEL_SHARDS?")
+    monkeypatch.delenv("RELABEL_SHRADS")
     monkeypatch.setenv("RELABEL_ENGINE__SEDE", "3")
     relabel("plan", "job.yaml").refused(3, "unknown key `sede`: did you mean `seed`?", "variable RELABEL_ENGINE__SEDE")
 

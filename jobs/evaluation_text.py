@@ -1,0 +1,133 @@
+"""The text of an evaluation: counts first, then figures with their intervals, the confusion matrix, calibration, remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.commands.options import table
+
+NAMES = {
+    "accuracy": "accuracy",
+    "f1_macro": "F1, macro",
+    "f1_weighted": "F1, weighted",
+    "kappa": "Cohen kappa",
+    "kappa_quadratic": "Cohen kappa, quadratic",
+    "alpha_ordinal": "Krippendorff alpha, ordinal",
+    "alpha_nominal": "Krippendorff alpha, nominal",
+    "irrelevant_precision": "irrelevant: precision",
+    "irrelevant_recall": "irrelevant: recall",
+    "irrelevant_f1": "irrelevant: F1",
+    "kendall_tau": "Kendall tau",
+    "ndcg@10": "nDCG@10",
+    "bad_case_rate": "bad-case rate",
+    "ece": "ECE",
+    "brier": "Brier",
+}
+
+
+def evaluation_text(result: dict[str, Any]) -> str:
+    """The report of one evaluation.
+
+    Args:
+        result: what `--output json` prints.
+    """
+    blocks = [
+        f"Labels of {', '.join(source['path'] for source in result['labels'])} judged by {result['qrels']}\n" + table(_counts(result)),
+        _figures(result["figures"]),
+        _confusion(result["confusion"]),
+    ]
+    if result["reliability"]:
+        blocks.append(_reliability(result["reliability"]))
+    if result["calibration"]:
+        blocks.append(_calibration(result["calibration"]))
+    if result["notes"]:
+        blocks.append("remarks\n" + "\n".join(f"  - {note}" for note in result["notes"]))
+    return "\n\n".join(blocks)
+
+
+def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
+    counts = result["counts"]
+    rows = [
+        ("labels", f"{counts['labels']:,}, {result['grades']} grades"),
+        ("judged", f"{counts['judged']:,}, joined by {' and '.join(result['joined_by'])}"),
+        ("unjudged", f"{counts['unjudged']:,} without a human grade, {counts['gold_null']:,} with a null one"),
+        ("quarantined", f"{counts['quarantined']:,}" + _and(counts["without_label"], "rows without a readable label")),
+    ]
+    if "qrels" in counts:
+        rows.append(("qrels", f"{counts['qrels']:,} pairs" + _and(counts["qrels_without_label"], "of them graded and not labelled")))
+    if result["resamples"] and result["num_groups"] > 1:
+        rows.append(("resampled", f"{result['num_groups']:,} {result['resampled']}, {result['resamples']:,} times, seed {result['seed']}"))
+    else:
+        rows.append(("resampled", "nothing, so there are no intervals"))
+    return rows
+
+
+def _and(count: int, what: str) -> str:
+    return f", {count:,} {what}" if count else ""
+
+
+def _figures(figures: dict[str, dict[str, Any]]) -> str:
+    rows = [("figure", "value", "95 % interval", "over")]
+    for name, figure in figures.items():
+        rows.append((_name(name), _value(figure["value"]), _interval(figure), f"{figure['over']:,} {figure['unit']}"))
+    return _aligned(rows)
+
+
+def _name(figure: str) -> str:
+    if figure in NAMES:
+        return NAMES[figure]
+    kind, _, rest = figure.partition("_")
+    return {"f1": f"F1 of grade {rest}", "auc": f"AUC {rest}"}.get(kind, figure)
+
+
+def _value(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
+
+
+def _interval(figure: dict[str, Any]) -> str:
+    if figure["low"] is None:
+        return "-"
+    return f"{figure['low']:.4f} to {figure['high']:.4f}"
+
+
+def _confusion(matrix: list[list[int]]) -> str:
+    grades = range(len(matrix))
+    rows = [("human \\ label", *map(str, grades), "sum")]
+    rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
+    sums = [sum(row[grade] for row in matrix) for grade in grades]
+    rows.append(("sum", *(f"{count:,}" for count in sums), f"{sum(sums):,}"))
+    return _aligned(rows, right=True)
+
+
+def _reliability(bins: list[dict[str, float]]) -> str:
+    rows = [("confidence", "rows", "mean confidence", "accuracy")]
+    rows += [
+        (f"{one['from']:.2f} to {one['to']:.2f}", f"{one['rows']:,}", f"{one['confidence']:.3f}", f"{one['accuracy']:.3f}") for one in bins
+    ]
+    return _aligned(rows, right=True)
+
+
+def _calibration(found: dict[str, Any]) -> str:
+    unit = found["split_by"]
+    rows = [("held out", "before", "95 % interval", "after", "95 % interval")]
+    for name in ("ece", "brier"):
+        before, after = found["before"][name], found["after"][name]
+        rows.append((_name(name), _value(before["value"]), _interval(before), _value(after["value"]), _interval(after)))
+    said = f"temperature {found['parameters']['temperature']:.3f}" if found["method"] == "temperature" else "isotonic, one a cut"
+    fitted, held = found["fitted_on"], found["held_out"]
+    sizes = f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"
+    return f"calibration: {said}; {sizes}\n" + _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], *, right: bool = False) -> str:
+    """Columns padded to their widest cell; all but the first to the right if asked."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if right and number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""From paths to judged labels: opens label sets and qrels, decides how they are joined, and counts what the join left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manifests.errors import InputError, UsageError
+from manifests.judged import SHOWN, Join, Judged
+from manifests.label_sets import LabelSet, load_gold_by_row, map_labels, open_labels, own_input
+from manifests.qrels import Duplicates, GradeMap, PairGrades, Qrels, check_scale, grades_by_pair, load_qrels, mapped
+from manifests.table_files import read_grades
+
+BY_PAIR = "query_id and doc_id"
+BY_INPUT_ROW = "row_id: the qrels are the run's own input"
+BY_FILE_ROW = "row: labels and grades stand in one file"
+MOST_GRADES = 10
+"""As many as a labeler may have."""
+
+
+@dataclass(frozen=True)
+class JudgingOptions:
+    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column."""
+
+    qrels: str
+    label: str
+    grade: str | None
+    by: str | None
+    doc: str
+    grades: int | None
+    grade_map: GradeMap | None
+    label_map: GradeMap | None
+    duplicates: Duplicates
+    where: Mapping[str, str]
+    allow_partial: bool
+
+
+@dataclass
+class _Gold:
+    """Grades for one label set: by row of its own input or file, or by pair."""
+
+    by_row: list[int | None] | None
+    how: str
+
+
+@dataclass
+class Judging:
+    """Judged labels, and all that a report says about where they came from."""
+
+    judged: Judged
+    sources: list[dict[str, Any]]
+    counts: dict[str, int]
+    joined_by: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
+    """Join labels with grades.
+
+    Raises:
+        InputError: a file or column is off, grades are off the scale, or no label has a grade.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        UsageError: options that contradict each other.
+    """
+    sets = [_open(path, options) for path in paths]
+    golds = [_gold_of(one, options) for one in sets]
+    qrels, pairs = None, None
+    if any(gold.by_row is None for gold in golds):
+        qrels = load_qrels(
+            options.qrels,
+            grade=options.grade or "grade",
+            by=options.by or "query_id",
+            doc=options.doc,
+            is_by_row=False,
+            grade_map=options.grade_map,
+        )
+        pairs = grades_by_pair(qrels, options.duplicates)
+    seen = {grade for gold in golds for grade in gold.by_row or [] if grade is not None}
+    seen |= {grade for grade in (qrels.grades if qrels else []) if grade is not None}
+    grades, notes = _scale(sets, seen, options)
+    check_scale(seen, grades, where=options.qrels, option="--map")
+    join = Join(grades)
+    for one, gold in zip(sets, golds, strict=True):
+        for part in one.parts():
+            labels = map_labels(part, options.label_map, where=one.where)
+            if gold.by_row is not None:
+                join.add_by_row(labels, gold.by_row, one.where, by=gold.how)
+            else:
+                assert pairs is not None
+                join.add_by_pair(labels, pairs.by_pair, one.where)
+    if not join.num_judged:
+        raise InputError(_nothing_judged(join, qrels, options))
+    judged = join.judged()
+    notes = [*itertools.chain.from_iterable(one.notes for one in sets), *notes, *_join_notes(join, qrels, pairs, options)]
+    sources = [{"path": one.where, "kind": one.kind, "grades": one.grades, **one.about} for one in sets]
+    if len(sets) > 1:
+        notes.append(f"{len(sets)} sources are judged together, as one set of labels")
+    return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
+
+
+def _open(path: str, options: JudgingOptions) -> LabelSet:
+    is_one_file = _is_same_file(path, options.qrels)
+    if is_one_file and options.label == (options.grade or "grade"):
+        raise UsageError(f"{path}: labels and human grades would both be column `{options.label}`. Name them with --label and --grade.")
+    return open_labels(
+        path,
+        allow_partial=options.allow_partial,
+        label=options.label,
+        by=options.by or "query_id",
+        doc=options.doc,
+        where=options.where,
+        wants_ids=not is_one_file,
+        is_by_named=options.by is not None,
+    )
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return one == other
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _gold_of(labels: LabelSet, options: JudgingOptions) -> _Gold:
+    where = f"{options.qrels}, column `{options.grade or 'grade'}`"
+    if labels.kind == "file":
+        if not _is_same_file(labels.where, options.qrels):
+            return _Gold(None, BY_PAIR)
+        grade, by = options.grade or "grade", options.by or "query_id"
+        held = load_qrels(options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map)
+        return _Gold(held.grades, BY_FILE_ROW)
+    assert labels.plan is not None
+    own = own_input(labels.plan, options.qrels, options.grade)
+    if own is None:
+        return _Gold(None, BY_PAIR)
+    files, column = own
+    found = read_grades(load_gold_by_row(files, column))
+    if found.unreadable:
+        row, text = next(iter(found.unreadable.items()))
+        raise InputError(f"{options.qrels}: {len(found.unreadable)} values of `{column}` are no whole number (row {row}: {text!r}).")
+    return _Gold(mapped(found.values, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
+
+
+def _scale(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
+    """K: of the runs, of distributions, as told, or one more than the highest grade."""
+    found: dict[str, int] = {}
+    highest = 0
+    for one in sets:
+        if one.grades is not None:
+            found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
+            continue
+        for part in one.parts():
+            labels = map_labels(part, options.label_map, where=one.where)
+            width = next((len(row) for row in labels.probs or [] if row is not None), None)
+            if width is not None:
+                found[one.where] = width
+            highest = max([highest, *(label for label in labels.grades if label is not None)])
+    if len(set(found.values())) > 1:
+        raise InputError(f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with --map-labels.")
+    if found:
+        grades = next(iter(found.values()))
+        if options.grades not in (None, grades):
+            raise UsageError(f"--grades {options.grades}: {_listed(found)}.")
+        return grades, []
+    if options.grades is not None:
+        return options.grades, []
+    highest_gold = max(seen, default=0)
+    grades = max(2, highest + 1, highest_gold + 1)
+    if grades > MOST_GRADES:
+        raise InputError(
+            f"labels go up to {highest} and human grades up to {highest_gold}: more than {MOST_GRADES} grades are no scale. "
+            "Are --label and --grade the right columns? Else bring both to one scale with --map and --map-labels."
+        )
+    remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
+    if highest != highest_gold:
+        remark += f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map and --map-labels"
+    return grades, [remark]
+
+
+def _listed(scales: dict[str, int]) -> str:
+    return ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
+
+
+def _nothing_judged(join: Join, qrels: Qrels | None, options: JudgingOptions) -> str:
+    if join.num_gold_null:
+        return f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is nothing to judge by."
+    if not join.num_labels:
+        return "no labels: nothing was found to judge."
+    held = (qrels.pairs or []) if qrels else []
+    examples = ", ".join(f"({query}, {doc})" for query, doc in held[:SHOWN])
+    return (
+        f"no label has a grade: {join.num_labels:,} labels and {len(held):,} qrels were compared by (query_id, doc_id). "
+        f"Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with {examples or 'nothing, it is empty'}. "
+        "Do the ids mean the same things? --by and --doc name other columns."
+    )
+
+
+def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> dict[str, int]:
+    counts = {
+        "labels": join.num_labels,
+        "judged": join.num_judged,
+        "unjudged": join.num_unjudged,
+        "gold_null": join.num_gold_null,
+        "without_label": join.num_without_label,
+        "quarantined": sum(one.num_quarantined or 0 for one in sets),
+        "relabelled": join.num_relabelled,
+        "queries": judged.num_queries,
+    }
+    if pairs is not None:
+        graded = [pair for pair, grade in pairs.by_pair.items() if grade is not None]
+        counts["qrels"] = len(pairs.by_pair)
+        counts["qrels_repeated"] = pairs.num_repeated
+        counts["qrels_in_conflict"] = pairs.num_conflicts
+        counts["qrels_without_label"] = sum(pair not in join.judged_pairs for pair in graded)
+    return counts
+
+
+def _join_notes(join: Join, qrels: Qrels | None, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
+    notes = []
+    if join.num_relabelled:
+        notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
+    if pairs is not None and pairs.num_conflicts:
+        rule = "the mean of their grades, rounded, halves up" if options.duplicates == "mean" else "the first of their grades"
+        notes.append(f"pairs whose grades differ, which take {rule}: {pairs.num_conflicts:,}")
+    if qrels is not None and qrels.num_null:
+        notes.append(f"qrels without a grade, which judge nothing: {qrels.num_null:,}")
+    return notes

@@ -1,0 +1,230 @@
+"""All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are shown.
+
+Letters: N rows, G groups (queries, or rows where there is no query), K grades.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from manifests.agreement import agreement_figures, confusion_by_group, count_figures, pass_at_k
+from manifests.bootstrap import Interval, Statistic, bootstrap, of_ratio, of_sums
+from manifests.calibration import (
+    BINS,
+    Method,
+    at_least,
+    brier_rows,
+    calibration_statistics,
+    ece,
+    fit_calibrator,
+    reliability_by_group,
+    split_groups,
+)
+from manifests.errors import InputError
+from manifests.judged import Judged
+from manifests.ranking import DEPTH, auc, auc_statistic, cut_names, rank_queries
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number and its interval.
+
+    Args:
+        value: None where the figure is not defined (0/0).
+        low, high: 95 % percentile bootstrap bounds; None without resamples or with fewer than two groups.
+        over: how many rows or queries it is the figure of.
+        unit: `rows` or `queries`.
+        undefined_resamples: resamples without a value, left out of the interval.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    over: int
+    unit: str
+    undefined_resamples: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of judged labels.
+
+    Args:
+        confusion: rows gold, columns label.
+        resampled: `queries` or `rows`; `num_groups` of them.
+        reliability: by bin of confidence, rows, mean confidence and accuracy; None without distributions.
+        calibration: of `--calibrate`, on held-out groups; None if not asked for.
+    """
+
+    grades: int
+    figures: dict[str, Figure]
+    confusion: list[list[int]]
+    resampled: str
+    num_groups: int
+    reliability: list[dict[str, float]] | None
+    calibration: dict[str, Any] | None
+    notes: list[str]
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Sheet:
+    """Figures and the statistics behind their intervals, collected before one bootstrap serves them all."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[float, int, str]] = {}
+        self.statistics: list[Statistic] = []
+        self.notes: list[str] = []
+
+    def add(self, values: Mapping[str, float], over: int, unit: str, *statistics: Statistic) -> None:
+        self.values.update({name: (value, over, unit) for name, value in values.items()})
+        self.statistics += statistics
+
+    def figures(self, num_groups: int, resamples: int, seed: int, width: int) -> dict[str, Figure]:
+        intervals = bootstrap(self.statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
+        nothing = Interval(math.nan, math.nan, 0)
+        found = {}
+        for name, (value, over, unit) in self.values.items():
+            low, high, num_undefined = intervals.get(name, nothing)
+            found[name] = Figure(_number(value), _number(low), _number(high), over, unit, num_undefined)
+        return found
+
+
+def evaluate(judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate: Method | None = None) -> Evaluation:
+    """Compute every figure that the rows allow.
+
+    Args:
+        judged: at least one row.
+        seed: of the resamples, and of the split that `calibrate` makes.
+    Raises:
+        InputError: `calibrate` without distributions, or with fewer than two groups that have some.
+        MissingExtraError: a package of the extra `eval` is absent.
+    """
+    rows = len(judged.gold)
+    is_by_query = judged.queries is not None
+    group_N = judged.queries if judged.queries is not None else np.arange(rows)
+    num_groups = judged.num_queries if is_by_query else rows
+    sheet = _Sheet()
+    counts_GKK = confusion_by_group(judged.gold, judged.labels, group_N, num_groups=num_groups, grades=judged.grades)
+    sheet.add(agreement_figures(judged.gold, judged.labels, grades=judged.grades), rows, "rows", of_sums(counts_GKK, count_figures))
+    has_N = judged.has_probs
+    reliability = _add_distributions(sheet, judged, has_N, group_N, num_groups) if has_N.any() else None
+    if not has_N.all():
+        what = "no label has" if not has_N.any() else f"{int((~has_N).sum()):,} of {rows:,} judged labels have not"
+        sheet.notes.append(f"{what} a distribution: AUC, ECE and Brier are over those that have one; ranking takes the label for a score")
+    if is_by_query:
+        _add_ranking(sheet, judged, group_N, num_groups)
+    else:
+        sheet.notes.append("labels name no query: rows are resampled as if independent, and nothing is ranked")
+    _add_samples(sheet, judged, group_N, num_groups)
+    if num_groups < 2:
+        sheet.notes.append("one query or row alone: there is nothing to resample, so no intervals")
+    return Evaluation(
+        judged.grades,
+        sheet.figures(num_groups, resamples, seed, width=rows),
+        counts_GKK.sum(0).tolist(),
+        "queries" if is_by_query else "rows",
+        num_groups,
+        reliability,
+        None if calibrate is None else _calibration(judged, has_N, group_N, calibrate, resamples, seed),
+        sheet.notes,
+    )
+
+
+def _add_distributions(sheet: _Sheet, judged: Judged, has_N: np.ndarray, group_N: np.ndarray, num_groups: int) -> list[dict[str, float]]:
+    """AUC at each cut, ECE and Brier, over the rows that have a distribution; returns the reliability table."""
+    assert judged.probs is not None
+    probs_NK, gold_N, kept_N = judged.probs[has_N], judged.gold[has_N], group_N[has_N]
+    above_NJ = at_least(probs_NK)
+    for cut, name in enumerate(cut_names(judged.grades)):
+        is_relevant_N = gold_N > cut
+        figure = f"auc_{name}"
+        score_N = np.round(above_NJ[:, cut], 9)  # sums in float64 of what was stored in float32: 1e-9 keeps equal scores equal
+        sheet.add({figure: auc(score_N, is_relevant_N)}, len(gold_N), "rows", auc_statistic(figure, score_N, is_relevant_N, kept_N))
+    values = {"ece": ece(probs_NK, gold_N), "brier": float(brier_rows(probs_NK, gold_N).mean())}
+    sheet.add(values, len(gold_N), "rows", *calibration_statistics(probs_NK, gold_N, kept_N, num_groups=num_groups))
+    return reliability_table(probs_NK, gold_N)
+
+
+def reliability_table(probs_NK: np.ndarray, gold_N: np.ndarray) -> list[dict[str, float]]:
+    """Bins of confidence that hold a row: their edges, rows, mean confidence and accuracy."""
+    bins_B3 = reliability_by_group(probs_NK, gold_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1)[0]
+    return [
+        {"from": number / BINS, "to": (number + 1) / BINS, "rows": int(count), "confidence": total / count, "accuracy": correct / count}
+        for number, (count, total, correct) in enumerate(bins_B3.tolist())
+        if count
+    ]
+
+
+def _add_ranking(sheet: _Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
+    score_N = np.round(judged.scores, 6)
+    found = rank_queries(group_N, judged.docs, score_N, judged.gold, num_queries=num_groups)
+    for name, value_G in ((f"ndcg@{DEPTH}", found.ndcg), ("kendall_tau", found.tau), ("bad_case_rate", found.bad_case)):
+        is_defined_G = ~np.isnan(value_G)
+        filled_G = np.where(is_defined_G, value_G, 0.0)
+        over = int(is_defined_G.sum())
+        mean = float(filled_G.sum() / over) if over else math.nan
+        sheet.add({name: mean}, over, "queries", of_ratio(name, filled_G, is_defined_G))
+    short = int((np.bincount(group_N, minlength=num_groups) < DEPTH).sum())
+    if short:
+        sheet.notes.append(f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of {num_groups:,}")
+    without = int(np.isnan(found.ndcg).sum())
+    if without:
+        sheet.notes.append(f"queries without a relevant document, left out of nDCG: {without:,}")
+    flat = int(np.isnan(found.tau).sum())
+    if flat:
+        sheet.notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
+
+
+def _add_samples(sheet: _Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
+    """pass@k for k = 1, 2, 4, … and the number of samples that every sampled row has."""
+    if judged.num_samples is None or judged.num_correct is None:
+        return
+    has_N = judged.num_samples > 0
+    most = int(judged.num_samples[has_N].min())
+    over_G = np.bincount(group_N[has_N], minlength=num_groups)
+    for k in sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}):
+        passed_N = pass_at_k(judged.num_correct[has_N], judged.num_samples[has_N], k)
+        total_G = np.bincount(group_N[has_N], passed_N, minlength=num_groups)
+        name = f"pass@{k}"
+        sheet.add({name: float(passed_N.mean())}, int(has_N.sum()), "rows", of_ratio(name, total_G, over_G))
+    if not has_N.all():
+        sheet.notes.append(f"judged labels without samples, left out of pass@k: {int((~has_N).sum()):,}")
+
+
+def _calibration(judged: Judged, has_N: np.ndarray, group_N: np.ndarray, method: Method, resamples: int, seed: int) -> dict[str, Any]:
+    """Fit on half the groups, judge on the other half, before and after."""
+    unit = "queries" if judged.queries is not None else "rows"
+    if judged.probs is None or len(np.unique(group_N[has_N])) < 2:
+        raise InputError(f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out.")
+    present, group_of_N = np.unique(group_N[has_N], return_inverse=True)
+    probs_NK, gold_N = judged.probs[has_N], judged.gold[has_N]
+    is_fitted_N = split_groups(len(present), seed)[group_of_N]
+    calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
+    held_gold_N = gold_N[~is_fitted_N]
+    held_groups, held_group_N = np.unique(group_of_N[~is_fitted_N], return_inverse=True)
+    found: dict[str, Any] = {
+        "method": method,
+        "parameters": calibrator.parameters,
+        "split_by": unit,
+        "fitted_on": {unit: len(present) - len(held_groups), "rows": int(is_fitted_N.sum())},
+        "held_out": {unit: len(held_groups), "rows": len(held_gold_N)},
+    }
+    for when, held_NK in (("before", probs_NK[~is_fitted_N]), ("after", calibrator.apply(probs_NK[~is_fitted_N]))):
+        sheet = _Sheet()
+        values = {"ece": ece(held_NK, held_gold_N), "brier": float(brier_rows(held_NK, held_gold_N).mean())}
+        statistics = calibration_statistics(held_NK, held_gold_N, held_group_N, num_groups=len(held_groups))
+        sheet.add(values, len(held_gold_N), "rows", *statistics)
+        figures = sheet.figures(len(held_groups), resamples, seed, width=len(held_gold_N))
+        found[when] = {name: asdict(figure) for name, figure in figures.items()}
+    return found
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,295 @@
+"""`relabel evaluate` from end to end: runs and files, every way to join, what is counted, what is printed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+LabelRows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def run(relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> Callable[..., None]:
+    """`run({"engine": …})`: a finished run of the folder's pairs, in out/ecom."""
+
+    def finish(changes: dict[str, Any] | None = None, code: int = 0) -> None:
+        write_pairs()
+        assert relabel("run", write_job(changes)).code == code
+
+    return finish
+
+
+def test_a_run_is_judged_by_its_own_input_row_by_row(
+    relabel: Callable[..., Any], run: Callable[..., None], committed: Callable[..., Any], pairs: LabelRows
+) -> None:
+    run()
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
+    assert found["joined_by"] == ["row_id: the qrels are the run's own input"]
+    assert found["counts"] | {"labels": 24, "judged": 24, "unjudged": 0, "quarantined": 0, "queries": 6} == found["counts"]
+    labels = committed()
+    hits = [labels[row]["grade"] == pairs[row]["grade"] for row in range(24)]
+    assert found["figures"]["accuracy"]["value"] == pytest.approx(sum(hits) / 24)
+    assert found["resampled"] == "queries"
+    matrix = np.zeros((3, 3), dtype=int)
+    for row in range(24):
+        matrix[pairs[row]["grade"], labels[row]["grade"]] += 1
+    assert found["confusion"] == matrix.tolist()
+
+
+def test_all_ways_to_give_the_same_grades_give_the_same_figures(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path, pairs: LabelRows
+) -> None:
+    run()
+    own = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
+    (folder / "grades.qrels").write_text("".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in pairs))
+    (folder / "grades.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(pairs)))
+    (folder / "grades.csv").write_text(
+        "doc_id,query_id,grade\r\n" + "".join(f"{row['doc_id']},{row['query_id']},{row['grade']}\r\n" for row in pairs)
+    )
+    for name in ("grades.qrels", "grades.jsonl", "grades.csv"):
+        found = relabel("evaluate", "out/ecom", "--qrels", name, "--output", "json").json
+        assert found["joined_by"] == ["query_id and doc_id"]
+        assert found["figures"] == own["figures"], name
+        assert found["counts"]["qrels"] == 24
+
+
+def test_an_input_that_moved_is_still_the_runs_own(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+    run()
+    (folder / "elsewhere").mkdir()
+    shutil.move(folder / "pairs.parquet", folder / "elsewhere/pairs.parquet")
+    assert (
+        relabel("evaluate", "out/ecom", "--qrels", "elsewhere/pairs.parquet", "--output", "json").json["joined_by"][0].startswith("row_id")
+    )
+
+
+def test_rows_of_one_pair_are_told_apart_by_row_and_not_by_ids(
+    relabel: Callable[..., Any], run: Callable[..., None], pairs: LabelRows, folder: Path
+) -> None:
+    """The same pair twice with different human grades: legal in a run's own input, a conflict where ids are all there is."""
+    pairs[1] |= {"doc_id": pairs[0]["doc_id"]}
+    run()
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
+    assert found["counts"]["judged"] == 24
+    assert found["counts"]["relabelled"] == 1
+    (folder / "grades.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl").refused(3, "1 pairs have several grades", "d0-0: 0, 1", "--duplicates")
+    for rule, grade in (("first", 0), ("mean", 1)):
+        settled = relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl", "--duplicates", rule, "--output", "json").json
+        assert settled["counts"]["qrels_in_conflict"] == 1
+        golds = [sum(row) for row in settled["confusion"]]
+        expected = [0, 0, 0]
+        for row in [*pairs[2:], {"grade": grade}, {"grade": grade}]:
+            expected[row["grade"]] += 1
+        assert golds == expected
+
+
+def test_only_pairs_with_both_sides_are_judged_and_all_others_are_counted(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path, pairs: LabelRows
+) -> None:
+    run()
+    graded: LabelRows = [dict(row) for row in pairs[:10]]
+    graded[3]["grade"] = None
+    graded.append({"query_id": "q9", "doc_id": "x", "grade": 1})
+    (folder / "grades.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded))
+    found = relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl", "--output", "json").json
+    counts = found["counts"]
+    assert (counts["labels"], counts["judged"], counts["unjudged"], counts["gold_null"]) == (24, 9, 14, 1)
+    assert counts["qrels_without_label"] == 1
+    assert sum(map(sum, found["confusion"])) == 9
+
+
+def test_null_grades_of_the_own_input_are_left_out_and_never_zero(
+    relabel: Callable[..., Any], run: Callable[..., None], pairs: LabelRows
+) -> None:
+    for row in pairs[::2]:
+        row["grade"] = None
+    run()
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
+    assert found["counts"]["gold_null"] == found["counts"]["judged"] == 12
+    assert sum(found["confusion"][0]) == sum(row["grade"] == 0 for row in pairs)
+
+
+def test_quarantined_rows_are_counted_and_are_no_labels(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
+    run({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}})
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["counts"]
+    assert found["quarantined"] > 0
+    assert found["labels"] == found["judged"] == 24 - found["quarantined"]
+
+
+def test_a_run_over_its_limit_is_refused_unless_it_is_allowed(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
+    run({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 0.0}}, code=30)
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "over its quarantine limit", "--allow-partial")
+    done = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--allow-partial")
+    assert done.code == 0
+    assert "is over its quarantine limit" in done.out
+
+
+def test_an_unfinished_run_is_refused_unless_it_is_allowed(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    assert relabel("run", write_job(), "--shard", "0/4").code in (0, 20)
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "not finished", "of 24 rows", "--allow-partial")
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--allow-partial", "--output", "json").json
+    assert 0 < found["counts"]["judged"] < 24
+    assert any("is not finished" in note for note in found["notes"])
+
+
+def test_stray_files_in_a_run_are_not_read(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+    run()
+    before = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").out
+    label_file = next((folder / "out/ecom/labels").rglob("*.parquet"))
+    shutil.copy(label_file, label_file.with_name("chunk-000099-loser.parquet"))
+    assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").out == before
+
+
+def test_a_changed_label_file_is_refused(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+    run()
+    label_file = next((folder / "out/ecom/labels").rglob("*.parquet"))
+    pq.write_table(pq.read_table(label_file), label_file)
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "sha256")
+
+
+def test_samples_give_pass_at_k(
+    relabel: Callable[..., Any], run: Callable[..., None], committed: Callable[..., Any], pairs: LabelRows
+) -> None:
+    run({"labeler": {"samples": 3, "temperature": 1.0}})
+    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+    labels = committed()
+    hits = [[sample["grade"] == pairs[row]["grade"] for sample in labels[row]["samples"]] for row in range(24)]
+    assert found["pass@1"]["value"] == pytest.approx(np.mean([np.mean(row) for row in hits]))
+    assert found["pass@3"]["value"] == pytest.approx(np.mean([any(row) for row in hits]))
+    assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]
+
+
+def test_several_runs_are_judged_as_one_set(relabel: Callable[..., Any], run: Callable[..., None], write_job: Callable[..., str]) -> None:
+    run()
+    assert relabel("run", write_job({"engine": {"seed": 8}, "output": "out/again"}, "again.yaml")).code == 0
+    found = relabel("evaluate", "out/ecom", "out/again", "--qrels", "pairs.parquet", "--output", "json").json
+    assert found["counts"]["judged"] == 48
+    assert found["counts"]["relabelled"] == 24
+    assert any("together" in note for note in found["notes"])
+
+
+def test_perfect_labels_get_one(relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]) -> None:
+    rows = [row | {"label": row["grade"], "probs": np.eye(3)[row["grade"]].tolist()} for row in random_rows(60)]
+    path = write_rows(rows)
+    figures = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json["figures"]
+    is_best = {name: figure["value"] for name, figure in figures.items() if name not in ("ece", "brier", "bad_case_rate", "kendall_tau")}
+    assert is_best == pytest.approx(dict.fromkeys(is_best, 1.0))
+    assert figures["kendall_tau"]["value"] == pytest.approx(1.0)
+    assert figures["ece"]["value"] == figures["brier"]["value"] == 0.0
+
+
+def test_the_order_of_rows_changes_nothing(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    rows = random_rows(60)
+    here, there = write_rows(rows, "here.jsonl"), write_rows(rows[::-1], "there.jsonl")
+    first, second = (
+        relabel("evaluate", path, "--qrels", "here.jsonl", "--label", "label", "--output", "json").json for path in (here, there)
+    )
+    for name, figure in first["figures"].items():
+        for part in ("value", "low", "high"):
+            assert second["figures"][name][part] == pytest.approx(figure[part], abs=1e-9), name
+
+
+def test_maps_bring_both_sides_to_one_scale(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    rows = random_rows(80, grades=4)
+    path = write_rows(rows)
+    arguments = ("evaluate", path, "--qrels", path, "--label", "label", "--output", "json")
+    both = relabel(*arguments, "--map", "0=0,1=0,2=1,3=1", "--map-labels", "0=0,1=0,2=1,3=1").json
+    assert both["grades"] == 2
+    hits = [(row["label"] >= 2) == (row["grade"] >= 2) for row in rows]
+    assert both["figures"]["accuracy"]["value"] == pytest.approx(np.mean(hits))
+    whole = relabel(*arguments).json
+    assert both["figures"]["auc_0/1"]["value"] == pytest.approx(whole["figures"]["auc_01/23"]["value"])  # mass is added, not lost
+
+
+def test_without_a_query_rows_are_resampled_and_it_is_said(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+    path = write_rows([{"label": row % 2, "grade": row % 3 % 2} for row in range(30)])
+    done = relabel("evaluate", path, "--qrels", path, "--label", "label")
+    assert "30 rows, 1,000 times, seed 7" in done.out
+    assert "rows are resampled as if independent" in done.out
+    assert "nDCG" not in done.out
+
+
+def test_another_column_can_be_the_query(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    path = write_rows([{"topic": row["query_id"], "label": row["label"], "grade": row["grade"]} for row in random_rows(60)])
+    found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--by", "topic", "--output", "json").json
+    assert (found["resampled"], found["num_groups"]) == ("queries", 6)
+
+
+def test_where_judges_some_rows_of_a_file(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+    path = write_rows([{"judge": "ab"[row % 2], "label": row % 2, "grade": 1} for row in range(20)])
+    found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--where", "judge=b", "--output", "json").json
+    assert found["counts"]["judged"] == 10
+    assert found["figures"]["accuracy"]["value"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_calibration_is_fitted_on_some_queries_and_shown_on_the_others(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows], method: str
+) -> None:
+    path = write_rows(random_rows(600, queries=30))
+    done = relabel("evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method, "--output", "json").json
+    found = done["calibration"]
+    assert found["method"] == method
+    assert found["fitted_on"] == {"queries": 15, "rows": 300}
+    assert found["held_out"] == {"queries": 15, "rows": 300}
+    assert found["after"]["ece"]["value"] < found["before"]["ece"]["value"]
+    assert found["before"]["ece"]["low"] < found["before"]["ece"]["high"]
+    text = relabel("evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method).out
+    assert "held out 15 (300 rows)" in text
+
+
+def test_the_same_seed_gives_the_same_bytes(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    path = write_rows(random_rows())
+    arguments = ("evaluate", path, "--qrels", path, "--label", "label", "--output", "json")
+    assert relabel(*arguments).out == relabel(*arguments).out
+    assert relabel(*arguments).out != relabel(*arguments, "--seed", "8").out
+    without = relabel(*arguments, "--resamples", "0").json["figures"]["accuracy"]
+    assert without["low"] is None
+    assert without["value"] is not None
+
+
+def test_labels_that_are_no_number_are_left_out_and_shown(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+    values = ["0", "1", "1.", "2 of 3", None, "", 2, 2.0]
+    path = write_rows([{"query_id": f"q{row}", "label": value, "grade": 1} for row, value in enumerate(values)])
+    found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json
+    assert found["counts"]["judged"] == 5
+    assert found["counts"]["without_label"] == 3
+    assert found["confusion"][1] == [1, 2, 2]
+    assert any("'2 of 3'" in note for note in found["notes"])
+    assert any("'1.'" in note for note in found["notes"])
+
+
+def test_the_report_is_the_one_reviewed(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows], golden: Callable[[str, str], None]
+) -> None:
+    rows = random_rows(60)
+    labels = write_rows([{name: row[name] for name in ("query_id", "doc_id", "label", "probs")} for row in [*rows, rows[0]]])
+    qrels = write_rows([row | {"grade": None if number == 3 else row["grade"]} for number, row in enumerate(rows[:55])], "grades.jsonl")
+    done = relabel("evaluate", labels, "--qrels", qrels, "--label", "label", "--calibrate", "temperature")
+    assert (done.code, done.err) == (0, "")
+    golden("evaluate/report.txt", done.out)
+
+
+def test_a_manifest_older_than_its_receipts_is_no_finished_run(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+    run()
+    manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
+    (folder / "out/ecom/manifest.json").write_text(json.dumps(manifest | {"receipts_sha256": "0" * 64}))
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "its manifest is older than its receipts")
