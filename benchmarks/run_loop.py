@@ -53,8 +53,9 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
     from jobs.exits import Exit
     from jobs.job_files import build_job
-    from jobs.labeling import Session, label, open_run
+    from jobs.labeling import label, open_run
     from jobs.loop import Progress, Stop
+    from jobs.sessions import Session
 
     shutil.rmtree(folder, ignore_errors=True)
     values = {
@@ -68,7 +69,7 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     started = time.perf_counter()
     opened = open_run(build_job(values, where="benchmark"))
     session = Session(opened, list(range(4)), is_retry=False, stop=Stop(), progress=Progress())
-    report = label(opened, session)
+    report = label(session)
     seconds = time.perf_counter() - started
     assert report.exit is Exit.DONE, report
     return seconds

@@ -5,13 +5,15 @@ Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `en
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import SecretStr
 
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
@@ -33,6 +35,8 @@ class Job:
     labeler: Labeler
     engine_class: EngineClass
     where: str
+    secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False, compare=False)
+    """What the engine alone is given: by option, the value of the variable that the option names. No part of the spec."""
 
     def open_dataset(self) -> Dataset:
         """Find the input and check its columns.
@@ -85,11 +89,21 @@ def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[s
     """
     values, beside = read_settings(path, overrides=overrides, environment=environment)
     try:
-        return build_job(values, where=path, cache_dir=environment.get(CACHE_VARIABLE))
+        job = build_job(values, where=path, cache_dir=environment.get(CACHE_VARIABLE))
+        return replace(job, secrets=read_secrets(job.spec.engine, environment))
     except ConfigError as exc:
         if not beside:
             raise
         raise ConfigError(f"{exc} (set beside the file: {', '.join(beside)})") from exc
+
+
+def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str, SecretStr]:
+    """Values of the variables that the engine's options name, by option; wrapped, so that no repr, dump or log shows them.
+
+    Which options name one, an engine's option model says in `secret_variables`.
+    """
+    names = {option: getattr(engine.args, option) for option in sorted(getattr(engine.args, "secret_variables", ()))}
+    return {option: SecretStr(environment[name]) for option, name in names.items() if name in environment}
 
 
 def read_settings(
@@ -108,6 +122,13 @@ def read_settings(
         if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in JobSpec.model_fields:
             _set(values, keys, text, where=f"variable {name}")
             beside.append(f"variable {name}")
+        elif name.startswith(ENVIRONMENT_PREFIX):
+            # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST, for a service)
+            meant = difflib.get_close_matches(keys[0], JobSpec.model_fields, n=1, cutoff=0.8)
+            if meant:
+                raise ConfigError(
+                    f"variable {name}: no key of a job is called `{keys[0]}`; did you mean {ENVIRONMENT_PREFIX}{meant[0].upper()}?"
+                )
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -142,6 +163,8 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = validate_spec(JobSpec, values, where=where)
     for key, text in (("output", spec.output), *(("input.path", path) for path in spec.input.path)):
+        if key == "output" and "://" in text:
+            raise ConfigError(f"{where}: `output` = {text}: this version writes to local folders alone; give a path")
         if "${" in text:
             raise ConfigError(f"{where}: `{key}` = {text}: variables in braces are not known to this version; write the path out")
     return Job(spec, found_labeler(spec.labeler), found_engine, where)

@@ -1,53 +1,42 @@
-"""One execution of a job: open or make the plan, take shards, run the loop, finish with the manifest.
+"""One execution of a job: open or make the plan, run the loop over a session's shards, finish with the manifest.
 
 Decides in this order: is there anything to do (receipts alone), may we do it (locks), and only then starts an engine.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from jobs.exits import Exit
 from jobs.job_files import Job
-from jobs.loop import ChunkWork, Progress, RunLoop, Stop
-from jobs.shard_log import ShardLogs
+from jobs.loop import RunLoop
+from jobs.sessions import OpenRun, Session
 from manifests.asks import Engine, EngineFacts
-from manifests.dataset import Dataset
-from manifests.errors import LockHeldError, ManifestError
-from manifests.leases import ShardLock
-from manifests.plans import Plan, check_plan, load_plan, make_plan, shard_row_ids, write_plan
-from manifests.receipts import ChunkFacts, ChunkId, commit_chunk
-from manifests.rows import read_chunks
-from manifests.runs import RunFolder, Tally, build_manifest, load_manifest, write_manifest
-from manifests.schemas import LabelRow, QuarantineRow
+from manifests.errors import ManifestError
+from manifests.leases import Lock
+from manifests.plans import check_plan, load_plan, make_plan, write_plan
+from manifests.runs import RunFolder, Snapshot, Tally, build_manifest, load_manifest, write_manifest
 from manifests.store import LocalStore
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A job's output with a plan that fits the job."""
-
-    job: Job
-    dataset: Dataset
-    store: LocalStore
-    plan: Plan
-    folder: RunFolder
-    was_planned_now: bool
 
 
 @dataclass(slots=True)
 class RunReport:
-    """What an execution did, for the end table and `--output json`."""
+    """What an execution did, for the end table and `--output json`.
+
+    Args:
+        shards, busy_shards: the shards asked for, and those of them that other processes held.
+        tally: the whole run as it stands, all workers together.
+        rows: rows in the plan.
+        over_limit, failed_fraction: None until every chunk is in.
+        stopped: why the run was cut short, if it was.
+        seconds, engine_start_s: wall time of all, and of starting the engine.
+        did: counts of this execution alone.
+        remarks: what the engine said when it started.
+    """
 
     exit: Exit
     name: str
@@ -65,9 +54,12 @@ class RunReport:
     remarks: list[str] = field(default_factory=list)
 
 
-def open_run(job: Job, *, may_plan: bool = True) -> OpenRun:
+def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
     """Open the output of a job, planning it if nobody has.
 
+    Args:
+        may_plan: make a plan where there is none.
+        may_write: write that plan down; off for a look at what would be done.
     Raises:
         StaleRunError: the output has a plan for another job or other inputs.
         ManifestError: there is no plan and `may_plan` is off.
@@ -80,122 +72,14 @@ def open_run(job: Job, *, may_plan: bool = True) -> OpenRun:
     if plan is None:
         if not may_plan:
             raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
-        made, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
-        was_planned_now = write_plan(store, made, beside)
-        plan = load_plan(store)
-        assert plan is not None
+        plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
+        if may_write:
+            for folder in ("", "plan"):
+                store.sweep(folder)
+            was_planned_now = write_plan(store, plan, beside)
+            plan = load_plan(store) or plan
     check_plan(plan, dataset, parts, output=job.spec.output)
     return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
-
-
-class Session:
-    """One worker's pass over some shards, first attempts or retries.
-
-    Args:
-        is_retry: ask the quarantined rows of committed chunks again, instead of every row of chunks without a receipt.
-    """
-
-    def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, stop: Stop, progress: Progress) -> None:
-        self.opened = opened
-        self.is_retry = is_retry
-        self.stop = stop
-        self.progress = progress
-        self.shards = shards
-        self.busy: list[int] = []
-        self.logs = ShardLogs(opened.store)
-        self.facts: EngineFacts | None = None
-        self.worker = f"{socket.gethostname()}-{os.getpid()}"
-        self._locks: dict[int, ShardLock] = {}
-        self._chunks_left: dict[int, int] = {}
-
-    def lock(self) -> list[int]:
-        """Take the locks of shards that have work; returns those taken. `busy` holds the shards that others have."""
-        taken = []
-        for shard in self.shards:
-            if not self.todo(shard):
-                continue
-            lock = ShardLock(self.opened.store, shard)
-            try:
-                lock.acquire()
-            except LockHeldError as exc:
-                logger.info("%s", exc)
-                self.busy.append(shard)
-                continue
-            if not self.todo(shard):  # its last holder finished between the look and the lock
-                lock.release()
-                continue
-            self._locks[shard] = lock
-            taken.append(shard)
-        return taken
-
-    def todo(self, shard: int) -> dict[int, int]:
-        """Chunks to work on and the attempt that this would be."""
-        folder = self.opened.folder
-        if not self.is_retry:
-            return dict.fromkeys(folder.pending(shard), 1)
-        return {receipts[0].chunk: len(receipts) + 1 for receipts in folder.chunk_receipts(shard) if receipts[-1].quarantine is not None}
-
-    def chunks(self, shards: list[int]) -> Iterator[ChunkWork]:
-        """Rows to ask, chunk by chunk, shard after shard."""
-        opened = self.opened
-        for shard in shards:
-            attempts = self.todo(shard)
-            self._chunks_left[shard] = len(attempts)
-            for folder in ("labels", "quarantine", "receipts"):
-                opened.store.sweep(f"{folder}/shard-{shard:05d}")
-            self.logs.write(shard, f"start: {len(attempts)} of {len(opened.plan.shards[shard].chunks)} chunks, worker {self.worker}")
-            wanted = self._quarantined_ids(shard) if self.is_retry else None
-            planned = opened.plan.shards[shard]
-            row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-            for chunk, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted):
-                yield ChunkWork(ChunkId(shard, chunk, attempts[chunk]), pairs)
-
-    def commit(self, work: ChunkWork) -> bool:
-        """Make a finished chunk durable. Runs in a committer thread."""
-        labels = [row for row in work.rows if isinstance(row, LabelRow)]
-        quarantine = [row for row in work.rows if isinstance(row, QuarantineRow)]
-        facts = ChunkFacts(
-            fingerprint=self.opened.plan.fingerprint,
-            id=work.id,
-            stages=work.stage_counts(),
-            seconds=time.perf_counter() - work.started_s,
-            engine=asdict(self.facts) if self.facts else {},
-            worker=self.worker,
-            epoch=0,
-            started=_utc(work.started_clock),
-            committed=_utc(time.time()),
-        )
-        receipt = commit_chunk(self.opened.store, facts, labels, quarantine)
-        shard = work.id.shard
-        if receipt is None:
-            self.logs.write(shard, f"chunk {work.id.chunk}: another worker committed it first; our rows are dropped")
-        else:
-            counts = ", ".join(f"{count} {status}" for status, count in sorted(receipt.statuses.items()))
-            self.logs.write(shard, f"chunk {work.id.chunk} attempt {work.id.attempt}: {counts}, {receipt.seconds:.1f} s")
-        for row in quarantine:
-            self.logs.write(shard, f"row {row.row_id} quarantined as {row.status}: {row.reason}")
-        self._chunks_left[shard] -= 1
-        if self._chunks_left[shard] == 0:
-            self.logs.write(shard, "done")
-            self._release(shard)
-        return receipt is not None
-
-    def close(self) -> None:
-        for shard in list(self._locks):
-            self._release(shard)
-        self.logs.close()
-
-    def _release(self, shard: int) -> None:
-        self.logs.close(shard)
-        self._locks.pop(shard).release()
-
-    def _quarantined_ids(self, shard: int) -> dict[int, set[int]]:
-        folder = self.opened.folder
-        return {
-            receipts[-1].chunk: {row["row_id"] for row in folder.quarantined_rows(receipts[-1])}
-            for receipts in folder.chunk_receipts(shard)
-            if receipts[-1].quarantine is not None
-        }
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:
@@ -204,7 +88,8 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
     Raises:
         ModelError, MissingExtraError: what is missing, and how to get it.
     """
-    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong)
+    secrets: dict[str, Any] = {"secrets": job.secrets} if job.secrets else {}  # only engines that name some take them
+    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
     try:
         return engine, engine.prepare(job.labeler.probe())
     except BaseException:
@@ -212,33 +97,41 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
         raise
 
 
-def label(opened: OpenRun, session: Session, *, tick: Any = None, on_engine: Any = None) -> RunReport:
-    """Do a session's work and finish the run if it was the last of it."""
+def label(
+    session: Session,
+    *,
+    tick: Callable[[], None] = lambda: None,
+    on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
+) -> RunReport:
+    """Do a session's work and finish the run if it was the last of it.
+
+    Args:
+        tick: called often while asks are answered.
+        on_engine: called once, when the engine has started.
+    """
     started = time.perf_counter()
     engine_start_s = 0.0
     remarks: list[str] = []
     try:
-        taken = session.lock()
-        if taken:
-            engine, remarks = start_engine(opened.job)
+        if session.reach():
+            engine, remarks = start_engine(session.opened.job)
             engine_start_s = time.perf_counter() - started
             try:
                 session.facts = engine.facts()
-                if on_engine is not None:
-                    on_engine(session.facts, remarks)
-                _drive(engine, session, taken, tick)
+                on_engine(session.facts, remarks)
+                _drive(engine, session, tick)
             finally:
                 engine.close()
     finally:
         session.close()
-    report = _conclude(opened, session, taken)
+    report = _conclude(session)
     report.seconds = time.perf_counter() - started
     report.engine_start_s = engine_start_s
     report.remarks = remarks
     return report
 
 
-def _drive(engine: Engine, session: Session, taken: list[int], tick: Any) -> None:
+def _drive(engine: Engine, session: Session, tick: Callable[[], None]) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
     loop = RunLoop(
@@ -249,71 +142,86 @@ def _drive(engine: Engine, session: Session, taken: list[int], tick: Any) -> Non
         seed=job.spec.engine.seed,
         progress=session.progress,
         stop=session.stop,
-        tick=tick or (lambda: None),
+        tick=tick,
     )
-    loop.run(session.chunks(taken))
+    loop.run(session.chunks())
 
 
-def _conclude(opened: OpenRun, session: Session, taken: list[int]) -> RunReport:
-    """Write the manifest if every chunk is in, and choose the exit code."""
-    folder, spec = opened.folder, opened.job.spec
-    tally = folder.tally()
+def _conclude(session: Session) -> RunReport:
+    """Bring the manifest up to date if every chunk is in, and choose the exit code."""
+    opened, progress, spec = session.opened, session.progress, session.opened.job.spec
+    found = opened.folder.snapshot()
+    was_finished_now = False
+    is_complete = found.tally.chunks_done == opened.plan.num_chunks
+    if is_complete:
+        found, was_finished_now = _finish(opened, found)
+    failed = found.tally.num_quarantined / opened.plan.rows
     report = RunReport(
         exit=Exit.DONE,
         name=spec.name,
         output=spec.output,
         shards=session.shards,
         busy_shards=session.busy,
-        tally=tally,
+        tally=found.tally,
         rows=opened.plan.rows,
-        over_limit=None,
-        failed_fraction=None,
+        over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
+        failed_fraction=failed if is_complete else None,
         stopped=session.stop.reason,
         did={
-            "pairs": session.progress.pairs,
-            "statuses": dict(session.progress.statuses),
-            "requests": session.progress.requests,
-            "prompt_tokens": session.progress.prompt_tokens,
-            "cached_tokens": session.progress.cached_tokens,
-            "output_tokens": session.progress.output_tokens,
-            "chunks_committed": session.progress.chunks_committed,
-            "seconds": round(time.perf_counter() - session.progress.started_s, 3) if taken else 0.0,
+            "pairs": progress.pairs,
+            "statuses": dict(progress.statuses),
+            "requests": progress.requests,
+            "prompt_tokens": progress.prompt_tokens,
+            "cached_tokens": progress.cached_tokens,
+            "output_tokens": progress.output_tokens,
+            "chunks_committed": progress.chunks_committed,
+            "chunks_lost": progress.chunks_lost,
+            "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
         },
     )
-    was_finished_now = False
-    if tally.chunks_done == opened.plan.num_chunks:
-        held = load_manifest(opened.store)
-        failed = tally.num_quarantined / opened.plan.rows
-        is_current = held is not None and held["max_failed_fraction"] == spec.run.max_failed_fraction and held["receipts"] == tally.receipts
-        if not is_current:
-            manifest = build_manifest(
-                folder,
-                spec=spec.model_dump(mode="json"),
-                max_failed_fraction=spec.run.max_failed_fraction,
-                relabel_version=version("relabel"),
-            )
-            write_manifest(opened.store, manifest)
-            was_finished_now = True
-        report.failed_fraction = failed
-        report.over_limit = failed > spec.run.max_failed_fraction
-    report.exit = _exit(report, session, taken, was_finished_now=was_finished_now)
+    report.exit = _exit(report, session, was_finished_now=was_finished_now)
     return report
 
 
-def _exit(report: RunReport, session: Session, taken: list[int], *, was_finished_now: bool) -> Exit:
-    if session.stop.is_now:
-        return Exit.STOPPED
+def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
+    """Write the manifest unless it says already what the receipts say.
+
+    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends up true.
+    """
+    limit = opened.job.spec.run.max_failed_fraction
+
+    def is_current(held: dict[str, Any] | None) -> bool:
+        return held is not None and (held["max_failed_fraction"], held["receipts_sha256"]) == (limit, found.digest)
+
+    if is_current(load_manifest(opened.store)):
+        return found, False
+    lock = Lock(opened.store, "manifest", "the manifest")
+    lock.acquire(waits=True)
+    try:
+        found = opened.folder.snapshot()
+        if is_current(load_manifest(opened.store)):
+            return found, False
+        manifest = build_manifest(
+            opened.folder,
+            found,
+            spec=opened.job.spec.model_dump(mode="json"),
+            max_failed_fraction=limit,
+            relabel_version=version("relabel"),
+        )
+        write_manifest(opened.store, manifest)
+        return found, True
+    finally:
+        lock.release()
+
+
+def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
-    if not taken and session.busy:
+    if session.busy and not session.taken:
         return Exit.LOCKED
-    is_cut_short = session.stop.reason is not None and session.is_retry
-    if session.busy or is_cut_short or any(session.todo(shard) for shard in session.shards if not session.is_retry):
+    is_open = any(session.opened.folder.pending(shard) for shard in session.shards)
+    if session.busy or is_open or (session.is_retry and session.stop.reason is not None):
         return Exit.PARTIAL
-    if taken or was_finished_now:
+    if session.taken or was_finished_now:
         return Exit.DONE
     return Exit.NOTHING_TO_DO
-
-
-def _utc(clock_s: float) -> str:
-    return datetime.fromtimestamp(clock_s, UTC).isoformat(timespec="milliseconds")

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from jobs.trajectories import OpenPair, Trajectory, row_of
 from labelers.registry import Labeler
-from manifests.asks import Answer, Ask, Engine, Request
-from manifests.errors import InputError
+from manifests.asks import POLL_S, Answer, Ask, Engine, Request
+from manifests.errors import EngineCrashError, InputError
 from manifests.labels import Pair
 from manifests.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
@@ -27,6 +27,8 @@ MAX_OPEN_PAIRS = 4096
 SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
 COMMITS_IN_FLIGHT = 8
+HASTY_POLLS = 10_000
+"""Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be asked forever."""
 DRAIN_S = 20.0
 """How long begun chunks may take to finish once a stop was asked for."""
 
@@ -82,6 +84,10 @@ class Stop:
     def now(self) -> None:
         self.is_now = True
         self.drain("stopped by hand")
+
+
+NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
+"""Stands for a pair while no chunk can be begun."""
 
 
 class _Shared:
@@ -140,9 +146,11 @@ class RunLoop:
         self._input_error: InputError | None = None
         self._commits: set[Future[bool]] = set()
 
-    def run(self, chunks: Iterator[ChunkWork]) -> bool:
+    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
         """Work through the chunks.
 
+        Args:
+            chunks: what to ask; None means "nothing just now", and is asked again once others were committed.
         Returns:
             True if all of them were committed, False if a stop left some undone.
         Raises:
@@ -156,10 +164,11 @@ class RunLoop:
             raise self._input_error
         return is_done
 
-    def _feed(self, chunks: Iterator[ChunkWork], pool: ThreadPoolExecutor) -> bool:
+    def _feed(self, chunks: Iterator[ChunkWork | None], pool: ThreadPoolExecutor) -> bool:
         engine, ready = self.engine, self._ready
         pairs = self._pairs(chunks)
         exhausted = False
+        hasty_polls = 0
         while True:
             if self.stop.reason is not None and (self.stop.is_now or time.perf_counter() > self.stop.deadline_s):
                 return False
@@ -175,26 +184,39 @@ class RunLoop:
                 if opened is None:
                     exhausted = True
                     break
+                if opened is NOT_NOW:
+                    break
                 self._open(*opened, pool)
+            polled_s = time.perf_counter()
             answers = engine.poll()
+            if answers or time.perf_counter() - polled_s > POLL_S / 100:
+                hasty_polls = 0
+            else:
+                hasty_polls += 1
+                if hasty_polls > HASTY_POLLS and self._in_flight:
+                    raise EngineCrashError(f"the engine says nothing of {len(self._in_flight)} requests, and does not work on them either.")
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
+                self._settle(wait_for_all=True)  # all is answered; the next chunk waits for commits
                 continue
             for answer in answers:
                 self._deliver(answer, pool)
             self._settle(wait_for_all=False)
             self.tick()
 
-    def _pairs(self, chunks: Iterator[ChunkWork]) -> Iterator[tuple[ChunkWork, int]]:
+    def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
         while self.stop.reason is None:
             try:
-                work = next(chunks, None)
+                work = next(chunks)
             except InputError as exc:
                 self._input_error = exc
                 return
-            if work is None:
+            except StopIteration:
                 return
+            if work is None:
+                yield NOT_NOW
+                continue
             for index in range(len(work.pairs)):
                 yield work, index
 
@@ -253,7 +275,9 @@ class RunLoop:
         return digest.digest()
 
     def _deliver(self, answer: Answer, pool: ThreadPoolExecutor) -> None:
-        flight = self._in_flight.pop(answer.request_id)
+        flight = self._in_flight.pop(answer.request_id, None)
+        if flight is None:
+            raise EngineCrashError(f"the engine answered request {answer.request_id}, which was never asked or is answered already.")
         counts = flight.work.stages.get(flight.stage)
         if counts is None:
             counts = flight.work.stages[flight.stage] = [0, 0, 0, 0]

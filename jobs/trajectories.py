@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from labelers.registry import Labeler
 from labelers.samples import merge_samples
-from manifests.asks import Answer, Ask, Sampling
+from manifests.asks import Answer, Ask, Distribution, Sampling
 from manifests.errors import VerdictError
 from manifests.labels import Label, Pair
 from manifests.schemas import LabelRow, QuarantineRow
@@ -50,7 +51,11 @@ class Trajectory:
     def begin(self, labeler: Labeler) -> bool:
         """Take the first ask. True if there is one; False if the walk has ended without."""
         self.generator = labeler.label(self.open.pair)
-        return self._step(None)
+        try:
+            return self._step(None)
+        except VerdictError as exc:
+            self.failure = exc
+            return False
 
     def take(self, answer: Answer, labeler: Labeler, options: LabelerOptions) -> bool:
         """Send an answer and take the next ask, or the same one again with another attempt number if the answer was unreadable.
@@ -60,6 +65,11 @@ class Trajectory:
         """
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
+        assert self.ask is not None
+        for decision in self.ask.decisions:
+            found = answer.distributions.get(decision.name)
+            if found is not None and not _is_distribution(found, len(decision.labels)):
+                answer = replace(answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}")
         try:
             return self._step(answer)
         except VerdictError as exc:
@@ -103,8 +113,15 @@ class Trajectory:
             self.ask = self.generator.send(earlier)
         # a greedy answer would only come again
         drawn = self.ask.sampling
-        self.ask.sampling = Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p)
+        self.ask = replace(self.ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
         return True
+
+
+def _is_distribution(found: Distribution, num_labels: int) -> bool:
+    """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and NaN's argmax is 0."""
+    probs = found.probs
+    # every comparison with NaN is false, so NaN fails here too
+    return len(probs) == num_labels and min(probs) >= 0.0 and abs(sum(probs) - 1.0) < 1e-3 and 0.0 <= found.outside_mass <= 1.0
 
 
 def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:

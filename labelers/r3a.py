@@ -61,7 +61,7 @@ class R3AOptions(LabelerOptions):
 
 class R3A:
     """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with one),
-    `no_distribution`, and the answers' own."""
+    `context_truncated`, `no_distribution`, and the answers' own."""
 
     Options: ClassVar[type[LabelerOptions]] = R3AOptions
 
@@ -117,10 +117,12 @@ class R3A:
         """
         intent: str | None = None
         flags: list[str] = []
+        if self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context):
+            flags.append("context_truncated")
         if self._has_two_stages:
             first = yield self._intent_ask(pair)
             intent = self._intent_reader.read(first)["intent"]
-            flags.extend(first.flags)
+            flags.extend(flag for flag in first.flags if flag not in flags)
             answer = yield self._verdict_ask(pair, first.text)
         else:
             answer = yield self._single_ask(pair)

@@ -79,7 +79,8 @@ def open_dataset(spec: InputSpec, *, reads_context: bool) -> Dataset:
         raise InputError(
             f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
         )
-    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+    same = Counter(map(_real, paths))
+    twice = next((path for path in paths if same[_real(path)] > 1), None)
     if twice is not None:
         raise InputError(f"input.path {', '.join(spec.path)}: names {twice} twice, so its rows would be labelled twice. Name it once.")
     files: list[InputFile] = []
@@ -206,6 +207,11 @@ def _name(file: InputFile) -> str:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _real(path: str) -> str:
+    """One name for one file, also where links give it several."""
+    return path if "://" in path else os.path.realpath(path)
 
 
 def _is_data(path: str, root: str) -> bool:

@@ -19,31 +19,40 @@ from manifests.errors import LockHeldError, StoreError
 from manifests.store import LocalStore, told
 
 
-class ShardLock:
-    """An exclusive lock on one shard; `holder` of a lost race says who has it.
+class Lock:
+    """An exclusive lock in `leases/`, held by this process until `release` or its death.
 
-    Raises:
-        LockHeldError: from `acquire`, if a live process holds it.
+    Args:
+        name: file name without its ending: `shard-00003`, `manifest`.
+        what: what is locked, for messages.
     """
 
-    def __init__(self, store: LocalStore, shard: int) -> None:
-        self.path: Path = store.path(f"leases/shard-{shard:05d}.lock")
-        self.shard = shard
+    def __init__(self, store: LocalStore, name: str, what: str) -> None:
+        self.path: Path = store.path(f"leases/{name}.lock")
+        self.what = what
         self._descriptor: int | None = None
 
-    def acquire(self) -> None:
-        with told("make the shard's lock", self.path):
+    def acquire(self, *, waits: bool = False) -> None:
+        """Take the lock.
+
+        Args:
+            waits: until its holder lets go, instead of failing at once.
+        Raises:
+            LockHeldError: a live process holds it.
+            StoreError: the file system can't make or lock the file.
+        """
+        with told("make the lock", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError as exc:
             os.close(descriptor)
             if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StoreError(f"{self.path}: this file system can't lock ({exc.strerror}). Use a local disk for `output`.") from exc
             holder = self.holder()
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
-            raise LockHeldError(f"shard {self.shard} is being worked on by {who} ({self.path}). Try again when it has ended.") from exc
+            raise LockHeldError(f"{self.what} is being worked on by {who} ({self.path}). Try again when it has ended.") from exc
         self._descriptor = descriptor
         with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, and only its holder's name is missing
             os.ftruncate(descriptor, 0)
@@ -62,3 +71,8 @@ class ShardLock:
         except (OSError, ValueError):
             return None
         return held if "pid" in held and "host" in held else None
+
+
+def shard_lock(store: LocalStore, shard: int) -> Lock:
+    """The lock of one shard."""
+    return Lock(store, f"shard-{shard:05d}", f"shard {shard}")

@@ -6,6 +6,7 @@ column of every committed file, once, when the last chunk is in.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -38,12 +39,28 @@ class Tally(NamedTuple):
     labelled: int
     quarantined: dict[str, int]
     chunks_done: int
-    receipts: int
     stages: dict[str, dict[str, int]]
 
     @property
     def num_quarantined(self) -> int:
         return sum(self.quarantined.values())
+
+
+class Snapshot(NamedTuple):
+    """A run's receipts as one pass found them.
+
+    Args:
+        labels: label files of all attempts; together they hold each labelled row once.
+        quarantine: quarantine files of each chunk's highest attempt.
+        engines: the different engines that made them.
+        digest: over every receipt's name and its files' digests; it changes with any of them.
+    """
+
+    tally: Tally
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+    engines: list[dict[str, Any]]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class ManifestCore:
     version: int
     fingerprint: str
     rows: dict[str, int]
-    receipts: int
+    receipts_sha256: str
     max_failed_fraction: float
     over_limit: bool
     labels: list[FileRef]
@@ -88,10 +105,6 @@ class RunFolder:
         done = self.attempts(shard)
         return [chunk for chunk in range(len(self.plan.shards[shard].chunks)) if chunk not in done]
 
-    def is_complete(self) -> bool:
-        """Every chunk of the plan has a receipt."""
-        return all(not self.pending(shard) for shard in range(len(self.plan.shards)))
-
     def chunk_receipts(self, shard: int) -> Iterator[list[Receipt]]:
         """The receipts of each committed chunk of a shard, by attempt.
 
@@ -104,23 +117,33 @@ class RunFolder:
                 raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
             yield [self._receipt(ChunkId(shard, chunk, attempt)) for attempt in attempts]
 
-    def tally(self, shards: list[int] | None = None) -> Tally:
-        """Add up the receipts of some shards (default: all)."""
-        labelled = chunks_done = rows = num_receipts = 0
+    def snapshot(self) -> Snapshot:
+        """Read all receipts once."""
+        labelled = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
-        for shard in range(len(self.plan.shards)) if shards is None else shards:
+        labels: list[FileRef] = []
+        quarantine: list[FileRef] = []
+        engines: dict[str, dict[str, Any]] = {}
+        digest = hashlib.sha256()
+        for shard in range(len(self.plan.shards)):
             for receipts in self.chunk_receipts(shard):
                 chunks_done += 1
-                num_receipts += len(receipts)
                 rows += self.plan.shards[shard].chunks[receipts[0].chunk]
-                labelled += sum(receipt.labels.rows for receipt in receipts if receipt.labels)
-                quarantined.update({status: count for status, count in receipts[-1].statuses.items() if status != "ok"})
+                latest = receipts[-1]
+                quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+                quarantine += [latest.quarantine] if latest.quarantine else []
                 for receipt in receipts:
+                    labels += [receipt.labels] if receipt.labels else []
+                    labelled += receipt.labels.rows if receipt.labels else 0
+                    engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
                     for stage, counts in receipt.stages.items():
                         stages.setdefault(stage, Counter()).update(counts)
+                    files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+                    digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
         plain = {stage: dict(counts) for stage, counts in stages.items()}
-        return Tally(rows, labelled, dict(quarantined), chunks_done, num_receipts, plain)
+        tally = Tally(rows, labelled, dict(quarantined), chunks_done, plain)
+        return Snapshot(tally, labels, quarantine, list(engines.values()), digest.hexdigest())
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -210,24 +233,18 @@ class RunFolder:
         return receipt
 
 
-def build_manifest(folder: RunFolder, *, spec: dict[str, Any], max_failed_fraction: float, relabel_version: str) -> dict[str, Any]:
+def build_manifest(
+    folder: RunFolder, found: Snapshot, *, spec: dict[str, Any], max_failed_fraction: float, relabel_version: str
+) -> dict[str, Any]:
     """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
 
+    Args:
+        found: the receipts, read under the manifest's lock.
     Raises:
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
-    plan = folder.plan
+    plan, tally = folder.plan, found.tally
     proved = sum(folder.prove_shard(shard, check_bytes=False) for shard in range(len(plan.shards)))
-    tally = folder.tally()
-    labels: list[dict[str, Any]] = []
-    quarantine: list[dict[str, Any]] = []
-    engines: dict[str, dict[str, Any]] = {}
-    for shard in range(len(plan.shards)):
-        for receipts in folder.chunk_receipts(shard):
-            labels += [asdict(receipt.labels) for receipt in receipts if receipt.labels]
-            quarantine += [asdict(receipt.quarantine) for receipt in receipts[-1:] if receipt.quarantine]
-            for receipt in receipts:
-                engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
     failed = tally.num_quarantined / proved if proved else 0.0
     return {
         "version": MANIFEST_VERSION,
@@ -235,20 +252,20 @@ def build_manifest(folder: RunFolder, *, spec: dict[str, Any], max_failed_fracti
         "name": plan.name,
         "fingerprint": plan.fingerprint,
         "plan_sha256": sha256_bytes(folder.store.read(PLAN_NAME)),
+        "receipts_sha256": found.digest,
         "rows": {"in": proved, "labelled": tally.labelled, "reused": 0, "quarantined": tally.num_quarantined},
-        "receipts": tally.receipts,
         "quarantined_by_status": dict(sorted(tally.quarantined.items())),
         "conservation": "rows in = labelled + reused + quarantined, compared as multisets of row ids",
         "failed_fraction": round(failed, 6),
         "max_failed_fraction": max_failed_fraction,
         "over_limit": failed > max_failed_fraction,
         "stages": tally.stages,
-        "engines": list(engines.values()),
+        "engines": found.engines,
         "provenance": plan.parts,
         "inputs": [file._asdict() for file in plan.files],
         "spec": spec,
-        "labels": labels,
-        "quarantine": quarantine,
+        "labels": [asdict(file) for file in found.labels],
+        "quarantine": [asdict(file) for file in found.quarantine],
     }
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +20,9 @@ from manifests import failpoints
 from manifests.errors import DiskFullError, ManifestError, StoreError
 
 TEMP_PREFIX = ".tmp-"
+ABANDONED_S = 3600.0
+"""Age at which a temporary file is nobody's any more, seconds: no write takes that long."""
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,14 +58,6 @@ class LocalStore:
         path = self.path(name)
         with told("read", path, is_missing_fine=True):
             return path.read_bytes()
-
-    def exists(self, name: str) -> bool:
-        return self.path(name).exists()
-
-    def size_bytes(self, name: str) -> int:
-        path = self.path(name)
-        with told("look at", path):
-            return path.stat().st_size
 
     def names(self, folder: str) -> list[str]:
         """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
@@ -100,11 +98,14 @@ class LocalStore:
             return True
 
     def sweep(self, folder: str) -> int:
-        """Remove temporary files that a killed writer left right inside a folder; only for whoever holds that folder's lock."""
-        path = self.path(folder)
+        """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
+
+        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may be at work.
+        """
+        path = self.path(folder) if folder else self.root
         if not path.is_dir():
             return 0
-        left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX)]
+        left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX) and _is_abandoned(entry)]
         for entry in left:
             entry.unlink(missing_ok=True)
         return len(left)
@@ -113,7 +114,7 @@ class LocalStore:
         if path.parent not in self._known_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._known_folders.add(path.parent)
-        temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+        temp = path.with_name(f"{TEMP_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with temp.open("xb") as file:
                 file.write(data)
@@ -124,6 +125,17 @@ class LocalStore:
             temp.unlink(missing_ok=True)
             raise
         return temp
+
+
+def _is_abandoned(temp: Path) -> bool:
+    try:
+        if time.time() - temp.stat().st_mtime > ABANDONED_S:
+            return True
+    except OSError:
+        return False
+    host, _, rest = temp.name.removeprefix(TEMP_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    return host == _HOST and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def _sync_folder(path: Path) -> None:

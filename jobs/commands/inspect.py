@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def status(target: str, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
     folder = _folder(target)
     plan = folder.plan
-    tally = folder.tally()
+    found = folder.snapshot()
+    tally = found.tally
     shards = []
     for number, shard in enumerate(plan.shards):
         done = len(shard.chunks) - len(folder.pending(number))
@@ -46,7 +48,7 @@ def status(target: str, output: str) -> int:
         "quarantined_by_status": tally.quarantined,
         "chunks": plan.num_chunks,
         "chunks_done": tally.chunks_done,
-        "is_finished": manifest is not None,
+        "is_finished": manifest is not None and manifest["receipts_sha256"] == found.digest,
         "over_limit": manifest["over_limit"] if manifest else None,
         "stages": tally.stages,
         "shards": shards,
@@ -76,11 +78,15 @@ def verify(target: str, output: str) -> int:
     manifest = load_manifest(folder.store)
     if manifest is None:
         raise ManifestError(f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it.")
-    tally = folder.tally()
+    found = folder.snapshot()
+    tally = found.tally
     counted = {"in": rows, "labelled": labels, "reused": 0, "quarantined": tally.num_quarantined}
-    if manifest["rows"] != counted or manifest["fingerprint"] != folder.plan.fingerprint:
+    listed = [manifest["fingerprint"], manifest["rows"], manifest["receipts_sha256"], manifest["labels"], manifest["quarantine"]]
+    files_now = [[asdict(file) for file in group] for group in (found.labels, found.quarantine)]
+    if listed != [folder.plan.fingerprint, counted, found.digest, *files_now]:
         raise ManifestError(
-            f"{folder.store.root}/manifest.json: says {manifest['rows']}, receipts say {counted}. Move it away and run the job again."
+            f"{folder.store.root}/manifest.json: does not say what the receipts say (rows {manifest['rows']}, by receipts {counted}). "
+            "Run the job again to write it anew."
         )
     result = {"output": str(folder.store.root), "rows": rows, "labelled": labels, "quarantined": tally.num_quarantined, "files": files}
     sums = f"{rows:,} rows in = {labels:,} labelled + 0 reused + {tally.num_quarantined:,} quarantined"

@@ -11,9 +11,10 @@ import click
 from jobs.commands.options import emit, job_options, output_option, table
 from jobs.exits import Exit
 from jobs.job_files import load_job
-from jobs.labeling import OpenRun, RunReport, Session, label, open_run
+from jobs.labeling import RunReport, label, open_run
 from jobs.loop import Progress, Stop
 from jobs.progress import Display
+from jobs.sessions import OpenRun, Session
 from jobs.shard_choice import choose_shards
 from jobs.signals import stopping
 from manifests.asks import EngineFacts
@@ -81,22 +82,25 @@ def _work(
     job_file: str, overrides: tuple[str, ...], shard: str | None, output: str, *, is_retry: bool, dry_run: bool, done_ok: bool
 ) -> int:
     if dry_run:
-        session = open_session(job_file, overrides, shard, is_retry=is_retry)
-        total, rows = _rows_to_ask(session), session.opened.plan.rows
+        session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False)
+        total, rows = session.rows_to_ask(), session.opened.plan.rows
         result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
         emit(result, f"Would ask {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.", output)
         return Exit.DONE
     report = execute(open_session(job_file, overrides, shard, is_retry=is_retry))
-    emit(_report_json(report), report_text(report), output)
+    code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+    emit({**_report_json(report), "exit_code": int(code)}, report_text(report), output)
     _advise(report, job_file)
-    return Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+    return code
 
 
-def open_session(job_file: str, overrides: tuple[str, ...] = (), shard: str | None = None, *, is_retry: bool = False) -> Session:
-    """Check the job and its shard choice, plan it if nobody has, and make ready to work on those shards."""
+def open_session(
+    job_file: str, overrides: tuple[str, ...] = (), shard: str | None = None, *, is_retry: bool = False, may_write: bool = True
+) -> Session:
+    """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work on those shards."""
     job = load_job(job_file, overrides=overrides)
     choose_shards(shard, job.spec.shards)  # a wrong --shard is told before anything is planned or written
-    opened = open_run(job, may_plan=not is_retry)
+    opened = open_run(job, may_plan=not is_retry, may_write=may_write)
     shards = choose_shards(shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=is_retry, stop=Stop(), progress=Progress())
 
@@ -104,7 +108,7 @@ def open_session(job_file: str, overrides: tuple[str, ...] = (), shard: str | No
 def execute(session: Session) -> RunReport:
     """Do a session's work with progress on stderr; signals drain it."""
     spec = session.opened.job.spec
-    with Display(session.progress, _rows_to_ask(session)) as display, stopping(session.stop, display.say):
+    with Display(session.progress, session.rows_to_ask()) as display, stopping(session.stop, display.say):
 
         def told(facts: EngineFacts, remarks: list[str]) -> None:
             device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
@@ -112,19 +116,7 @@ def execute(session: Session) -> RunReport:
             for remark in remarks:
                 display.say(f"note: {remark}")
 
-        return label(session.opened, session, tick=display.tick, on_engine=told)
-
-
-def _rows_to_ask(session: Session) -> int:
-    opened = session.opened
-    if session.is_retry:
-        return sum(
-            receipts[-1].quarantine.rows
-            for shard in session.shards
-            for receipts in opened.folder.chunk_receipts(shard)
-            if receipts[-1].quarantine is not None
-        )
-    return sum(opened.plan.shards[shard].chunks[chunk] for shard in session.shards for chunk in opened.folder.pending(shard))
+        return label(session, tick=display.tick, on_engine=told)
 
 
 def _plan_text(opened: OpenRun, chunks_open: int) -> str:
@@ -205,8 +197,6 @@ def _verdict(report: RunReport) -> str:
             return f"done, but {report.failed_fraction:.1%} of rows are quarantined, over the limit; everything is kept"
         case Exit.LOCKED:
             return "another process works on these shards"
-        case Exit.STOPPED:
-            return "stopped by hand; committed chunks are kept"
         case _:
             return "partial; run the same command again"
 

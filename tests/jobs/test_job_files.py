@@ -14,6 +14,8 @@ import yaml
 
 from jobs.job_files import load_job, read_yaml
 from jobs.job_schema import job_schema
+from labelers.engines.registry import engine_names
+from labelers.registry import labeler_names
 from manifests.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,9 +105,9 @@ def test_missing_section_is_named(write_job: Callable[..., str], section: str) -
 @pytest.mark.parametrize(
     ("kind", "name", "wanted"),
     [
-        ("labeler", "r3", 'No labeler "r3": known are direct, graph-grpo, r3a. Did you mean r3a?'),
+        ("labeler", "r3", f'No labeler "r3": known are {", ".join(labeler_names())}. Did you mean r3a?'),
         ("labeler", "graph_grpo", "Did you mean graph-grpo?"),
-        ("engine", "fale", 'No engine "fale": known are fake, transformers'),
+        ("engine", "fale", f'No engine "fale": known are {", ".join(engine_names())}'),
         ("engine", "fale", "Did you mean fake?"),
         ("engine", "zzz", 'No engine "zzz"'),
     ],
@@ -191,7 +193,7 @@ def test_a_value_from_outside_the_file_is_read_as_yaml(write_job: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "name", ["RELABEL_SHARD_COUNT", "RELABEL_FAILPOINT", "RELABEL_ENGINES__SEED", "RELABEL", "relabel_engine__seed", "RELABEL_"]
+    "name", ["RELABEL_SHARD_COUNT", "RELABEL_FAILPOINT", "RELABEL_PORT_80_TCP", "RELABEL", "relabel_engine__seed", "RELABEL_"]
 )
 def test_variables_that_set_nothing_of_a_job_are_left_alone(write_job: Callable[..., str], name: str) -> None:
     path = write_job()

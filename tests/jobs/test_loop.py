@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from jobs.loop import ChunkWork, Progress, RunLoop, Stop
-from manifests.asks import Answer, Ask, Distribution, EngineFacts, Message, Request, Sampling
+from labelers.samples import merge_samples
+from manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
 from manifests.errors import EngineCrashError, InputError, VerdictError
 from manifests.labels import Label, Pair
 from manifests.receipts import ChunkId
@@ -361,3 +362,129 @@ def test_input_that_fails_midway_is_told_after_the_chunks_before_it_are_committe
     with pytest.raises(InputError, match="page 7"):
         loop.run(broken())
     assert sorted(work.id.chunk for work in committed) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Distribution((float("nan"),) * 3, float("nan")),
+        Distribution((0.2, 0.5, 0.3), float("nan")),
+        Distribution((0.0, 0.0, 0.0), 0.1),
+        Distribution((0.5, 0.5), 0.1),
+        Distribution((-0.5, 1.0, 0.5), 0.1),
+        Distribution((float("inf"), 0.0, 0.0), 0.1),
+        Distribution((0.2, 0.5, 0.3), 1.5),
+    ],
+)
+def test_numbers_that_are_no_probabilities_never_become_a_grade(found: Distribution) -> None:
+    class OneDecision(TwoStage):
+        def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+            ask = Ask("score", (Message("user", ("x",)),), None, 0, (Decision("score", "<score>", ("0", "1", "2")),), "<score>")
+            answer = yield ask
+            if answer.finish == "error":
+                raise VerdictError("engine", answer.detail)
+            return Label(answer.distributions["score"].argmax, answer.distributions["score"])
+
+    engine = Scripted(lambda request: Answer(request.id, "", "stop", {"score": found}))
+    (work,) = work_through(engine, chunks_of(2), labeler=OneDecision())
+    assert [row.status for row in work.rows if row] == ["engine", "engine"]
+    fine = Scripted(lambda request: Answer(request.id, "", "stop", {"score": Distribution((0.2, 0.5, 0.3), 0.0)}))
+    (work,) = work_through(fine, chunks_of(2), labeler=OneDecision())
+    assert [row.status for row in work.rows if row] == ["ok", "ok"]
+
+
+def test_an_answer_to_nothing_or_a_second_answer_is_a_crash_of_the_engine() -> None:
+    class Stutters(Scripted):
+        def poll(self) -> list[Answer]:
+            return [answer for answer in super().poll() for _ in range(2)]
+
+    with pytest.raises(EngineCrashError, match="never asked or is answered already"):
+        work_through(Stutters(good), chunks_of(3))
+
+
+def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.loop.HASTY_POLLS", 50)
+
+    class Forgets(Scripted):
+        def poll(self) -> list[Answer]:
+            return []
+
+    with pytest.raises(EngineCrashError, match="says nothing of"):
+        work_through(Forgets(good), chunks_of(3))
+
+
+def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.loop.DRAIN_S", 0.0)
+    stop = Stop()
+
+    def then_stop(request: Request) -> Answer:
+        stop.drain("test")
+        return good(request)
+
+    assert work_through(Scripted(then_stop, capacity=1, batch=1), chunks_of(50), stop=stop) == []
+
+
+def test_open_pairs_are_bounded_however_many_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.loop.MAX_OPEN_PAIRS", 7)
+    most = 0
+
+    class Counts(TwoStage):
+        opened = 0
+
+        def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+            nonlocal most
+            Counts.opened += 1
+            most = max(most, Counts.opened)
+            found = yield from super().label(pair)
+            Counts.opened -= 1
+            return found
+
+    work_through(Scripted(good, capacity=100), chunks_of(60, queries=1), labeler=Counts())
+    assert most == 7
+
+
+def test_each_stage_has_all_its_attempts() -> None:
+    """Two failures at the first stage leave the second stage its own three attempts."""
+    left = {"intent": 2, "verdict": 2}
+
+    def flaky(request: Request) -> Answer:
+        if left[request.ask.stage]:
+            left[request.ask.stage] -= 1
+            return Answer(request.id, "", "stop", {}, 10, 2)
+        return good(request)
+
+    (work,) = work_through(Scripted(flaky), chunks_of(1, queries=1), attempts=3)
+    assert [row.status for row in work.rows if row] == ["ok"]
+
+
+def test_of_two_samples_one_failure_leaves_no_majority() -> None:
+    left = {"bad": 1}
+
+    def some(request: Request) -> Answer:
+        if request.ask.stage == "verdict" and left["bad"]:
+            left["bad"] -= 1
+            return Answer(request.id, "?", "stop", {}, 10, 2)
+        return good(request)
+
+    (work,) = work_through(Scripted(some), chunks_of(1, queries=1), samples=2, temperature=1.0, attempts=1)
+    assert [row.status for row in work.rows if row] == ["format"]
+
+
+def test_a_tied_vote_goes_to_the_larger_mean_probability_then_to_the_lower_grade() -> None:
+    def label_of(grade: int, *probs: float) -> Label:
+        return Label(grade, Distribution(probs, 0.0))
+
+    assert merge_samples([label_of(0, 0.5, 0.1, 0.4), label_of(2, 0.1, 0.1, 0.8)]).grade == 2
+    assert merge_samples([label_of(2, 0.4, 0.2, 0.4), label_of(0, 0.4, 0.2, 0.4)]).grade == 0
+    assert merge_samples([Label(2, None), Label(1, None)]).grade == 1
+
+
+def test_a_labeler_that_refuses_a_pair_before_asking_quarantines_it() -> None:
+    class Refuses(TwoStage):
+        def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+            if pair.row_id == 1:
+                raise VerdictError("refused", "not this one")
+            return (yield from super().label(pair))
+
+    (work,) = work_through(Scripted(good), chunks_of(3), labeler=Refuses())
+    assert [row.status for row in work.rows if row] == ["ok", "refused", "ok"]

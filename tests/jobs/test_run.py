@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from jobs.cli import relabel
 from jobs.exits import exit_for
 from manifests.errors import RelabelError
-from manifests.leases import ShardLock
+from manifests.leases import shard_lock
 from manifests.store import LocalStore
 
 DATA = Path(os.environ.get("RELABEL_DATA", "../shared/data"))
@@ -117,7 +117,7 @@ def test_more_workers_than_shards_leaves_some_with_nothing_to_do(tmp_path: Path)
 def test_a_locked_shard_ends_in_75_and_a_free_one_is_done_meanwhile(tmp_path: Path) -> None:
     path = job(tmp_path)
     call("plan", path)
-    lock = ShardLock(LocalStore(tmp_path / "out"), 1)
+    lock = shard_lock(LocalStore(tmp_path / "out"), 1)
     lock.acquire()
     assert call("run", path, "--shard", "1/4")[0] == 75
     code, result = call("run", path)
@@ -273,3 +273,49 @@ def test_a_retry_that_changes_no_count_still_leaves_a_manifest_of_the_newest_fil
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
     assert all(".2-" in file["path"] for file in manifest["quarantine"])
     assert call("verify", path)[0] == 0
+
+
+def test_a_dry_run_writes_no_plan(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    assert call("run", path, "--dry-run")[0] == 0
+    assert not (tmp_path / "out").exists()
+    assert call("run", path, "--set", "input.limit=7")[1]["labelled"] == 7
+
+
+def test_retry_of_a_run_that_is_not_finished_says_partial(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    call("run", path, "--shard", "0/4")
+    code, result = call("retry", path)
+    assert (code, result["rows_open"]) == (20, 30)
+    assert call("retry", path, "--shard", "0/4")[0] == 10
+
+
+def test_done_ok_says_the_code_that_it_exits_with(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    call("run", path)
+    code, result = call("run", path, "--done-ok")
+    assert code == result["exit_code"] == 0
+
+
+def test_an_output_by_url_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    code, message = call("run", path, "--set", "output=s3://bucket/labels")
+    assert code == 3
+    assert "local folders alone" in message
+    assert not Path("s3:").exists()
+
+
+def test_a_row_whose_context_was_cut_says_so(tmp_path: Path) -> None:
+    path = job(tmp_path, labeler={"name": "r3a", "max_context_chars": 10})
+    pairs = pq.read_table(tmp_path / "pairs.parquet")
+    context = [["short"] if row % 2 else ["short", "much too long to be kept"] for row in range(40)]
+    pq.write_table(pairs.append_column("context", pa.array(context)), tmp_path / "pairs.parquet")
+    assert call("run", path)[0] == 0
+    for row in labels_of(tmp_path / "out"):
+        assert ("context_truncated" in row["flags"]) == (row["row_id"] % 2 == 0)
+
+
+def test_a_format_that_leaves_no_room_for_the_prompt_is_refused_at_the_start(tmp_path: Path) -> None:
+    code, message = call("run", job(tmp_path, labeler={"name": "r3a"}), "--set", "engine.max_prompt_tokens=64")
+    assert code == 3
+    assert "raise engine.max_prompt_tokens" in message

@@ -47,7 +47,7 @@ def commit(folder: RunFolder, chunk: int, labels: list[int], failed: list[int] =
 
 
 def manifest(folder: RunFolder, limit: float = 0.05) -> dict:  # type: ignore[type-arg]
-    return build_manifest(folder, spec={}, max_failed_fraction=limit, relabel_version="0")
+    return build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=limit, relabel_version="0")
 
 
 def test_rows_in_equal_labelled_plus_quarantined(folder: RunFolder) -> None:
@@ -90,7 +90,7 @@ def test_first_commit_wins_and_the_loser_harms_nobody(folder: RunFolder) -> None
     assert commit(folder, 0, [0, 1, 2, 3]) is None
     commit(folder, 1, [4, 5, 6, 7])
     assert folder.prove_shard(0, check_bytes=True) == 8
-    assert folder.tally().labelled == 8
+    assert folder.snapshot().tally.labelled == 8
 
 
 def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
@@ -149,7 +149,7 @@ def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
 def test_a_damaged_receipt_is_told(folder: RunFolder, body: bytes) -> None:
     folder.store.put("receipts/shard-00000/chunk-000000.json", body)
     with pytest.raises(ManifestError, match=r"chunk-000000\.json"):
-        folder.tally()
+        folder.snapshot()
 
 
 def test_a_receipt_of_another_job_or_of_no_chunk_is_refused(folder: RunFolder) -> None:
@@ -158,7 +158,7 @@ def test_a_receipt_of_another_job_or_of_no_chunk_is_refused(folder: RunFolder) -
     held = json.loads(folder.store.read(name))
     folder.store.put(name, json.dumps({**held, "fingerprint": "f" * 64}).encode())
     with pytest.raises(ManifestError, match="belongs to another job"):
-        folder.tally()
+        folder.snapshot()
     folder.store.put("receipts/shard-00000/chunk-000007.json", b"{}")
     with pytest.raises(ManifestError, match="no such chunk"):
         folder.pending(0)
@@ -188,3 +188,10 @@ def test_the_same_rows_give_the_same_bytes_and_read_back_equal() -> None:
 def test_a_lone_surrogate_is_stored_as_a_question_mark_and_stops_nothing() -> None:
     rows = [label(0)._replace(intent="bad \ud800 end"), label(1)]
     assert pq.read_table(pa.BufferReader(parquet_bytes(rows, LABELS)))["intent"].to_pylist() == ["bad ? end", None]
+
+
+def test_a_retry_of_some_of_the_quarantined_rows_leaves_the_others_in_quarantine(folder: RunFolder) -> None:
+    commit(folder, 0, [0], [1, 2, 3])
+    commit(folder, 1, [4, 5, 6, 7])
+    commit(folder, 0, [2], attempt=2)
+    assert folder.prove_shard(0, check_bytes=True) == 8

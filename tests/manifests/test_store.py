@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from manifests import store as store_module
 from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
-from manifests.leases import ShardLock
+from manifests.leases import shard_lock
 from manifests.store import LocalStore
 
 
@@ -60,15 +62,20 @@ def test_a_refusal_of_the_disk_names_the_path(tmp_path: Path) -> None:
 def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("labels/a.parquet", b"x")
-    (tmp_path / "labels" / ".tmp-1-abc").write_bytes(b"half")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    mine = f".tmp-{store_module._HOST}-{os.getpid()}-abc"
+    for name in (f".tmp-{store_module._HOST}-{dead.pid}-abc", mine, f".tmp-elsewhere-{dead.pid}-abc", ".tmp-elsewhere-1-old"):
+        (tmp_path / "labels" / name).write_bytes(b"half")
+    os.utime(tmp_path / "labels" / ".tmp-elsewhere-1-old", (1, 1))
     assert store.names("labels") == ["labels/a.parquet"]
-    assert store.sweep("labels") == 1
-    assert [path.name for path in (tmp_path / "labels").iterdir()] == ["a.parquet"]
+    assert store.sweep("labels") == 2
+    assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == sorted(["a.parquet", mine, f".tmp-elsewhere-{dead.pid}-abc"])
 
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    first, second, other = ShardLock(store, 0), ShardLock(store, 0), ShardLock(store, 1)
+    first, second, other = shard_lock(store, 0), shard_lock(store, 0), shard_lock(store, 1)
     first.acquire()
     other.acquire()
     with pytest.raises(LockHeldError, match=f"shard 0 is being worked on by process {os.getpid()}"):
@@ -83,10 +90,10 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     pid = os.fork()
     if pid == 0:
-        ShardLock(store, 0).acquire()
+        shard_lock(store, 0).acquire()
         os._exit(0)
     os.waitpid(pid, 0)
-    lock = ShardLock(store, 0)
+    lock = shard_lock(store, 0)
     lock.acquire()
     lock.release()
 
