@@ -12,6 +12,7 @@ so that looking a model up a second time reads no weights and imports neither to
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -128,6 +129,10 @@ def _from_hub(reference: str, rest: str) -> Path:
     repo, revision = match["repo"], match["revision"]
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
+        if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+            # a commit never changes: what is here need not be asked for again, so that a node without a network can run it
+            with contextlib.suppress(errors.LocalEntryNotFoundError):
+                return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, local_files_only=True))
         return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except errors.LocalEntryNotFoundError as exc:
         raise ModelError(

@@ -10,6 +10,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu(n)` run where torch finds n CUDA devices."""
+    for mark in item.iter_markers("gpu"):
+        wanted = mark.args[0] if mark.args else 1
+        torch = pytest.importorskip("torch")
+        found = torch.cuda.device_count()
+        if found < wanted:
+            pytest.skip(f"needs {wanted} CUDA device(s), torch finds {found}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; review the diff")
 

@@ -178,3 +178,21 @@ def test_a_hub_that_can_not_be_reached_is_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelError, match="can't be reached"):
         resolve_model("hf:org/name@main", cache_dir=tmp_path)
+
+
+def test_a_pinned_commit_that_is_here_is_not_asked_of_the_hub_again(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot(repo, *, revision, allow_patterns, local_files_only=False):
+        asked.append((revision, local_files_only))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    resolve_model(f"hf:org/name@{commit}", cache_dir=tmp_path / "cache")
+    resolve_model("hf:org/name@main", cache_dir=tmp_path / "cache")
+    assert asked == [(commit, True), ("main", False)]
