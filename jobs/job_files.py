@@ -198,6 +198,7 @@ class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that stands twice, and reads dates as the text they are: a job has no dates, but it may be named by one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping, or refuse a key that stands twice or can't be one."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":

@@ -70,6 +70,7 @@ class Display:
             self._bars.stop()
 
     def tick(self) -> None:
+        """Draw, or say a line, if it is time to."""
         now = time.perf_counter()
         if now < self._next_s:
             return

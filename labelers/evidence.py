@@ -89,6 +89,7 @@ class _Index:
         self._symbols, self._starts, self._ends = self._symbolise(document, is_document=True)
 
     def find(self, fragment: str) -> Span | None:
+        """Where the fragment first stands, as it is or after normalisation; None if it does not."""
         at = self._document.find(fragment)
         if at >= 0:
             return Span(at, at + len(fragment), fragment)

@@ -142,6 +142,7 @@ class R3A:
         return Label(grade, distribution, None, evidence, intent or sections.get("intent"), sections["think"], flags)
 
     def probe(self) -> list[Ask]:
+        """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""
         context = ("Prune in late winter, before the buds swell.",) if self.uses_context else ()
         pair = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.", context)
         if not self._has_two_stages:

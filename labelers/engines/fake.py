@@ -136,6 +136,7 @@ class Fake:
         return hashlib.sha256(f"relabel fake engine {VERSION}".encode()).hexdigest()
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Check that labels are distinct and instructions fit; remark that answers are made up."""
         for ask in asks:
             if self._answer(Request(0, ask, 0), 0).finish == "overlong":
                 raise ConfigError(f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens")
@@ -152,6 +153,7 @@ class Fake:
         self._queue.append(request)
 
     def poll(self) -> list[Answer]:
+        """Answer the next `batch` requests, those of earlier polls that were slow, or go down, as the arguments ask."""
         if self._is_down:
             raise EngineCrashError("the fake engine is down; start another")
         args = self._args
