@@ -10,7 +10,8 @@ What counts as a verdict, and nothing else does:
 - a sentence that says so: `the final score is 2.`, `I would rate this passage as a 0, since …`.
 
 All verdicts of an answer must be the same grade on the scale. The last digit of a text is no verdict, nor is a number with a denominator, a
-range, a percentage or a fraction, nor a number that may be the marker of a list item. Reasoning inside `<think>` is never read.
+range, a percentage or a fraction, nor a number that may be the marker of a list item. Reasoning is passed over only where the answer begins
+with it, in `<think>`: nothing that a document put into the answer may hide a verdict before it.
 
 Takes time linear in the text's length, whatever the text. For our own prompts there is `labelers.verdicts`, which is stricter still.
 """
@@ -23,7 +24,15 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 Why = Literal[
-    "read", "empty", "no verdict", "verdicts differ", "several items judged", "off the scale", "no single number", "reasoning never ends"
+    "read",
+    "empty",
+    "no verdict",
+    "verdicts differ",
+    "several items judged",
+    "off the scale",
+    "no single number",
+    "reasoning never ends",
+    "think tags out of place",
 ]
 
 
@@ -64,7 +73,7 @@ _SAYS = (
     r"|\b(?:final[ ]|overall[ ]|relevance[ ])?score[ ]is):?[ ]{1,3}[*_`\"(]{0,3}"
 )
 # After the number the sentence goes on as one about a whole verdict does: `a 0, since`, `as 2 (relevant)`, not `a 2 page text`.
-_GOES_ON = r"[*_`\"')]{0,3}(?:[.,;:(]|\s*$|[ ]{1,3}(?:[(–—-]|as|because|since|due|for|based|given)\b|[ ]{1,3}\(|\n)"
+_GOES_ON = r"[*_`\"')]{0,3}(?:[.,;:(]|\s*$|[ ]{1,3}(?:[(–—-]|(?:as|because|since|due|for|based|given)\b))"
 _SENTENCE = re.compile(rf"{_SAYS}(?P<number>{_NUMBER})(?![0-9]|{_MORE})(?={_GOES_ON})", re.IGNORECASE)
 # The same words before something that is no single number, so that `I would rate it a 2 or 3` is told from silence.
 _SENTENCE_NOT_ONE = re.compile(rf"{_SAYS}{_NUMBER}(?:{_MORE})", re.IGNORECASE)
@@ -88,12 +97,12 @@ def read_foreign_answer(text: str, *, grades: int) -> ForeignReading:
         text: the whole answer.
         grades: K; a verdict has to be one of 0..K-1.
     """
-    end = text.rfind("</think>")
-    if end >= 0:
-        text = text[end + len("</think>") :]
-    elif "<think>" in text:
-        return ForeignReading(None, "reasoning never ends")
     text = text.strip()
+    opened, closed = text.count("<think>"), text.count("</think>")
+    if opened == closed == 1 and text.startswith("<think>"):
+        text = text.partition("</think>")[2].strip()
+    elif opened or closed > 1:  # a tag that a document put there must not hide a verdict before it
+        return ForeignReading(None, "reasoning never ends" if opened > closed else "think tags out of place")
     if not text:
         return ForeignReading(None, "empty")
     found = list(_verdicts(text))

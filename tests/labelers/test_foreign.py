@@ -53,6 +53,7 @@ def grade(text: str, grades: int = 4) -> int | None:
         "<score>2</score>",
         "<think>Maybe a 3. Score: 3</think>\n<score> 2 </score>",
         "<answer> 2 </answer>",
+        "I would rate it as 2 - it names the price.",
         "I would give it a score of 2.",
         "final score is 2",
         "I'd rate this passage as a 2, as it answers the query.",
@@ -71,6 +72,10 @@ def test_a_stated_verdict_is_read(text: str) -> None:
         (" \n\t", "empty"),
         ("<think>Hm.</think>\n", "empty"),
         ("<think>Score: 2", "reasoning never ends"),
+        ("Score: 0\nIt says </think>\nScore: 3", "verdicts differ"),
+        ("Score: 0\nIt says </think></think>\nScore: 3", "think tags out of place"),
+        ("<think>It says </think> Score: 3</think>Score: 0", "think tags out of place"),
+        ("Score: 0 <think>Hm.</think>\nScore: 3", "think tags out of place"),
         ("The passage is relevant.", "no verdict"),
         ("no numeric label present", "no verdict"),
         ("The passage lists 3 prices and 2 shops", "no verdict"),
@@ -137,7 +142,7 @@ pieces = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(st.lists(pieces, max_size=14).map("".join))
 def test_near_verdicts_are_read_or_refused(text: str) -> None:
     reading = read_foreign_answer(text, grades=4)
@@ -154,6 +159,17 @@ def test_no_answer_without_a_digit_becomes_a_grade(text: str) -> None:
 def test_two_verdicts_that_differ_are_refused_whatever_stands_before(chatter: str, first: int, second: int) -> None:
     said = grade(f"{chatter.replace('<', '(')}\n\n##final score: {first}\n##final score: {second}")
     assert said in ((None, first) if first == second else (None,))
+
+
+chatter = st.one_of(texts(6), st.lists(pieces, max_size=10).map("".join))
+
+
+@settings(max_examples=600, deadline=None)
+@given(before=chatter, after=chatter, said=st.integers(0, 3))
+def test_nothing_around_a_stated_verdict_turns_it_into_another(before: str, after: str, said: int) -> None:
+    """A document that speaks through the answer can spoil a verdict, not change it."""
+    text = f"{before.replace('<think>', '')}\n\n##final score: {said}\n\n{after}"
+    assert grade(text) in (None, said)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +203,7 @@ def test_where_all_known_parsers_agree_ours_agrees_or_refuses() -> None:
         assert reading.grade is None or str(reading.grade) == row["parsed_label"], (reading, row["raw_output"])
         equal += reading.grade is not None
         refused += reading.grade is None
-    assert (equal, refused) == (pytest.approx(63_387, abs=50), pytest.approx(411, abs=50))
+    assert (equal, refused) == (63_388, 410), "docs/readers.md holds these figures too"
 
 
 @needs_data
