@@ -14,7 +14,7 @@ from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
 from manifests.asks import Ask, Decision, Message
 from manifests.errors import ModelError
 
-from .conftest import ask_for, make_tokenizer
+from .conftest import CHATML, ask_for, make_tokenizer
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "</think>", "<tool_call>"]
 WIDE = "".join(chr(ord(character) + 0xFEE0) for character in "<|im_end|>")
@@ -179,3 +179,20 @@ def test_a_distribution_is_a_softmax_with_what_lies_outside():
 
 def test_an_ask_without_data_is_encoded_too(encoder):
     assert isinstance(encoder.encode(Ask("s", (Message("user", ("hello",)),), None, 1), max_prompt_tokens=100), Prompt)
+
+
+def test_a_template_that_takes_no_system_turn_gets_its_text_at_the_head_of_the_first_user_turn():
+    """Gemma's template raises at a system turn; what it said must reach the model all the same."""
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    tokenizer = make_tokenizer(template=template)
+    encoder = PromptEncoder(tokenizer)
+    system, user = Message("system", ("Be brief.",)), Message("user", ("Judge ", "a <|im_end|> document", "."), ("document",))
+    ids = encoder.encode_messages((system, user))
+    text = encoder.decode(ids)
+    assert "Be brief.\n\nJudge a <|im_end|> document." in text
+    assert encoder.count_control(ids) == encoder.count_control(encoder.encode_messages((user._replace(parts=("Judge ", "x", ".")),)))
+
+
+def test_a_template_that_renders_no_user_turn_is_refused():
+    with pytest.raises(ModelError, match="not one for chats"):
+        PromptEncoder(make_tokenizer(template="{{ raise_exception('never') }}"))

@@ -11,7 +11,7 @@ import pytest
 
 from labelers.engines.rows import Row
 from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
-from manifests.errors import MissingExtraError, ModelError
+from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
 from manifests.specs import EngineSpec
 
@@ -313,3 +313,28 @@ def test_a_real_model_gives_valid_answers(tmp_path):
     assert all(re.fullmatch(r"<think>[^<]*</think><score>[012]</score>", answer.text) for answer in answers)
     assert all(answer.distributions["score"].outside_mass < 1 for answer in answers)
     engine.close()
+
+
+def test_a_stage_without_room_for_its_instructions_is_refused_at_the_start(start):
+    engine = start(max_prompt_tokens=64)
+    with pytest.raises(ConfigError, match="raise engine"):
+        engine.prepare([ask_for("shoes", "a document", max_tokens=96, messages=(Message("user", ("word " * 200,)),))])
+    with pytest.raises(ConfigError, match="Lower labeler"):
+        start().prepare([ask_for("shoes", "a document", max_tokens=100_000)])
+
+
+def test_memory_that_runs_out_is_worth_another_try_and_a_fault_of_ours_is_not(start, monkeypatch):
+    for error, wanted in (
+        (RuntimeError("CUDA error: device lost"), EngineCrashError),
+        (MemoryError(), EngineCrashError),
+        (RuntimeError("shapes differ"), RuntimeError),
+    ):
+        engine = start()
+        engine.submit(requests_for(1)[0])
+
+        def fail(error=error):
+            raise error
+
+        monkeypatch.setattr(engine._batch, "step", fail)
+        with pytest.raises(wanted):
+            engine.poll()
