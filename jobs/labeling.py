@@ -112,6 +112,7 @@ def label(
     started = time.perf_counter()
     engine_start_s = 0.0
     remarks: list[str] = []
+    costs: Callable[[], Any] | None = None
     try:
         if session.reach():
             engine, remarks = start_engine(session.opened.job)
@@ -120,11 +121,14 @@ def label(
                 session.facts = engine.facts()
                 on_engine(session.facts, remarks)
                 _drive(engine, session, tick)
+                costs = getattr(engine, "costs", None)  # what an engine that is paid for has spent
             finally:
                 engine.close()
     finally:
         session.close()
     report = _conclude(session)
+    if costs is not None:
+        report.did["costs"] = costs()
     report.seconds = time.perf_counter() - started
     report.engine_start_s = engine_start_s
     report.remarks = remarks

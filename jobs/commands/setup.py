@@ -23,7 +23,7 @@ from manifests.errors import RelabelError, StoreError, UsageError
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
     "vllm": ("the vLLM engine", ("vllm",)),
-    "openai": ("the openai engine", ("httpx", "transformers")),
+    "openai": ("the openai engine", ("httpx",)),
     "eval": ("relabel evaluate", ("scikit-learn", "scipy", "ir_measures", "krippendorff")),
     "pairs": ("relabel pairs", ("polars", "bm25s")),
     "ray": ("the Ray backend", ("ray",)),

@@ -243,21 +243,13 @@ class Batch:
             self._active[place] = mover
         self._active.pop()
         if row.asker is not None:
-            self._answer_probe(row, row.asker)
+            if row.asker.take_probe(row):
+                self._done.append(row.asker)
             return
-        probes = [row.probe_for(place, end, self._vocabulary.encode_text) for place, end in row.missing()]
-        row.open_probes = len(probes)
+        probes = row.probes(self._vocabulary.encode_text)
         self._waiting[:0] = probes
         if not probes:
             self._done.append(row)
-
-    def _answer_probe(self, probe: Row, asker: Row) -> None:
-        for name, (_, found) in probe.found.items():
-            end = next(end for place, end in asker.missing() if place.name == name)
-            asker.found[name] = (end, found)
-        asker.open_probes -= 1
-        if asker.open_probes == 0:
-            self._done.append(asker)
 
     def rates(self) -> dict[str, float]:
         """Tokens per second of prefills and of decoding so far, and the seconds that they took."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,3 +66,12 @@ def distribution(logits_V: NDArray[np.float32], label_ids: tuple[int, ...]) -> D
     weights = np.exp(labels - labels.max())
     inside = float(np.exp(labels - log_total).sum())
     return Distribution(tuple(float(p) for p in weights / weights.sum()), min(max(1.0 - inside, 0.0), 1.0))
+
+
+def distribution_of_logprobs(logprobs: Sequence[float]) -> Distribution:
+    """Probabilities of the labels, from their log-probabilities in the full softmax of the raw logits, one for each label."""
+    masses = [math.exp(logprob) for logprob in logprobs]
+    top = max(logprobs)
+    weights = [math.exp(logprob - top) for logprob in logprobs]  # relative to the top, since all masses may underflow
+    total = sum(weights)
+    return Distribution(tuple(weight / total for weight in weights), min(max(1.0 - sum(masses), 0.0), 1.0))

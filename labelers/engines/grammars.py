@@ -122,6 +122,16 @@ class GrammarCompiler:
         self._tokenizer = _grammar_tokenizer(tokenizer, vocab_size=vocab_size, eos_ids=list(eos_ids))
         self._compiled: OrderedDict[tuple[AnswerFormat, str], Any] = OrderedDict()
 
+    @property
+    def tokenizer(self) -> Any:
+        """llguidance's own view of the tokenizer."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the masks that the matchers make."""
+        return int(self._tokenizer.vocab_size)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for in text."""
         raw: bytes = self._tokenizer.decode_bytes([token])

@@ -12,7 +12,9 @@ from manifests.specs import EngineArgs, EngineSpec, unknown_name
 
 ENGINES: dict[str, str] = {
     "fake": "labelers.engines.fake:Fake",
+    "openai": "labelers.engines.openai:OpenAi",
     "transformers": "labelers.engines.transformers:Transformers",
+    "vllm": "labelers.engines.vllm:Vllm",
 }
 
 

@@ -6,6 +6,7 @@ the marker's end, the place never comes by; it is then asked for afterwards, on 
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,13 +90,24 @@ class Row:
     def look(self, logits_V: NDArray[np.float32], here: Sequence[Place]) -> None:
         """Take the distributions of the decisions that are taken here, from raw logits."""
         for place in here:
-            self.found[place.name] = (len(self.written), distribution(logits_V, place.label_ids))
+            self.note(place, distribution(logits_V, place.label_ids))
+
+    def note(self, place: Place, found: Distribution) -> None:
+        """Keep what was found at a place that is here."""
+        self.found[place.name] = (len(self.written), found)
 
     def append(self, token: int, raw: bytes) -> None:
         """Add a generated token and its text's bytes; none for a control token."""
         self.tokens.append(token)
         self.written += raw
         self.ends.append(len(self.written))
+
+    def extend(self, tokens: Sequence[int], raws: Sequence[bytes]) -> None:
+        """Add many generated tokens and the bytes of each."""
+        self.tokens += tokens
+        self.ends += itertools.accumulate(map(len, raws), initial=len(self.written))
+        del self.ends[-len(raws) - 1]  # where the first one begins
+        self.written += b"".join(raws)
 
     def missing(self) -> list[tuple[Place, int]]:
         """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it is."""
@@ -114,6 +126,20 @@ class Row:
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
         return Row(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
+
+    def probes(self, encode: Callable[[str], list[int]]) -> list[Row]:
+        """Rows that look up the decisions whose places never came by; the answer has to wait for all of them."""
+        probes = [self.probe_for(place, end, encode) for place, end in self.missing()]
+        self.open_probes = len(probes)
+        return probes
+
+    def take_probe(self, probe: Row) -> bool:
+        """Take over what a probe found; True if it was the last one."""
+        for name, (_, found) in probe.found.items():
+            end = next(end for place, end in self.missing() if place.name == name)
+            self.found[name] = (end, found)
+        self.open_probes -= 1
+        return self.open_probes == 0
 
     def answer(self) -> Answer:
         """The finished row as an answer. A decision whose marker is absent, or there more than once, has no distribution."""

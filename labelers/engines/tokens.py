@@ -12,7 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from jinja2 import TemplateError
+
 from manifests.asks import DOCUMENT_FIELD, Ask, Message
+from manifests.errors import ModelError
 
 CHARS_PER_TOKEN = 8
 """How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens than
@@ -61,6 +64,8 @@ class PromptEncoder:
         self._overlong = overlong
         self._template_kwargs = dict(chat_template_kwargs or {})
         self._has_template = bool(tokenizer.chat_template)
+        self._folds_system = False
+        self._folds_system = self._refuses_system()
         self._anchor = self._find_anchor()
         texts = _control_texts(tokenizer)
         self._control_ids = self._reserved_ids(texts)
@@ -148,7 +153,27 @@ class PromptEncoder:
     def _has_control_text(self, text: str) -> bool:
         return self._control is not None and self._control.search(text) is not None
 
+    def _refuses_system(self) -> bool:
+        """Whether the chat template takes no system turn (Gemma's); its text then opens the first user turn.
+
+        Raises:
+            ModelError: the template can't render a plain user turn either.
+        """
+        user = Message("user", ("Hello.",))
+        try:
+            self._render(["Be brief.", user.text], [Message("system", ("Be brief.",)), user])
+        except TemplateError:
+            try:
+                self._render([user.text], [user])
+            except TemplateError as exc:
+                raise ModelError(f"the model's chat template can't render a user turn ({exc}); it is not one for chats.") from exc
+            return True
+        return False
+
     def _render(self, contents: Sequence[str], messages: Sequence[Message]) -> str:
+        if self._folds_system and messages[0].role == "system" and len(messages) > 1:
+            contents = [f"{contents[0]}\n\n{contents[1]}", *contents[2:]]
+            messages = messages[1:]
         if self._has_template:
             turns = [{"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)]
             rendered: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **self._template_kwargs)

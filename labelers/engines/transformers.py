@@ -7,24 +7,22 @@ Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs w
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from labelers.engines.decisions import resolve_labels
+from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
 from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.rows import Place, Row
-from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from manifests.asks import POLL_S, Answer, Ask, Decision, EngineFacts, Request
+from labelers.engines.rows import Row
+from labelers.engines.stages import Places, closing_tag, overlong_answer, quotable, stage_remarks
+from labelers.engines.tokens import Overlong, Prompt, PromptEncoder
+from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
-from manifests.models import ResolvedModel, default_cache_dir, directory_digest, resolve_model
+from manifests.models import ResolvedModel
 from manifests.specs import EngineArgs, EngineSpec
 
 if TYPE_CHECKING:
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
 
 WAITING_PER_ROW = 4
 """Requests taken beyond the batch, per row: enough to find others of like length and like beginning among them."""
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Any of these makes a tokenizer."""
 
 
 class TransformersArgs(EngineArgs):
@@ -98,29 +93,29 @@ class Transformers:
         if args.num_threads is not None:
             torch.set_num_threads(args.num_threads)
         self._spec, self._args, self._torch, self._version = spec, args, torch, f"{library.__version__}+torch-{torch.__version__}"
-        self._resolved = _resolve(spec)
+        self._resolved = resolve_checkpoint(spec, args.cache_dir)
         self._device = _device(torch, args.device)
         self._dtype = args.dtype if args.dtype != "auto" else ("float32" if self._device.type == "cpu" else "bfloat16")
-        tokenizer = _load_tokenizer(library, self._resolved)
+        tokenizer = load_tokenizer(library, self._resolved)
         attention = GROUPED if args.attention == "grouped" else args.attention
         model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
         forward = Forward(model, self._device)
         forward.check()
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-        self._eos_ids = _eos_ids(model, tokenizer)
+        self._eos_ids = end_ids(model.generation_config.eos_token_id, tokenizer)
         self._compiler = GrammarCompiler(tokenizer, vocab_size=forward.vocab_size, eos_ids=self._eos_ids)
         self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2)
-        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special} | set(tokenizer.all_special_ids)
-        vocabulary = Vocabulary(self._compiler.token_bytes, frozenset(self._eos_ids), frozenset(special), self._encoder.encode_text)
+        vocabulary = Vocabulary(self._compiler.token_bytes, frozenset(self._eos_ids), special_ids(tokenizer), self._encoder.encode_text)
         self._batch: Batch | None = Batch(forward, vocabulary, Limits(*_limits(torch, model, self._device, args)))
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
-        self._places: dict[Decision, Place] = {}
+        self._places = Places(self._encoder, tokenizer_name=self._resolved.reference)
         self._ready: list[Answer] = []
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """Digest of the model's files, and of the adapter's where there is one."""
-        return _digest(spec, _resolve(spec))
+        args = _args_of(spec)
+        return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -132,22 +127,11 @@ class Transformers:
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, compile every grammar, and look whether each stage builds on the one before."""
-        remarks = []
-        prompts: list[Prompt | Overlong] = []
         for ask in asks:
-            self._find_places(ask)
+            self._places.of(ask)
             if ask.format is not None and ask.max_tokens and self._args.constrain:
                 self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=ask.fragment_source)
-            prompts.append(self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask)))
-            if isinstance(prompts[-1], Overlong):
-                remarks.append(
-                    f"Stage {ask.stage!r} has no room for a document: its instructions alone take {prompts[-1].num_tokens} tokens or more "
-                    f"of {prompts[-1].max_prompt_tokens}; raise engine.max_prompt_tokens."
-                )
-        for earlier, later in itertools.pairwise(asks):
-            if later.messages[: len(earlier.messages)] == earlier.messages and len(later.messages) > len(earlier.messages):
-                remarks += self._check_extends(earlier, later)
-        return remarks
+        return stage_remarks(self._encoder, asks, self._max_prompt)
 
     @property
     def capacity(self) -> int:
@@ -158,9 +142,7 @@ class Transformers:
         batch = self._open_batch()
         prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask))
         if isinstance(prompt, Overlong):
-            room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
-            detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
-            self._ready.append(Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail))
+            self._ready.append(overlong_answer(request, prompt))
             return
         is_bound = self._args.constrain and ask.format is not None and ask.max_tokens > 0
         batch.add(
@@ -168,11 +150,11 @@ class Transformers:
                 request,
                 np.array(prompt.ids, dtype=np.int64),
                 ask.max_tokens,
-                self._find_places(ask),
+                self._places.of(ask),
                 prefill=ask.prefill.encode(),
                 num_prefill=prompt.num_prefill,
                 matcher=self._matcher(ask, prompt) if is_bound else None,
-                closing=f"</{ask.format.sections[-1].tag}>".encode() if ask.format is not None and ask.format.sections else b"",
+                closing=closing_tag(ask),
                 flags=("document_truncated",) if prompt.cut_document is not None else (),
             )
         )
@@ -184,10 +166,13 @@ class Transformers:
         try:
             while not answers and len(batch) and time.perf_counter() < until:
                 answers += [row.answer() for row in batch.step()]
-        except (self._torch.OutOfMemoryError, RuntimeError, MemoryError) as exc:
+        except (RuntimeError, MemoryError) as exc:
+            is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(exc)
+            if not is_full and not str(exc).startswith("CUDA"):
+                raise  # a fault of ours would only come again
             raise EngineCrashError(
-                f"the transformers engine failed with {len(batch)} requests in flight on {self._device}: {type(exc).__name__}. "
-                "If memory ran out, lower engine.args.batch_size or engine.args.kv_cache_gib."
+                f"the transformers engine failed on {self._device}: {'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. "
+                "Committed chunks are safe. Lower engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
 
@@ -196,7 +181,7 @@ class Transformers:
             family="transformers",
             version=self._version,
             model=self._resolved.reference,
-            model_digest=_digest(self._spec, self._resolved),
+            model_digest=digest_with_adapter(self._resolved, lora=self._args.lora, cache_dir=self._args.cache_dir),
             device=str(self._device),
             dtype=self._dtype if self._args.quantization is None else f"{self._args.quantization} ({self._dtype})",
             details={"eos_ids": self._eos_ids, "context": self._context, "constrain": self._args.constrain},
@@ -222,57 +207,15 @@ class Transformers:
     def _max_prompt(self, ask: Ask) -> int:
         return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens)
 
-    def _find_places(self, ask: Ask) -> list[Place]:
-        for decision in ask.decisions:
-            if decision not in self._places:
-                label_ids = resolve_labels(self._encoder, decision, tokenizer_name=self._resolved.reference)
-                self._places[decision] = Place(decision.name, decision.marker.encode(), label_ids)
-        return [self._places[decision] for decision in ask.decisions]
-
     def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
         assert ask.format is not None
-        source, seen = ask.fragment_source, prompt.cut_document
-        if source is not None and seen is not None and source.startswith(seen):
-            source = seen  # a quotation has to come from what the model was shown
-        return self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=source)
-
-    def _check_extends(self, earlier: Ask, later: Ask) -> list[str]:
-        """Whether the later prompt begins with the earlier one and its answer, token for token."""
-        turn = later.messages[len(earlier.messages)]
-        first = self._encoder.encode_messages(earlier.messages)
-        whole = first + self._encoder.encode_text(turn.text)
-        second = self._encoder.encode_messages(later.messages)
-        if extends(whole, second):
-            return []
-        dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns anew"
-        return [
-            f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped} "
-            "(thinking models' templates drop earlier thoughts), so the model does not see its own first answer as it wrote it."
-        ]
+        return self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=quotable(ask, prompt))
 
 
 def _args_of(spec: EngineSpec) -> TransformersArgs:
     if isinstance(spec.args, TransformersArgs):
         return spec.args
     return TransformersArgs(**spec.args.model_dump())
-
-
-def _resolve(spec: EngineSpec) -> ResolvedModel:
-    if not spec.model:
-        raise ModelError("the transformers engine needs a model: set engine.model.")
-    cache_dir = _args_of(spec).cache_dir
-    return resolve_model(spec.model, cache_dir=Path(cache_dir) if cache_dir else None)
-
-
-def _digest(spec: EngineSpec, resolved: ResolvedModel) -> str:
-    args = _args_of(spec)
-    if args.lora is None:
-        return resolved.digest
-    adapter = Path(args.lora).expanduser()
-    if not (adapter / "adapter_config.json").is_file():
-        raise ModelError(f"engine.args.lora: {args.lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter.")
-    cache = Path(args.cache_dir) if args.cache_dir else default_cache_dir()
-    return hashlib.sha256(f"{resolved.digest}+{directory_digest(adapter, cache_dir=cache)}".encode()).hexdigest()
 
 
 def _device(torch: Any, wanted: str) -> torch.device:
@@ -283,18 +226,6 @@ def _device(torch: Any, wanted: str) -> torch.device:
         wanted = "cuda" if has_gpu else "cpu"
     device: torch.device = torch.device(wanted)
     return device
-
-
-def _load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
-    if not any((resolved.path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make an empty one up
-        raise ModelError(f"model {resolved.reference!r}: {resolved.path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(resolved.path)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
-        raise ModelError(f"model {resolved.reference!r}: its tokenizer can't be loaded from {resolved.path}.") from exc
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model {resolved.reference!r}: its tokenizer has no fast version (tokenizer.json), which this engine needs.")
-    return tokenizer
 
 
 def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str) -> Any:
@@ -323,17 +254,6 @@ def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, d
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"engine.args.lora: {args.lora!r} does not fit the model {resolved.reference!r}.") from exc
     return model.eval() if args.quantization is not None else model.eval().to(device)
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
-    """All tokens that end a turn: the generation config may name several, and the tokenizer one more."""
-    named = model.generation_config.eos_token_id
-    listed = [] if named is None else named if isinstance(named, list) else [named]
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids = sorted({*listed, *own})
-    if not ids:
-        raise ModelError("the model names no end-of-text token, neither in generation_config.json nor in its tokenizer.")
-    return ids
 
 
 def _limits(torch: Any, model: Any, device: torch.device, args: TransformersArgs) -> tuple[int, int, int, bool]:

@@ -1,0 +1,274 @@
+"""Requests to one server: bounded in number, tried again where that may help, and never a word about the key.
+
+What may help: 408, 425, 429 and 5xx, time-outs, broken connections, replies without the API's form. Between tries it waits a random time
+below an exponential bound (full jitter), and no less than the server's `Retry-After`. What does not help is the row's fate (`Failure`)
+where the row may be the reason, and the run's where it can't be: nobody listens, the key is refused, the model is unknown, the quota is
+used up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+from labelers.engines.api_connections import Connections
+from labelers.engines.api_costs import Costs
+from labelers.engines.api_options import OpenAiArgs
+from labelers.engines.api_replies import Complaint, ReplyError, read_complaint, read_model_names, shown
+from manifests.asks import Finish
+from manifests.errors import EngineCrashError, ModelError
+from manifests.extras import require
+
+if TYPE_CHECKING:
+    import httpx
+
+ReadT = TypeVar("ReadT")
+
+FAILED_IN_A_ROW = 32
+"""Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not the rows."""
+
+_RETRIED = frozenset({408, 425, 429})
+_NOT_OFFERED = frozenset({404, 405, 501})
+
+
+class Failure(NamedTuple):
+    """A request that got no answer.
+
+    Args:
+        finish: what that makes of its ask.
+        detail: why, for a person.
+        status: the HTTP status that decided it; 0 for none.
+    """
+
+    finish: Finish
+    detail: str
+    status: int = 0
+
+    def raise_at_start(self, stage: str) -> NoReturn:
+        """End the start of an engine whose server does not answer a labeler's stage.
+
+        Raises:
+            ModelError: it refuses such requests.
+            EngineCrashError: it does not answer.
+        """
+        if self.status == 0:
+            raise EngineCrashError(f"the server is in no state to work: stage {stage!r}: {self.detail}. The same command may work later.")
+        raise ModelError(f"stage {stage!r}: {self.detail}. engine.args.max_tokens_field and extra_body change what is sent.")
+
+
+class _Try(NamedTuple):
+    """A try that may be repeated: why it failed, how long the server wants us to wait, and whether anybody was there."""
+
+    reason: str
+    wait_s: float = 0.0
+    was_heard: bool = True
+
+
+class ApiClient:
+    """One server's API.
+
+    Args:
+        key: sent as a bearer token and nowhere else; None sends none.
+        pause: how to wait; tests put their own.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        args: OpenAiArgs,
+        key: str | None,
+        *,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.costs = Costs(args.price_per_million_input, args.price_per_million_output)
+        self.slots = asyncio.Semaphore(args.concurrency)
+        self._args, self._pause, self._now = args, pause, now
+        self._key = key
+        self._library = require("httpx", extra="openai", purpose="The openai engine")
+        self._dice = random.Random()
+        self._num_heard = 0
+        self._num_answered = 0
+        self._failed_in_a_row = 0
+        self._forbidden_in_a_row = 0
+        self._connections = Connections(args, key)
+
+    def __repr__(self) -> str:
+        return f"ApiClient({self._args.served_model!r})"
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def model_names(self) -> dict[str, dict[str, Any]] | None:
+        """What the server lists at `/models`, by name; None if it has no such list.
+
+        Raises:
+            ModelError: the key is refused.
+            EngineCrashError: nobody answers.
+        """
+        found = await self._send("GET", "/models", None, read_model_names, is_trial=True)
+        if isinstance(found, Failure):
+            if found.status in _NOT_OFFERED:
+                return None
+            raise EngineCrashError(f"the server at engine.args.base_url is in no state to work: {found.detail}")
+        return found
+
+    async def post(self, path: str, body: dict[str, Any], read: Callable[[Any], ReadT], *, is_trial: bool = False) -> ReadT | Failure:
+        """Send a request until it is answered, or has failed for good.
+
+        Args:
+            read: makes an answer of the reply's JSON, or raises ReplyError.
+            is_trial: an unknown path or model is a Failure as well, for finding out what the server offers.
+        Raises:
+            ModelError: the key is refused, or the server does not know the model.
+            EngineCrashError: nobody answers any request, or the server wants none for a long time.
+        """
+        return await self._send("POST", path, body, read, is_trial=is_trial)
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], ReadT], *, is_trial: bool
+    ) -> ReadT | Failure:
+        content = None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        heard_before = self._num_heard
+        tries: list[_Try] = []
+        while True:
+            outcome = await self._try(method, path, content, read, is_trial=is_trial)
+            if not isinstance(outcome, _Try):
+                return outcome
+            tries.append(outcome)
+            if len(tries) >= self._args.max_tries:
+                break
+            await self._wait(len(tries), outcome.wait_s)
+        self.costs.given_up += 1
+        self._failed_in_a_row += 1
+        if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
+            raise EngineCrashError(
+                f"nobody answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the server, or mend the "
+                "address; the same command then goes on."
+            )
+        if self._failed_in_a_row >= max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
+            raise EngineCrashError(
+                f"the server answered none of the last {self._failed_in_a_row} requests, each tried {self._args.max_tries} times; the "
+                f"last time: {tries[-1].reason}. Mend the server; the same command then goes on."
+            )
+        return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
+
+    async def _try(
+        self, method: str, path: str, content: bytes | None, read: Callable[[Any], ReadT], *, is_trial: bool
+    ) -> ReadT | Failure | _Try:
+        """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
+        library = self._library
+        self.costs.requests += 1
+        trouble: _Try | None = None
+        try:
+            async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
+                response = await self._connections.send(method, path, content)
+        except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
+            trouble = _Try(f"no reply within {self._args.timeout_s:g} s")
+        except (library.ConnectError, library.ConnectTimeout) as exc:
+            trouble = _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
+        except library.TransportError as exc:
+            trouble = _Try(f"the connection broke ({type(exc).__name__})")
+        except library.DecodingError:
+            trouble = _Try("the reply's compression is damaged")
+        if trouble is not None:
+            return trouble
+        self._num_heard += 1
+        payload = self._payload(response)
+        if response.status_code == 200:
+            try:
+                if payload is None:
+                    raise ReplyError("the reply is no whole JSON")
+                found = read(payload)
+            except ReplyError as exc:
+                return _Try(str(exc))
+            if method == "POST":  # some list their models to anybody
+                self._num_answered += 1
+                self._failed_in_a_row = self._forbidden_in_a_row = 0
+            return found
+        return await self._refused(response, read_complaint(payload), is_trial=is_trial)
+
+    async def _refused(self, response: httpx.Response, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
+        status = response.status_code
+        said = f"HTTP {status}" + (f": {complaint.message}" if complaint.message else "")
+        if status == 429 and complaint.code == "insufficient_quota":
+            raise EngineCrashError("the server says that the key's quota is used up; raise it there, and the same command goes on.")
+        if status in _RETRIED or (status >= 500 and status != 501):
+            return _Try(said, self._wanted_wait(response))
+        if status in (401, 403):
+            self._forbidden_in_a_row += 1
+            if status == 401 or self._num_answered == 0 or self._forbidden_in_a_row > FAILED_IN_A_ROW or await self._is_locked_out():
+                self._deny(status)
+            return Failure("refused", "the server refused this request (HTTP 403)", status)  # moderation, at some providers
+        if complaint.is_filtered:
+            return Failure("refused", f"the server's content filter refused the request ({said})", status)
+        if complaint.is_too_long or status == 413:
+            return Failure("overlong", f"the server finds the prompt too long ({said})", status)
+        if status == 404 and not is_trial:
+            raise ModelError(
+                f"the server knows no model {self._args.served_model!r}, or no such path ({said}). Check engine.args.served_model, and "
+                "engine.args.base_url, which ends in /v1 at most servers."
+            )
+        if 300 <= status < 400:
+            raise ModelError(f"the server at engine.args.base_url sends us elsewhere (HTTP {status}); write that address into base_url.")
+        return Failure("error", f"the server refused the request ({said})", status)
+
+    def _deny(self, status: int) -> NoReturn:
+        """The server's own words stay out: some repeat the key."""
+        have = f"the key in {self._args.api_key_env}" if self._key else f"no key ({self._args.api_key_env} is not set)"
+        raise ModelError(f"the server refuses {have} (HTTP {status}). Put a valid key into that variable, or name another in api_key_env.")
+
+    async def _is_locked_out(self) -> bool:
+        """Whether the key opens nothing any more, as against one request that was not liked."""
+        try:
+            response = await self._connections.send("GET", "/models")
+        except self._library.TransportError:
+            return False
+        return response.status_code in (401, 403)
+
+    async def _wait(self, num_failed: int, wanted_s: float) -> None:
+        args = self._args
+        if wanted_s > args.max_wait_s:
+            raise EngineCrashError(
+                f"the server wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = {args.max_wait_s:g}. Run the same "
+                "command again then; what is committed stays."
+            )
+        bound = min(args.max_backoff_s, args.backoff_s * 2.0 ** min(num_failed - 1, 60))
+        seconds = wanted_s + self._dice.uniform(0.0, bound)
+        self.costs.retries += 1
+        self.costs.waited_s += seconds
+        await self._pause(seconds)
+
+    def _wanted_wait(self, response: httpx.Response) -> float:
+        """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
+        milliseconds = response.headers.get("retry-after-ms", "")
+        text = response.headers.get("retry-after", "")
+        try:
+            if milliseconds:
+                return _bounded(float(milliseconds) / 1000.0)
+            return _bounded(float(text))
+        except ValueError:
+            pass
+        try:
+            return _bounded(parsedate_to_datetime(text).timestamp() - self._now())
+        except (ValueError, TypeError, OverflowError):
+            return 0.0
+
+    def _payload(self, response: httpx.Response) -> Any:
+        """The reply's JSON, None if it is none. A server that repeats our key is not quoted."""
+        raw = response.content
+        if self._key is not None and len(self._key) > 3 and self._key.encode() in raw:
+            raw = raw.replace(self._key.encode(), b"***")
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, 0.0), 1e9) if seconds == seconds else 0.0

@@ -1,0 +1,58 @@
+"""What a run has asked of a server so far: requests, tries, tokens as the server counted them, money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Usage(NamedTuple):
+    """Tokens of one reply, by the server's own count; `cached` ones are among the prompt's."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+@dataclass(slots=True)
+class Costs:
+    """Counts over all requests, decisions and start-up checks included. Written by the engine's own thread alone.
+
+    Args:
+        price_input, price_output: of a million tokens; None where no price was given.
+    """
+
+    price_input: float | None = None
+    price_output: float | None = None
+    requests: int = 0
+    retries: int = 0
+    given_up: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    waited_s: float = 0.0
+
+    def add(self, usage: Usage) -> None:
+        """Count a reply. What the server charged for a reply that never came can't be known."""
+        self.prompt_tokens += usage.prompt
+        self.cached_tokens += usage.cached
+        self.output_tokens += usage.output
+
+    @property
+    def cost(self) -> float | None:
+        """In the prices' currency; None without a price."""
+        if self.price_input is None and self.price_output is None:
+            return None
+        return (self.prompt_tokens * (self.price_input or 0.0) + self.output_tokens * (self.price_output or 0.0)) / 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "http_requests": self.requests,
+            "retries": self.retries,
+            "given_up": self.given_up,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "waited_s": round(self.waited_s, 3),
+            "cost": self.cost,
+        }

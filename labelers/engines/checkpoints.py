@@ -1,0 +1,88 @@
+"""A model's directory as an engine sees it: its tokenizer, the tokens that end a turn, and the digest with an adapter laid over it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from manifests.errors import ModelError
+from manifests.models import ResolvedModel, default_cache_dir, directory_digest, resolve_model
+from manifests.specs import EngineSpec
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Any of these makes a tokenizer."""
+
+
+def resolve_checkpoint(spec: EngineSpec, cache_dir: str | None) -> ResolvedModel:
+    """The directory that `engine.model` names.
+
+    Raises:
+        ModelError: it names none.
+    """
+    if not spec.model:
+        raise ModelError(f"the {spec.name} engine needs a model: set engine.model.")
+    return resolve_model(spec.model, cache_dir=Path(cache_dir) if cache_dir else None)
+
+
+def digest_with_adapter(resolved: ResolvedModel, *, lora: str | None, cache_dir: str | None) -> str:
+    """Digest of the model's files, and of the adapter's where there is one.
+
+    Raises:
+        ModelError: `lora` is no directory with a PEFT adapter.
+    """
+    if lora is None:
+        return resolved.digest
+    cache = Path(cache_dir) if cache_dir else default_cache_dir()
+    return hashlib.sha256(f"{resolved.digest}+{directory_digest(adapter_dir(lora), cache_dir=cache)}".encode()).hexdigest()
+
+
+def adapter_dir(lora: str) -> Path:
+    """The directory of a PEFT adapter.
+
+    Raises:
+        ModelError: it holds none.
+    """
+    adapter = Path(lora).expanduser()
+    if not (adapter / "adapter_config.json").is_file():
+        raise ModelError(f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter.")
+    return adapter
+
+
+def load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
+    """The directory's fast tokenizer.
+
+    Args:
+        library: transformers.
+    Raises:
+        ModelError: there is none, or it has no fast version.
+    """
+    if not any((resolved.path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make an empty one up
+        raise ModelError(f"model {resolved.reference!r}: {resolved.path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(resolved.path)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
+        raise ModelError(f"model {resolved.reference!r}: its tokenizer can't be loaded from {resolved.path}.") from exc
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model {resolved.reference!r}: its tokenizer has no fast version (tokenizer.json), which this engine needs.")
+    return tokenizer
+
+
+def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
+    """All tokens that end a turn: the generation config may name several (`named`), and the tokenizer one more.
+
+    Raises:
+        ModelError: there is none.
+    """
+    listed = [] if named is None else named if isinstance(named, list) else [named]
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = sorted({*listed, *own})
+    if not ids:
+        raise ModelError("the model names no end-of-text token, neither in generation_config.json nor in its tokenizer.")
+    return ids
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that are no text: they stand for nothing in an answer."""
+    added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
+    return frozenset(added | set(tokenizer.all_special_ids))

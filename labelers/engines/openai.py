@@ -1,0 +1,202 @@
+"""The openai engine: a teacher behind any OpenAI-compatible server, in the exact way where the server can, else as chat.
+
+Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer. Importing this file
+loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and limits), `api_tokens.py` and `api_chat.py`
+(the two ways).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import SecretStr
+
+from labelers.engines.api_chat import ChatMode
+from labelers.engines.api_client import ApiClient
+from labelers.engines.api_options import OpenAiArgs, args_of, key_of
+from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
+from labelers.engines.loop_thread import LoopThread
+from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from manifests.errors import EngineCrashError, ModelError
+from manifests.extras import require
+from manifests.specs import EngineArgs, EngineSpec
+
+WAITING_PER_SLOT = 2
+"""Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
+
+logger = logging.getLogger(__name__)
+
+
+class OpenAi:
+    """Engine over an OpenAI-compatible server.
+
+    Args:
+        spec: the job's `engine`.
+        overlong: what happens to a prompt that is too long.
+        secrets: by option (`api_key_env`), the value of the variable that it names.
+        pause: how to wait between tries, for tests.
+    Raises:
+        ConfigError: the address, or the key that was named, is off.
+        ModelError: the server refuses the key, does not know the model, or can't do what `engine.args.mode` wants.
+        EngineCrashError: nobody answers.
+        MissingExtraError: httpx, or transformers for the tokens mode, is absent.
+    """
+
+    Args: ClassVar[type[EngineArgs]] = OpenAiArgs
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        overlong: Literal["truncate", "quarantine"] = "truncate",
+        secrets: Mapping[str, SecretStr] | None = None,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        args = args_of(spec)
+        key = key_of(args, secrets or {})
+        httpx = require("httpx", extra="openai", purpose="The openai engine")
+        folder = find_tokenizer(spec, args)
+        if args.mode == "tokens" and folder is None:
+            raise ModelError(
+                "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the server's model."
+            )
+        self._args = args
+        self._version = f"httpx-{httpx.__version__}"
+        self._digest = served_digest(args, folder)
+        self._capacity = args.concurrency * WAITING_PER_SLOT
+        self._in_flight = 0
+        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+        self._fault: Exception | None = None
+        self._remarks: list[str] = []
+        self._client = ApiClient(args, key, pause=pause)
+        self._loop = LoopThread("openai engine")
+        self._is_open = True
+        try:
+            self._mode = self._start(spec, folder, overlong)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """Digest of the served name, the address's path, and the tokenizer's files; of the weights nothing is known here."""
+        args = args_of(spec)
+        return served_digest(args, find_tokenizer(spec, args))
+
+    @staticmethod
+    def check(spec: EngineSpec) -> None:
+        """Packages and options. The server is not called."""
+        args = args_of(spec)
+        require("httpx", extra="openai", purpose="The openai engine")
+        if args.mode == "tokens" or (args.mode == "auto" and spec.model is not None):
+            for module in ("transformers", "llguidance"):
+                require(module, extra="cpu", purpose="The tokens mode of the openai engine")
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Try a short answer of every stage at the server, and say what will not be had."""
+        return [*self._remarks, *self._mode.prepare(asks, self._loop)]
+
+    @property
+    def capacity(self) -> int:
+        return max(self._capacity - self._in_flight, 0)
+
+    def submit(self, request: Request) -> None:
+        if not self._is_open:
+            raise EngineCrashError("the openai engine is closed; start another one.")
+        self._in_flight += 1
+        work = self._mode.admit(request)
+        if isinstance(work, Answer):
+            self._answers.put(work)
+        else:
+            self._loop.start(self._work(work))
+
+    def poll(self) -> list[Answer]:
+        if self._fault is not None:
+            raise self._fault
+        if not self._in_flight:
+            return []
+        ready: list[Answer] = []
+        fault: Exception | None = None
+        try:
+            found = self._answers.get(timeout=POLL_S)
+            while True:
+                if isinstance(found, Answer):
+                    ready.append(found)
+                else:
+                    fault = fault or found
+                found = self._answers.get_nowait()
+        except queue.Empty:
+            pass
+        self._in_flight -= len(ready)
+        if fault is not None:
+            self._fault = fault
+            if not ready:  # else the next call raises it
+                raise fault
+        return ready
+
+    def facts(self) -> EngineFacts:
+        args = self._args
+        prices = {"input": args.price_per_million_input, "output": args.price_per_million_output}
+        return EngineFacts(
+            family="openai",
+            version=self._version,
+            model=args.served_model,
+            model_digest=self._digest,
+            device="remote",
+            notes=("the server's weights are not digested",),
+            details={
+                "mode": self._mode.name,
+                "distributions": self._mode.has_distributions,
+                "price_per_million": prices,
+                **self._server,
+                **self._mode.details(),
+            },
+        )
+
+    def costs(self) -> dict[str, Any]:
+        """Requests, tries, tokens by the server's count and money so far; see `Costs`."""
+        return self._client.costs.as_dict()
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.close(self._client.close)
+        logger.info("openai engine: %s", ", ".join(f"{name} {value}" for name, value in self.costs().items() if value is not None))
+
+    def _start(self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]) -> Any:
+        """Look at what is served, and choose the way."""
+        args = self._args
+        models = self._loop.call(self._client.model_names())
+        if models and args.served_model not in models:
+            raise ModelError(f"the server has no model {args.served_model!r}; it serves {', '.join(sorted(models)[:20])}.")
+        served = (models or {}).get(args.served_model, {})
+        self._server = {name: served[name] for name in ("owned_by", "root", "max_model_len") if isinstance(served.get(name), str | int)}
+        if args.mode == "chat" or folder is None:
+            own = folder.control_texts() if folder is not None else None
+            return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=own)
+        from labelers.engines.api_tokens import TokensMode
+
+        tokenizer = folder.load()
+        length = served.get("max_model_len")
+        context = length if isinstance(length, int) and length > 0 else None
+        tokens = TokensMode(self._client, spec, args, tokenizer, reference=folder.reference, context=context, overlong=overlong)
+        why = tokens.detect(self._loop)
+        if why is None and (args.mode == "tokens" or tokens.has_distributions):
+            return tokens
+        if args.mode == "tokens":
+            raise ModelError(f"engine.args.mode is tokens, and the server takes no token ids: {why}.")
+        self._remarks.append(f"The server is used as a chat API: {why or 'it takes token ids, but does not answer `logprob_token_ids`'}.")
+        return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
+
+    async def _work(self, work: Any) -> None:
+        """One ask from its first request to its answer. Whatever goes wrong reaches the caller through the queue."""
+        try:
+            async with self._client.slots:
+                self._answers.put(await self._mode.answer(work))
+        except Exception as exc:  # noqa: BLE001 — `poll` raises it: a fault in this thread must not leave the run waiting for ever
+            self._answers.put(exc)

@@ -1,0 +1,89 @@
+"""What can be known of a labeler's asks before the first row: where its decisions are taken, whether its prompts leave room for a
+document, and whether a later stage goes on from the tokens of an earlier one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from labelers.engines.decisions import resolve_labels
+from labelers.engines.rows import Place
+from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
+from manifests.asks import Answer, Ask, Decision, Request
+from manifests.errors import ConfigError
+
+
+class Places:
+    """The places of decisions for one tokenizer; each decision's label tokens are looked up once."""
+
+    def __init__(self, encoder: PromptEncoder, *, tokenizer_name: str) -> None:
+        self._encoder = encoder
+        self._tokenizer_name = tokenizer_name
+        self._known: dict[Decision, Place] = {}
+
+    def of(self, ask: Ask) -> list[Place]:
+        """The places of an ask's decisions.
+
+        Raises:
+            ModelError: a decision's labels are not one distinct token each.
+        """
+        for decision in ask.decisions:
+            if decision not in self._known:
+                label_ids = resolve_labels(self._encoder, decision, tokenizer_name=self._tokenizer_name)
+                self._known[decision] = Place(decision.name, decision.marker.encode(), label_ids)
+        return [self._known[decision] for decision in ask.decisions]
+
+
+def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Callable[[Ask], int]) -> list[str]:
+    """What a user should hear about a labeler's stages, each a sentence.
+
+    Raises:
+        ConfigError: a stage has no room for its own instructions, so that every row would end as overlong.
+    """
+    remarks: list[str] = []
+    for ask in asks:
+        room = max_prompt(ask)
+        prompt = encoder.encode(ask, max_prompt_tokens=max(room, 0))
+        if isinstance(prompt, Overlong):
+            raise ConfigError(
+                f"stage {ask.stage!r} can't be asked: beside the {ask.max_tokens} tokens that its answer may take there is room for "
+                f"{max(room, 0)} tokens of prompt, and its instructions need more. Lower labeler.max_think_tokens or "
+                "labeler.max_text_tokens, raise engine.max_prompt_tokens, or take a model with a longer context."
+            )
+    for earlier, later in itertools.pairwise(asks):
+        if later.messages[: len(earlier.messages)] == earlier.messages and len(later.messages) > len(earlier.messages):
+            remarks += _check_extends(encoder, earlier, later)
+    return remarks
+
+
+def overlong_answer(request: Request, prompt: Overlong) -> Answer:
+    """The answer to a request whose prompt does not fit."""
+    room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
+    detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
+    return Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail)
+
+
+def quotable(ask: Ask, prompt: Prompt) -> str | None:
+    """What a constrained quotation may come from: the document as far as the model was shown it."""
+    source, seen = ask.fragment_source, prompt.cut_document
+    return seen if source is not None and seen is not None and source.startswith(seen) else source
+
+
+def closing_tag(ask: Ask) -> bytes:
+    """What ends an answer of the ask's format; empty where it has none."""
+    return f"</{ask.format.sections[-1].tag}>".encode() if ask.format is not None and ask.format.sections else b""
+
+
+def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str]:
+    """Whether the later prompt begins with the earlier one and its answer, token for token."""
+    turn = later.messages[len(earlier.messages)]
+    first = encoder.encode_messages(earlier.messages)
+    whole = first + encoder.encode_text(turn.text)
+    second = encoder.encode_messages(later.messages)
+    if extends(whole, second):
+        return []
+    dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns anew"
+    return [
+        f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped} "
+        "(thinking models' templates drop earlier thoughts), so the model does not see its own first answer as it wrote it."
+    ]

@@ -1,0 +1,189 @@
+"""vLLM's step loop: rows go in as requests of token ids, join and leave between steps, and come out when their decisions are there.
+
+A row whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that it can be
+stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one token on the cached prefix.
+Imported by the vLLM engine's constructor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from labelers.engines.decisions import distribution_of_logprobs
+from labelers.engines.rows import Place, Row
+from labelers.engines.vllm_grammars import MatcherDesk
+from manifests.asks import Ask, Finish
+from manifests.errors import ConfigError
+
+FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length"}
+"""Every other reason of vLLM's is an error of the one request."""
+
+
+REFUSALS = (ValueError, VLLMValidationError)
+"""What vLLM raises when it refuses one request; from 0.32 on its own error is no ValueError any more."""
+
+
+class Words(NamedTuple):
+    """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and encoding."""
+
+    bytes_of: dict[int, bytes]
+    end_ids: Sequence[int]
+    encode_text: Callable[[str], list[int]]
+
+
+class StepLoop:
+    """Rows in flight over one vLLM engine.
+
+    Args:
+        engine: vLLM's `LLMEngine`, in this process.
+        desk: where matchers are left for its scheduler.
+        lora: the adapter that every request runs with, as vLLM's `LoRARequest`.
+        is_inline: take decisions with every token of rows that write freely.
+        slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix is cached.
+    """
+
+    def __init__(self, engine: Any, desk: MatcherDesk, words: Words, *, lora: Any, is_inline: bool, slots: int) -> None:
+        self._engine = engine
+        self._desk = desk
+        self._words = words
+        self._lora = lora
+        self._is_inline = is_inline
+        self._slots = slots
+        self._waiting: deque[Row] = deque()
+        self._rows: dict[str, Row] = {}
+        self._names = map(str, itertools.count())
+        self._done: list[Row] = []
+        self.num_open = 0
+        """Rows that were added and are not done; probes do not count."""
+
+    @staticmethod
+    def check(ask: Ask) -> None:
+        """Whether vLLM takes an ask's sampling.
+
+        Raises:
+            ConfigError: it does not (a temperature above 2, say).
+        """
+        try:
+            SamplingParams(max_tokens=max(ask.max_tokens, 1), temperature=ask.sampling.temperature, top_p=ask.sampling.top_p)
+        except REFUSALS as exc:
+            raise ConfigError(f"stage {ask.stage!r}: vLLM refuses its sampling: {exc}") from exc
+
+    def add(self, row: Row) -> None:
+        """Let a row wait its turn."""
+        self.num_open += 1
+        if row.max_new == 0 and not row.places_here():
+            self._leave(row, "stop")  # nothing to look at after the prompt itself
+        else:
+            self._waiting.append(row)
+
+    def step(self) -> list[Row]:
+        """Hand over what waits, do one step, and return the rows that it finished."""
+        while self._waiting and len(self._rows) < self._slots:
+            self._begin(self._waiting.popleft())
+        if self._rows:
+            for output in self._engine.step():
+                self._take(output)
+        done, self._done = self._done, []
+        self.num_open -= len(done)
+        return done
+
+    def _begin(self, row: Row) -> None:
+        name = next(self._names)
+        ticket = self._desk.leave(row.matcher) if row.matcher is not None else None
+        try:
+            self._engine.add_request(name, tokens_input(row.prompt.tolist()), self._params(row, ticket), lora_request=self._lora)
+        except REFUSALS as exc:
+            if ticket is not None:
+                self._desk.fetch(ticket)
+            row.detail = f"vLLM refuses the request: {str(exc)[:300]}"
+            self._leave(row, "error")
+            return
+        row.matcher = None  # vLLM's from here on
+        self._rows[name] = row
+
+    def _params(self, row: Row, ticket: str | None) -> SamplingParams:
+        sampling = row.request.ask.sampling
+        if row.max_new == 0:
+            labels = _label_ids(row.places_here())
+            return SamplingParams(
+                max_tokens=1, temperature=0.0, logprob_token_ids=labels, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            )
+        is_free = ticket is None
+        return SamplingParams(
+            max_tokens=row.max_new,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            # A request with a seed has a generator of its own, which costs a greedy one time for nothing.
+            seed=row.request.seed if sampling.temperature > 0.0 else None,
+            stop_token_ids=list(self._words.end_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
+            structured_outputs=None if ticket is None else StructuredOutputsParams(grammar=ticket),
+            logprob_token_ids=_label_ids(row.places) if is_free and self._is_inline and row.places else None,
+        )
+
+    def _take(self, output: Any) -> None:
+        row = self._rows.get(output.request_id)
+        if row is None:
+            return  # stopped at its closing tag while the step was under way
+        row.cached = max(row.cached, output.num_cached_tokens or 0)
+        made = output.outputs[0]
+        if row.max_new == 0:
+            self._look(row, made.logprobs[-1] if made.logprobs else None, row.places_here())
+            finish: Finish | None = "stop"
+        else:
+            finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
+            if self._write(row, made):
+                if not output.finished:
+                    self._engine.abort_request([output.request_id])
+                finish = "stop"
+        if finish == "error":
+            row.detail = f"vLLM ended the request: {made.finish_reason} {made.stop_reason or ''}".rstrip()
+        if finish is not None:
+            del self._rows[output.request_id]
+            self._leave(row, finish)
+
+    def _write(self, row: Row, made: Any) -> bool:
+        """Add the tokens that were made; True if the answer ends with them."""
+        tokens = list(made.token_ids)
+        bytes_of = self._words.bytes_of
+        if made.logprobs is None:
+            row.extend(tokens, [bytes_of[token] for token in tokens])
+        else:
+            for token, logprobs in zip(tokens, made.logprobs, strict=True):
+                self._look(row, logprobs, row.places_here())
+                row.append(token, bytes_of[token])
+        if not row.closing or not tokens:
+            return False
+        since = row.ends[-len(tokens)] - len(bytes_of[tokens[0]])  # where the first of them begins
+        return row.closing in row.written[max(since - len(row.closing), len(row.prefill)) :]
+
+    @staticmethod
+    def _look(row: Row, logprobs: Any, here: Sequence[Place]) -> None:
+        for place in here:
+            if logprobs is not None and all(token in logprobs for token in place.label_ids):
+                row.note(place, distribution_of_logprobs([logprobs[token].logprob for token in place.label_ids]))
+
+    def _leave(self, row: Row, finish: Finish) -> None:
+        row.finish = finish
+        if row.asker is not None:
+            if row.asker.take_probe(row):
+                self._done.append(row.asker)
+            return
+        probes = row.probes(self._words.encode_text) if finish != "error" else []
+        if probes:
+            self._waiting.extendleft(reversed(probes))
+        else:
+            self._done.append(row)
+
+
+def _label_ids(places: Sequence[Place]) -> list[int]:
+    return list(dict.fromkeys(token for place in places for token in place.label_ids))

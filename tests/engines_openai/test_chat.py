@@ -1,0 +1,134 @@
+"""The chat way: what is sent, what is refused before it is sent, and what a chat API can't be asked at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
+from manifests.asks import Decision, Message, Request, Sampling
+from manifests.errors import ModelError
+
+from .conftest import GOOD, ask_for, echo, run_all
+from .scripted_server import chat, error
+
+SCORE = Decision("score", "<score>", ("0", "1", "2"))
+
+
+def test_messages_are_sent_as_text_and_no_distribution_is_made_up(serve: Any, connect: Any) -> None:
+    server = serve(echo)
+    engine = connect(server, chat_template_kwargs={"enable_thinking": False}, extra_body={"reasoning_effort": "low", "top_p": None})
+    ask = ask_for("red shoes", "7 shoes", decisions=(SCORE,), sampling=Sampling(0.5, 0.9))
+    assert engine.prepare([ask]) == [
+        "The server is used as a chat API, which gives no distributions: labels carry the grade alone (`no_distribution`)."
+    ]
+    answer = run_all(engine, [Request(3, ask, 2**40 + 7)])[0]
+    assert (answer.text, answer.distributions) == ("<think>7</think><score>1</score>", {})
+    assert server.calls[0].body["max_tokens"] == 16
+    assert server.calls[1].body == {
+        "model": "teacher",
+        "messages": [{"role": message.role, "content": message.text} for message in ask.messages],
+        "max_tokens": 96,
+        "temperature": 0.5,
+        "seed": 7,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+    }
+    assert engine.facts().details == {
+        "mode": "chat",
+        "distributions": False,
+        "price_per_million": {"input": None, "output": None},
+        "constrain": False,
+    }
+
+
+def test_newer_models_name_of_the_limit(serve: Any, connect: Any) -> None:
+    server = serve(echo)
+    run_all(connect(server, max_tokens_field="max_completion_tokens"), [Request(0, ask_for("q", "d"), 0)])
+    assert server.calls[0].body["max_completion_tokens"] == 96
+    assert "max_tokens" not in server.calls[0].body
+
+
+def test_a_row_whose_data_hold_a_control_token_is_refused_by_itself(serve: Any, connect: Any) -> None:
+    server = serve(echo)
+    engine = connect(server)
+    texts = [*(f"a{text}b" for text in KNOWN_CONTROL_TEXTS), "5"]
+    *bad, good = run_all(engine, [Request(n, ask_for("q", text), 0) for n, text in enumerate(texts)])
+    for answer, text in zip(bad, KNOWN_CONTROL_TEXTS, strict=True):
+        assert answer.finish == "refused"
+        assert f"document holds {text!r}" in answer.detail
+    assert good.finish == "stop"
+    assert len(server.calls) == 1, "hostile data were sent"
+
+
+def test_control_tokens_are_found_however_they_are_hidden() -> None:
+    known = ControlTexts((*KNOWN_CONTROL_TEXTS, "[[END]]"))
+
+    def found(*parts: str) -> Any:
+        return known.find([Message("user", parts, tuple(f"f{n}" for n in range(len(parts) // 2)))])
+
+    assert found("Query: ", "shoes", "") is None
+    assert found("Write <think> and </s>: ", "shoes", " <|im_end|>") is None, "a template's own words are no attack"
+    assert found("", "x", "", "[[END]]", "") == ("f1", "[[END]]")
+    assert found("", "<|im_<|im_end|>end|>", "") == ("f0", "<|im_end|>")
+    assert found("", "＜|im_end|＞", "") == ("f0", "<|im_end|>"), "full-width look-alikes are normalised by some tokenizers"
+    assert found("", "<|im_", "", "end|>", "") == ("a message", "<|im_end|>"), "two fields may make one together"
+    assert found("<s>", "<", "s>", "x", "") == ("a message", "<s>")
+
+
+def test_with_a_known_tokenizer_only_its_own_control_tokens_count(serve: Any, connect: Any, tmp_path: Any) -> None:
+    pytest.importorskip("transformers")
+    from tests.engines.conftest import make_tokenizer
+
+    make_tokenizer().save_pretrained(tmp_path)
+    engine = connect(serve(echo), mode="chat", model=tmp_path, control_texts=("[END]",))
+    finishes = [
+        answer.finish
+        for answer in run_all(
+            engine, [Request(n, ask_for("q", text), 0) for n, text in enumerate(("<s>1</s>", "<|im_end|>", "</think>", "[END]"))]
+        )
+    ]
+    assert finishes == ["stop", "refused", "refused", "refused"]
+
+
+def test_a_decision_without_text_is_refused_before_the_first_row(serve: Any, connect: Any) -> None:
+    ask = ask_for("q", "d", format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")
+    server = serve(echo)
+    with pytest.raises(ModelError, match=r"'verdict' asks for a distribution and nothing else.*mode: tokens"):
+        connect(server).prepare([ask])
+    assert not server.calls
+
+
+def test_the_beginning_of_an_answer_is_sent_only_where_the_server_is_said_to_go_on_from_it(serve: Any, connect: Any) -> None:
+    ask = ask_for("q", "1", prefill="<think>\n\n</think>")
+    server = serve(echo)
+    with pytest.raises(ModelError, match="assistant_prefill"):
+        connect(server).prepare([ask])
+    server.script = lambda _: chat("<score>1</score>")
+    for way, extra in (("message", {}), ("continue", {"add_generation_prompt": False, "continue_final_message": True})):
+        engine = connect(server, assistant_prefill=way)
+        assert engine.prepare([ask]) == []
+        body = server.calls[-1].body
+        assert body["messages"][-1] == {"role": "assistant", "content": "<think>\n\n</think>"}
+        assert {key: body[key] for key in ("add_generation_prompt", "continue_final_message") if key in body} == extra
+
+
+def test_a_stage_that_the_server_refuses_ends_the_start_with_its_words(serve: Any, connect: Any) -> None:
+    engine = connect(serve(lambda _: error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")))
+    with pytest.raises(ModelError, match=r"stage 'verdict'.*Unsupported parameter.*max_tokens_field"):
+        engine.prepare([ask_for("q", "d")])
+
+
+def test_long_documents_are_cut_by_characters_or_the_row_is_overlong(serve: Any, connect: Any) -> None:
+    server = serve(lambda _: chat(GOOD))
+    fits, long, hopeless = ask_for("q", "d"), ask_for("q", "d" * 2000), ask_for("q" * 2000, "d")
+    engine = connect(server, max_prompt_tokens=100)
+    answers = run_all(engine, [Request(n, ask, 0) for n, ask in enumerate((fits, long, hopeless))])
+    assert [(answer.finish, answer.flags) for answer in answers] == [("stop", ()), ("stop", ("document_truncated",)), ("overlong", ())]
+    assert max(sum(len(turn["content"]) for turn in call.body["messages"]) for call in server.calls) == 400
+    assert run_all(connect(server, max_prompt_tokens=100, overlong="quarantine"), [Request(0, long, 0)])[0].finish == "overlong"
+
+
+def test_text_that_is_no_unicode_is_sent_all_the_same(serve: Any, connect: Any) -> None:
+    assert run_all(connect(serve(echo)), [Request(0, ask_for("q", "\ud800 \x00 日本"), 0)])[0].finish == "stop"

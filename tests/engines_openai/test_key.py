@@ -1,0 +1,168 @@
+"""The key: from the variable that the job names, into one header, and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from jobs.cli import main
+from jobs.job_files import load_job
+from labelers.engines.openai import OpenAi
+from manifests.errors import ConfigError
+
+from .conftest import KEY, ask_for, requests_for, run_all
+from .scripted_server import MODEL, Json, ScriptedServer, chat, error
+
+JOB: dict[str, Any] = {
+    "name": "shoes",
+    "input": {"path": "pairs.parquet"},
+    "labeler": {"name": "r3a", "context": "none", "attempts": 2},
+    "engine": {"name": "openai", "args": {"served_model": MODEL, "api_key_env": "TEACHER_KEY", "backoff_s": 0.0, "max_tries": 2}},
+    "output": "out",
+    "run": {"chunk_rows": 3, "max_failed_fraction": 1.0},
+}
+
+
+@pytest.fixture
+def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"query_id": f"q{n // 3}", "query": f"shoe {n // 3}", "doc_id": f"d{n}", "document": f"a red shoe {n}"} for n in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
+
+    def write(server: ScriptedServer, **args: Any) -> str:
+        job = copy.deepcopy(JOB)
+        job["engine"]["args"] |= {"base_url": server.url} | args
+        Path("job.yaml").write_text(yaml.safe_dump(job))
+        return "job.yaml"
+
+    return write
+
+
+def telltale(call: Any) -> Json:
+    """Every tenth request fails with the key in the server's words; other answers are fine and hold it as well."""
+    if call.number % 5 == 4:
+        return error(400, f"bad request from {KEY}")
+    return chat(
+        f"<think>{KEY}</think><intent>shoes</intent>"
+        if "intent" in call.body["messages"][-1]["content"] and len(call.body["messages"]) == 2
+        else f"<think>{KEY}</think><extract>none</extract><score>0</score>"
+    )
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(
+    serve: Any, write_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any, caplog: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    server = serve(telltale)
+    job = write_job(server)
+    for command in (["plan"], ["run"], ["run", "--output", "json"], ["verify"], ["status"], ["retry"], ["doctor"]):
+        with pytest.raises(SystemExit):
+            main([command[0], job, *command[1:]])
+    assert len(server.calls) > 9
+    for call in server.calls:
+        assert call.headers["authorization"] == f"Bearer {KEY}"
+        assert [name for name, value in call.headers.items() if KEY in value] == ["authorization"]
+        assert KEY.encode() not in call.raw
+    out, err = capfd.readouterr()
+    assert KEY not in out + err + caplog.text
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"plan.json", "manifest.json"} <= {file.name for file in files}
+    for file in files:
+        found = json.dumps(pq.read_table(file).to_pylist(), default=str) if file.suffix == ".parquet" else file.read_text(errors="replace")
+        assert KEY not in found, file
+    rows = [row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert {row["reasoning"] for row in rows} == {"***"}, "the test's server did not repeat the key"
+
+
+def test_no_repr_dump_or_pickle_shows_the_key(serve: Any, write_job: Any, connect: Any) -> None:
+    job = load_job(write_job(serve(telltale)), environment={"TEACHER_KEY": KEY, "RELABEL_ENGINE__SEED": "3"})
+    assert job.spec.engine.seed == 3
+    assert job.secrets["api_key_env"].get_secret_value() == KEY
+    shown = [repr(job), str(job.secrets), repr(job.secrets), f"{job.secrets['api_key_env']}", job.spec.model_dump_json(), repr(job.spec)]
+    shown += [json.dumps(job.parts(job.open_dataset()), default=str), pickle.dumps(job.spec).decode("latin-1")]
+    engine = connect(serve(telltale))
+    shown += [
+        repr(engine),
+        repr(engine._client),
+        repr(engine._client._connections),
+        repr(engine._client._connections._all),
+        repr(engine.facts()),
+        repr(engine.costs()),
+    ]
+    assert not any(KEY in text for text in shown)
+
+
+def test_the_key_does_not_change_the_plan(serve: Any, write_job: Any) -> None:
+    job = write_job(serve(telltale))
+    parts = [load_job(job, environment=environment).parts(load_job(job).open_dataset()) for environment in ({}, {"TEACHER_KEY": "a"})]
+    assert parts[0] == parts[1]
+
+
+def test_faults_on_the_wire_do_not_show_the_key(serve: Any, connect: Any, caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = connect(serve(lambda _: error(500, f"who sent {KEY}?")), max_tries=2)
+    answer = run_all(engine, requests_for(1))[0]
+    assert answer.finish == "error"
+    assert "who sent ***?" in answer.detail
+    engine.close()
+    assert KEY not in caplog.text
+
+
+def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(serve: Any, write_job: Any) -> None:
+    job = load_job(write_job(serve(telltale), api_key_env="sk-mistake-123"))
+    for use in (OpenAi.model_digest, OpenAi.check, lambda spec: OpenAi(spec)):
+        with pytest.raises(ConfigError, match="name of an environment variable") as caught:
+            use(job.spec.engine)
+        assert "mistake" not in str(caught.value)
+
+
+def test_a_variable_that_was_named_and_is_not_set_is_an_error(
+    serve: Any, write_job: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    with pytest.raises(SystemExit) as end:
+        main(["run", write_job(serve(telltale))])
+    assert end.value.code == 3
+    assert "the variable TEACHER_KEY is not set" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, serve: Any, connect: Any) -> None:
+    with pytest.raises(ConfigError, match="a key has neither") as caught:
+        connect(serve(telltale), key=key)
+    assert key not in str(caught.value)
+
+
+def test_white_space_around_a_key_is_no_part_of_it(serve: Any, connect: Any) -> None:
+    server = serve(lambda _: chat("x"))
+    run_all(connect(server, key=f" {KEY}\n"), requests_for(1))
+    assert server.calls[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_no_key_no_header(serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password mine")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", "not-handed-over")
+    server = serve(lambda _: chat("x"))
+    engine = connect(server, key=None)
+    engine.prepare([ask_for("q", "d")])
+    assert "authorization" not in server.calls[0].headers
+
+
+def test_other_engines_are_given_no_secrets(write_job: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    write_job(serve(telltale))
+    Path("fake.yaml").write_text(yaml.safe_dump({**JOB, "engine": {"name": "fake"}}))
+    assert not load_job("fake.yaml").secrets
