@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,12 @@ def _shown(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> tu
     return lines, hits / max(len(labels), 1)
 
 
+def _most_frequent_share() -> float:
+    """Share of the author's most frequent grade: what a judge without any sense reaches."""
+    counts = Counter(pair["grade"] for pair in load_pairs())
+    return max(counts.values()) / counts.total()
+
+
 def _text(folder: str, shown: list[str], count: int, agree: float, engine: str) -> str:
     judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
     lies = [
@@ -140,7 +147,8 @@ def _text(folder: str, shown: list[str], count: int, agree: float, engine: str) 
             f"{count} labels, for instance:",
             *shown,
             "",
-            f"{judge} agrees with the set's author on {agree:.0%} of the pairs; guessing one of three grades agrees on 33%.",
+            f"{judge} agrees with the set's author on {agree:.0%} of the pairs; the one grade that stands most often in the set,",
+            f"said of all pairs, agrees on {_most_frequent_share():.0%}.",
             "It is here to show the way. A 7B teacher goes the same way, with its name as engine.model in the job file.",
             "",
             "What lies where:",
