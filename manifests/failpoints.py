@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 
+from manifests.errors import ConfigError
+
 FAILPOINTS = (
     "before_plan_rows",
     "before_plan",
@@ -29,7 +31,7 @@ _name, _, _count = os.environ.get("RELABEL_FAILPOINT", "").partition(":")
 _armed = _name
 _hits_left = int(_count or 1)
 if _armed and _armed not in FAILPOINTS:
-    raise ValueError(f"RELABEL_FAILPOINT={_armed!r}: known are {', '.join(FAILPOINTS)}")
+    raise ConfigError(f"variable RELABEL_FAILPOINT={_armed!r}: known are {', '.join(FAILPOINTS)}")
 
 
 def hit(name: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from jobs.commands.options import emit, job_options, output_option, table
+from jobs.commands.options import Command, emit, job_options, output_option, table
 from jobs.exits import Exit
 from jobs.job_files import load_job
 from jobs.labeling import RunReport, label, open_run
@@ -21,6 +22,19 @@ from manifests.asks import EngineFacts
 from manifests.plans import Plan
 
 SHARD_HELP = "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, AWS Batch or Kubernetes."
+
+
+def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]:
+    """The options of a command that asks; the two helps differ between a run and a retry."""
+
+    def decorate(command: Command) -> Command:
+        command = output_option(command)
+        command = click.option("--done-ok", is_flag=True, help=done_ok)(command)
+        command = click.option("--dry-run", is_flag=True, help=dry_run)(command)
+        command = click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)(command)
+        return job_options(command)
+
+    return decorate
 
 
 @click.command(epilog="Example: relabel plan job.yaml")
@@ -57,22 +71,20 @@ def plan(job_file: str, overrides: tuple[str, ...], output: str) -> int:
 
 
 @click.command(epilog="Example: relabel run job.yaml --shard 3/64")
-@job_options
-@click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
-@click.option("--dry-run", is_flag=True, help="Say what would be done and what is done already; ask nothing.")
-@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it.")
-@output_option
+@_work_options(
+    dry_run="Say what would be done and what is done already; ask nothing.",
+    done_ok="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it.",
+)
 def run(job_file: str, overrides: tuple[str, ...], shard: str | None, dry_run: bool, done_ok: bool, output: str) -> int:
     """Label what is not labelled yet. The same command again goes on where the last one stopped."""
     return _work(job_file, overrides, shard, output, is_retry=False, dry_run=dry_run, done_ok=done_ok)
 
 
 @click.command(epilog="Example: relabel retry job.yaml --shard 7/128")
-@job_options
-@click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
-@click.option("--dry-run", is_flag=True, help="Say how many rows would be asked again; ask nothing.")
-@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when nothing is in quarantine.")
-@output_option
+@_work_options(
+    dry_run="Say how many rows would be asked again; ask nothing.",
+    done_ok="Exit 0 instead of 10 when nothing is in quarantine.",
+)
 def retry(job_file: str, overrides: tuple[str, ...], shard: str | None, dry_run: bool, done_ok: bool, output: str) -> int:
     """Ask the quarantined rows again, with new seeds. Rows that are labelled stay as they are."""
     return _work(job_file, overrides, shard, output, is_retry=True, dry_run=dry_run, done_ok=done_ok)

@@ -7,9 +7,8 @@ by asking it, and the tokenizer here is compared with the one there: a wrong one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from labelers.engines.api_client import ApiClient, Failure
 from labelers.engines.api_options import OpenAiArgs
@@ -19,8 +18,8 @@ from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.grammars import GrammarCompiler, render_grammar
 from labelers.engines.loop_thread import LoopThread
 from labelers.engines.rows import Row
-from labelers.engines.stages import Places, closing_tag, overlong_answer, quotable, stage_remarks
-from labelers.engines.tokens import Overlong, Prompt, PromptEncoder
+from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.errors import EngineCrashError, ModelError
 from manifests.formats import Fragment
@@ -146,19 +145,13 @@ class TokensMode:
     def admit(self, request: Request) -> Row | Answer:
         """Make a request ready, or answer it here."""
         ask = request.ask
-        prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask))
-        if isinstance(prompt, Overlong):
-            return overlong_answer(request, prompt)
-        return Row(
+        is_bound = self._is_bound and ask.format is not None and ask.max_tokens > 0
+        return admit(
             request,
-            np.array(prompt.ids, dtype=np.int64),
-            ask.max_tokens,
-            self._places.of(ask),
-            prefill=ask.prefill.encode(),
-            num_prefill=prompt.num_prefill,
-            matcher=self._grammar(ask, prompt) if self._is_bound and ask.format is not None and ask.max_tokens else None,
-            closing=closing_tag(ask),
-            flags=("document_truncated",) if prompt.cut_document is not None else (),
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(ask),
+            matcher=partial(self._grammar, ask) if is_bound else None,
         )
 
     async def answer(self, row: Row) -> Answer:

@@ -8,7 +8,6 @@ prefix is shared and which length is sought; the rows nearest to its length go w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,8 +65,6 @@ class Batch:
         words = -(-forward.vocab_size // 32)
         self._mask_words = np.zeros((limits.rows, words), dtype=np.int32)
         self._has_news = True  # something joined or left since a prefill was last thought about
-        self.seconds = {"prefill": 0.0, "decode": 0.0}
-        self.tokens = {"prefill": 0, "decode": 0}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
@@ -79,17 +76,13 @@ class Batch:
 
     def step(self) -> list[Row]:
         """Do one piece of work, and return the rows that it finished."""
-        started = time.perf_counter()
-        kind = "decode"
         with torch.inference_mode():
             group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
             if group:
-                kind = "prefill"
                 self._prefill(group, shared)
             elif self._active:
                 self._has_news = False
                 self._decode()
-        self.seconds[kind] += time.perf_counter() - started
         done, self._done = self._done, []
         return done
 
@@ -168,7 +161,6 @@ class Batch:
         if base is not None:
             self._forward.cache.restore(base.state, spare, spare + 1)
         self._forward.prefill([leader.prompt[known:length].tolist()], first_row=spare, prefix=known)
-        self.tokens["prefill"] += length - known
         prefix = Prefix(leader.prompt[:length].copy(), self._forward.cache.snapshot(spare, length))
         self._prefixes.keep(prefix)
         return prefix
@@ -180,13 +172,11 @@ class Batch:
     def _prefill(self, group: list[Row], shared: int) -> None:
         first = len(self._active)
         logits_BV = self._forward.prefill([row.prompt[shared:].tolist() for row in group], first_row=first, prefix=shared)
-        self.tokens["prefill"] += sum(len(row.prompt) - shared for row in group)
         self._active += group
         self._advance(group, logits_BV)
 
     def _decode(self) -> None:
         logits_BV = self._forward.decode([row.tokens[-1] for row in self._active], [row.length - 1 for row in self._active])
-        self.tokens["decode"] += len(self._active)
         self._advance(list(self._active), logits_BV)
 
     def _advance(self, rows: list[Row], logits_BV: torch.Tensor) -> None:
@@ -250,11 +240,6 @@ class Batch:
         self._waiting[:0] = probes
         if not probes:
             self._done.append(row)
-
-    def rates(self) -> dict[str, float]:
-        """Tokens per second of prefills and of decoding so far, and the seconds that they took."""
-        rates = {f"{kind}_tokens_per_s": round(self.tokens[kind] / max(self.seconds[kind], 1e-9), 1) for kind in self.tokens}
-        return rates | {f"{kind}_s": round(seconds, 3) for kind, seconds in self.seconds.items()}
 
     def close(self) -> None:
         """Forget all rows and prefixes."""

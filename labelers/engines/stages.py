@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from labelers.engines.decisions import resolve_labels
-from labelers.engines.rows import Place
+from labelers.engines.rows import Place, Row
 from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
 from manifests.asks import Answer, Ask, Decision, Request
 from manifests.errors import ConfigError
@@ -54,6 +57,31 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
         if later.messages[: len(earlier.messages)] == earlier.messages and len(later.messages) > len(earlier.messages):
             remarks += _check_extends(encoder, earlier, later)
     return remarks
+
+
+def admit(
+    request: Request, encoder: PromptEncoder, places: Places, *, max_prompt_tokens: int, matcher: Callable[[Prompt], Any] | None
+) -> Row | Answer:
+    """Make a request ready to run, or answer it here because its prompt does not fit.
+
+    Args:
+        matcher: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the answer free.
+    """
+    ask = request.ask
+    prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
+    if isinstance(prompt, Overlong):
+        return overlong_answer(request, prompt)
+    return Row(
+        request,
+        np.array(prompt.ids, dtype=np.int64),
+        ask.max_tokens,
+        places.of(ask),
+        prefill=ask.prefill.encode(),
+        num_prefill=prompt.num_prefill,
+        matcher=matcher(prompt) if matcher is not None else None,
+        closing=closing_tag(ask),
+        flags=("document_truncated",) if prompt.cut_document is not None else (),
+    )
 
 
 def overlong_answer(request: Request, prompt: Overlong) -> Answer:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.rows import Row
-from labelers.engines.stages import Places, closing_tag, overlong_answer, quotable, stage_remarks
-from labelers.engines.tokens import Overlong, Prompt, PromptEncoder
+from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
@@ -140,24 +140,18 @@ class Transformers:
     def submit(self, request: Request) -> None:
         ask = request.ask
         batch = self._open_batch()
-        prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask))
-        if isinstance(prompt, Overlong):
-            self._ready.append(overlong_answer(request, prompt))
-            return
         is_bound = self._args.constrain and ask.format is not None and ask.max_tokens > 0
-        batch.add(
-            Row(
-                request,
-                np.array(prompt.ids, dtype=np.int64),
-                ask.max_tokens,
-                self._places.of(ask),
-                prefill=ask.prefill.encode(),
-                num_prefill=prompt.num_prefill,
-                matcher=self._matcher(ask, prompt) if is_bound else None,
-                closing=closing_tag(ask),
-                flags=("document_truncated",) if prompt.cut_document is not None else (),
-            )
+        admitted = admit(
+            request,
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(ask),
+            matcher=partial(self._matcher, ask) if is_bound else None,
         )
+        if isinstance(admitted, Row):
+            batch.add(admitted)
+        else:
+            self._ready.append(admitted)
 
     def poll(self) -> list[Answer]:
         batch = self._open_batch()
@@ -186,10 +180,6 @@ class Transformers:
             dtype=self._dtype if self._args.quantization is None else f"{self._args.quantization} ({self._dtype})",
             details={"eos_ids": self._eos_ids, "context": self._context, "constrain": self._args.constrain},
         )
-
-    def rates(self) -> dict[str, float]:
-        """Tokens per second of prefills and of decoding so far, and the seconds that they took."""
-        return self._open_batch().rates()
 
     def close(self) -> None:
         if self._batch is None:

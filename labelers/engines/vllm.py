@@ -13,15 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-import numpy as np
 
 from labelers.engines.checkpoints import adapter_dir, digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.rows import Row
-from labelers.engines.stages import Places, closing_tag, overlong_answer, quotable, stage_remarks
-from labelers.engines.tokens import Overlong, PromptEncoder
+from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.tokens import Prompt, PromptEncoder
 from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
@@ -128,26 +127,22 @@ class Vllm:
     def submit(self, request: Request) -> None:
         ask = request.ask
         loop = self._open_loop()
-        prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt(ask))
-        if isinstance(prompt, Overlong):
-            self._ready.append(overlong_answer(request, prompt))
-            return
-        matcher = None
-        if self._is_bound(ask) and ask.format is not None:
-            matcher = self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=quotable(ask, prompt))
-        loop.add(
-            Row(
-                request,
-                np.array(prompt.ids, dtype=np.int64),
-                ask.max_tokens,
-                self._places.of(ask),
-                prefill=ask.prefill.encode(),
-                num_prefill=prompt.num_prefill,
-                matcher=matcher,
-                closing=closing_tag(ask),
-                flags=("document_truncated",) if prompt.cut_document is not None else (),
-            )
+        is_bound = self._is_bound(ask) and ask.format is not None
+        admitted = admit(
+            request,
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(ask),
+            matcher=partial(self._matcher, ask) if is_bound else None,
         )
+        if isinstance(admitted, Row):
+            loop.add(admitted)
+        else:
+            self._ready.append(admitted)
+
+    def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
+        assert ask.format is not None
+        return self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=quotable(ask, prompt))
 
     def poll(self) -> list[Answer]:
         loop = self._open_loop()

@@ -48,10 +48,15 @@ FAULTS = {
 }
 
 
+def patience(name: str) -> float:
+    """Seconds before a request is given up: short only where that is the fault, since a busy machine may answer late."""
+    return 2.0 if name == "time-out" else 20.0
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_passes_costs_a_try_and_no_row(name: str, serve: Any, connect: Any, waits: Waits) -> None:
     server = serve(after(1, FAULTS[name]))
-    engine = connect(server, timeout_s=0.3)
+    engine = connect(server, timeout_s=patience(name))
     answers = run_all(engine, requests_for(4))
     assert [answer.text for answer in answers] == [f"<think>{n}</think><score>{n % 3}</score>" for n in range(4)]
     assert {answer.finish for answer in answers} == {"stop"}
@@ -67,7 +72,7 @@ def test_a_fault_that_stays_ends_that_ask_alone_as_an_error(name: str, serve: An
         return FAULTS[name] if "document 1" in call.raw.decode() else echo(call)
 
     server = serve(script)
-    engine = connect(server, max_tries=3, timeout_s=0.3)
+    engine = connect(server, max_tries=3, timeout_s=patience(name))
     good, bad, last = run_all(engine, requests_for(3))
     assert (good.finish, last.finish) == ("stop", "stop")
     assert (bad.finish, bad.text) == ("error", "")
