@@ -53,8 +53,9 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     from jobs.exits import Exit
     from jobs.job_files import build_job
     from jobs.labeling import label, open_run
-    from jobs.loop import Progress, Stop
+    from jobs.loop import Progress
     from jobs.sessions import Session
+    from jobs.stops import Stop
 
     shutil.rmtree(folder, ignore_errors=True)
     values = {

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
@@ -20,8 +21,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("jobs.commands.inspect:status", "Show what is done, open and quarantined."),
     "retry": ("jobs.commands.label:retry", "Ask the quarantined rows again."),
     "verify": ("jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
-    "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades: agreement, ranking, calibration, with intervals."),
+    "score": ("jobs.commands.score:score", "Label pairs with a trained student."),
+    "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
+    "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades; compare a student with its teacher."),
+    "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
     "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
+    "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
+    "pull": ("jobs.commands.publish:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
+    "channel": ("jobs.commands.publish:channel", "Point a channel at a published version."),
+    "rollback": ("jobs.commands.publish:rollback", "Point a channel at the version before."),
+    "list": ("jobs.commands.publish:list_bundles", "List the bundles at a place."),
+    "show": ("jobs.commands.publish:show", "Show a bundle's versions and channels, or what one version is."),
+    "gc": ("jobs.commands.publish:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": ("jobs.commands.demo:demo", "Label a small set that ships with relabel, from end to end."),
@@ -76,11 +87,27 @@ def main(args: list[str] | None = None) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a document's letter must not end a run
     try:
-        code = _ended(arguments)
+        with _log_form(arguments):
+            code = _ended(arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
+    """The form of stderr: set before a command is even parsed, so that a wrong flag is told in that form too."""
+    found = os.environ.get("RELABEL_LOG_FORMAT")
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--log-format="):
+            found = argument.partition("=")[2]
+        elif argument == "--log-format":
+            found = next(iter(arguments[index + 1 :]), None)
+    if found != "json":
+        return nullcontext()
+    from jobs.log_format import json_lines
+
+    return json_lines()
 
 
 def _ended(arguments: list[str]) -> Any:
@@ -92,10 +119,10 @@ def _ended(arguments: list[str]) -> Any:
     try:
         return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
     except click.ClickException as exc:
-        exc.show()
+        _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Stopped by hand.", err=True)
+        _say_error("Stopped by hand.", "stopped")
         code, name, message = 130, "Stopped", "Stopped by hand."
     except SystemExit as exc:  # only when a pipe broke does click exit by itself: with 1, which is our code for a fault of ours
         raise BrokenPipeError from exc
@@ -112,13 +139,30 @@ def _failed(exc: Exception) -> int:
     from manifests.errors import RelabelError
 
     if isinstance(exc, RelabelError):
-        click.echo(f"relabel: {exc}", err=True)
+        _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
-    import traceback
+    from jobs.log_format import say_crash
 
-    traceback.print_exception(exc)
-    click.echo("relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.", err=True)
+    say_crash(exc, "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.")
     return int(Exit.OUR_FAULT)
+
+
+def _show(exc: click.ClickException) -> None:
+    from jobs.log_format import is_json
+
+    if is_json():
+        _say_error(exc.format_message(), "usage", exit_code=exc.exit_code)
+    else:
+        exc.show()
+
+
+def _say_error(message: str, event: str, **fields: Any) -> None:
+    from jobs.log_format import is_json, say
+
+    if is_json():
+        say(message, level="error", event=event, **fields)
+    else:
+        click.echo(message, err=True)
 
 
 def _wants_json(arguments: list[str]) -> bool:

@@ -41,9 +41,23 @@ def evaluation_text(result: dict[str, Any]) -> str:
         blocks.append(_reliability(result["reliability"]))
     if result["calibration"]:
         blocks.append(_calibration(result["calibration"]))
-    if result["notes"]:
-        blocks.append("remarks\n" + "\n".join(f"  - {note}" for note in result["notes"]))
-    return "\n\n".join(blocks)
+    blocks += [gates_text(result["gates"]), notes_text(result["notes"])]
+    return "\n\n".join(filter(None, blocks))
+
+
+def gates_text(gates: list[dict[str, Any]]) -> str:
+    """What each `--require` came to; empty without any."""
+    rows = [("gate", "verdict", "value", "bound")]
+    rows += [
+        (gate["gate"], "passed" if gate["has_passed"] else "refused", value_text(gate["value"]), value_text(gate["bound"]))
+        for gate in gates
+    ]
+    return aligned(rows) if gates else ""
+
+
+def notes_text(notes: list[str]) -> str:
+    """Remarks; empty without any."""
+    return "remarks\n" + "\n".join(f"  - {note}" for note in notes) if notes else ""
 
 
 def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -70,22 +84,25 @@ def _and(count: int, what: str) -> str:
 def _figures(figures: dict[str, dict[str, Any]]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append((_name(name), _value(figure["value"]), _interval(figure), f"{figure['over']:,} {figure['unit']}"))
-    return _aligned(rows)
+        rows.append((figure_name(name), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+    return aligned(rows)
 
 
-def _name(figure: str) -> str:
+def figure_name(figure: str) -> str:
+    """What the report calls a figure."""
     if figure in NAMES:
         return NAMES[figure]
     kind, _, rest = figure.partition("_")
     return {"f1": f"F1 of grade {rest}", "auc": f"AUC {rest}"}.get(kind, figure)
 
 
-def _value(value: float | None) -> str:
+def value_text(value: float | None) -> str:
+    """A figure's value."""
     return "undefined" if value is None else f"{value:.4f}"
 
 
-def _interval(figure: dict[str, Any]) -> str:
+def interval_text(figure: dict[str, Any]) -> str:
+    """A figure's bounds; a dash where nothing was drawn."""
     if figure["low"] is None:
         return "-"
     return f"{figure['low']:.4f} to {figure['high']:.4f}"
@@ -97,7 +114,7 @@ def _confusion(matrix: list[list[int]]) -> str:
     rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
     sums = [sum(row[grade] for row in matrix) for grade in grades]
     rows.append(("sum", *(f"{count:,}" for count in sums), f"{sum(sums):,}"))
-    return _aligned(rows, right=True)
+    return aligned(rows, right=True)
 
 
 def _reliability(bins: list[dict[str, float]]) -> str:
@@ -105,7 +122,7 @@ def _reliability(bins: list[dict[str, float]]) -> str:
     rows += [
         (f"{one['from']:.2f} to {one['to']:.2f}", f"{one['rows']:,}", f"{one['confidence']:.3f}", f"{one['accuracy']:.3f}") for one in bins
     ]
-    return _aligned(rows, right=True)
+    return aligned(rows, right=True)
 
 
 def _calibration(found: dict[str, Any]) -> str:
@@ -113,14 +130,16 @@ def _calibration(found: dict[str, Any]) -> str:
     rows = [("held out", "before", "95 % interval", "after", "95 % interval")]
     for name in ("ece", "brier"):
         before, after = found["before"][name], found["after"][name]
-        rows.append((_name(name), _value(before["value"]), _interval(before), _value(after["value"]), _interval(after)))
+        rows.append(
+            (figure_name(name), value_text(before["value"]), interval_text(before), value_text(after["value"]), interval_text(after))
+        )
     said = f"temperature {found['parameters']['temperature']:.3f}" if found["method"] == "temperature" else "isotonic, one a cut"
     fitted, held = found["fitted_on"], found["held_out"]
     sizes = f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"
-    return f"calibration: {said}; {sizes}\n" + _aligned(rows)
+    return f"calibration: {said}; {sizes}\n" + aligned(rows)
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], *, right: bool = False) -> str:
+def aligned(rows: Sequence[tuple[str, ...]], *, right: bool = False) -> str:
     """Columns padded to their widest cell; all but the first to the right if asked."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []

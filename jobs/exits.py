@@ -29,8 +29,10 @@ def exit_for(error: errors.RelabelError) -> Exit:
         return Exit.USAGE
     if isinstance(error, errors.LockHeldError):
         return Exit.LOCKED
+    if isinstance(error, errors.GateError):
+        return Exit.GATE
     if isinstance(error, errors.TransientError):
         return Exit.PARTIAL
-    if isinstance(error, errors.MissingExtraError | errors.ModelError):
+    if isinstance(error, errors.MissingExtraError | errors.ModelError | errors.EngineLostError):
         return Exit.MISSING
     return Exit.BAD_INPUT

@@ -1,28 +1,36 @@
 """A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of labelers and engines.
 
-Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML.
+Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML. Then `${date}` and
+`${env.NAME}` are resolved in whatever string is there.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import SecretStr
 
+from jobs.spec_variables import spec_variables
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
 from manifests.dataset import Dataset, open_dataset
-from manifests.errors import ConfigError, UsageError
+from manifests.errors import ConfigError, RelabelError, UsageError
+from manifests.filesystems import is_url, scheme_of, use_storage_options
+from manifests.label_keys import stage_digests
 from manifests.plans import fingerprint_parts
+from manifests.retries import use_limit
 from manifests.specs import EngineSpec, JobSpec, validate_spec
+from manifests.url_files import read_url
 
 ENVIRONMENT_PREFIX = "RELABEL_"
+STORAGE_KEY = "storage_options"
 CACHE_VARIABLE = "RELABEL_CACHE"
 """Folder for fetched models; default `~/.cache/relabel`."""
 
@@ -37,6 +45,8 @@ class Job:
     where: str
     secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False, compare=False)
     """What the engine alone is given: by option, the value of the variable that the option names. No part of the spec."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
 
     def open_dataset(self) -> Dataset:
         """Find the input and check its columns.
@@ -45,11 +55,9 @@ class Job:
             ConfigError: the output lies inside the input, where the labels would be read as more input.
             InputError: see `open_dataset`.
         """
-        output = Path(self.spec.output).resolve()
         for path in self.spec.input.path:
-            folder = Path(path).resolve()
-            inside = output.relative_to(folder).parts if folder.is_dir() and output.is_relative_to(folder) else ("_",)
-            if not any(step.startswith((".", "_")) for step in inside):
+            inside = _steps_below(path, self.spec.output)
+            if inside is not None and not any(step.startswith((".", "_")) for step in inside):
                 raise ConfigError(
                     f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would be read as input. "
                     "Give an output elsewhere."
@@ -66,6 +74,7 @@ class Job:
             overlong=self.spec.input.overlong,
             labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
             templates=self.labeler.template_digests,
+            stages=stage_digests(self.labeler.probe()),
             engine={
                 "name": engine.name,
                 "seed": engine.seed,
@@ -78,19 +87,44 @@ class Job:
         )
 
 
-def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Job:
+def _steps_below(folder: str, path: str) -> tuple[str, ...] | None:
+    """The steps from a folder down to a path, local or by URL; None if the path is not below it."""
+    if is_url(folder) != is_url(path):
+        return None
+    if is_url(folder):
+        outer, inner = (f"{scheme_of(url)}://{url.partition('://')[2].strip('/')}/" for url in (folder, path))
+        return tuple(inner[len(outer) :].strip("/").split("/")) if inner.startswith(outer) else None
+    outer_path, inner_path = Path(folder).resolve(), Path(path).resolve()
+    return inner_path.relative_to(outer_path).parts if outer_path.is_dir() and inner_path.is_relative_to(outer_path) else None
+
+
+class Settings(NamedTuple):
+    """A job file's plain values, unchecked.
+
+    Args:
+        beside: which variables and flags set some of them.
+        variables: what the values' variables (`date`, `env.REGION`) were resolved to.
+    """
+
+    values: dict[str, Any]
+    beside: list[str]
+    variables: dict[str, str]
+
+
+def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None) -> Job:
     """Read and check a job file.
 
     Args:
         overrides: `key.path=value` strings from the command line.
+        day: what `${date}` means, as 2026-11-19; today if nothing says.
     Raises:
-        ConfigError: the file can't be read, or a key or value is off; one sentence a fault.
-        UsageError: an override without `=`.
+        ConfigError: the file can't be read, or a key, value or variable is off; one sentence a fault.
+        UsageError: an override without `=`, or a day that is none.
     """
-    values, beside = read_settings(path, overrides=overrides, environment=environment)
+    values, beside, variables = read_settings(path, overrides=overrides, environment=environment, day=day)
     try:
         job = build_job(values, where=path, cache_dir=environment.get(CACHE_VARIABLE))
-        return replace(job, secrets=read_secrets(job.spec.engine, environment))
+        return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=variables)
     except ConfigError as exc:
         if not beside:
             raise
@@ -107,13 +141,14 @@ def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str
 
 
 def read_settings(
-    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
-) -> tuple[dict[str, Any], list[str]]:
-    """A job file's plain values with variables and flags laid over them, unchecked; and where each of those came from.
+    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None
+) -> Settings:
+    """A job file's plain values with variables and flags laid over them and the variables in their strings resolved.
 
     Raises:
-        ConfigError: the file can't be read, or a variable or flag sets a key below something that is no mapping.
-        UsageError: a flag without `=`.
+        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, or a string names a variable
+            that there is not.
+        UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
     values = read_yaml(path)
     beside = []
@@ -133,9 +168,44 @@ def read_settings(
         key, equals, text = override.partition("=")
         if not equals:
             raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set engine.seed=3")
-        _set(values, key.split("."), text, where=f"--set {override}")
-        beside.append(f"--set {override}")
-    return values, beside
+        shown = f"--set {key}=…" if key.startswith(STORAGE_KEY) else f"--set {override}"
+        _set(values, key.split("."), text, where=shown)
+        beside.append(shown)
+    variables = spec_variables(environment, day)
+    storage = values.pop(STORAGE_KEY, None)
+    resolved = variables.resolved(values, where=path)
+    if storage is not None:
+        resolved[STORAGE_KEY] = _resolved_secrets(storage, environment, where=path)
+    if day is not None and not any(name.partition(":")[0] == "date" for name in variables.used):
+        raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
+    return Settings(resolved, beside, variables.used)
+
+
+def use_storage(values: Mapping[str, Any], *, where: str) -> None:
+    """Set this process's storage options from a job's plain values, for commands that need no more of the job than where things lie.
+
+    Raises:
+        ConfigError: they are not options by scheme.
+    """
+    options = values.get(STORAGE_KEY) or {}
+    if not isinstance(options, dict) or not all(isinstance(inner, dict) for inner in options.values()):
+        raise ConfigError(f"{where}: `{STORAGE_KEY}`: want a mapping of options for each URL scheme")
+    use_storage_options(options)
+
+
+def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str) -> Any:
+    """Storage options with `${env.NAME}` in their strings replaced; unlike other variables these are neither recorded nor shown."""
+    if isinstance(value, dict):
+        return {name: _resolved_secrets(inner, environment, where=where) for name, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+
+    def found(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise ConfigError(f"{where}: `{STORAGE_KEY}`: the variable {match[1]} is not set")
+        return environment[match[1]]
+
+    return re.sub(r"\$\{env\.(\w+)\}", found, value)
 
 
 def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None) -> Job:
@@ -162,20 +232,19 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = validate_spec(JobSpec, values, where=where)
-    for key, text in (("output", spec.output), *(("input.path", path) for path in spec.input.path)):
-        if key == "output" and "://" in text:
-            raise ConfigError(f"{where}: `output` = {text}: this version writes to local folders alone; give a path")
-        if "${" in text:
-            raise ConfigError(f"{where}: `{key}` = {text}: variables in braces are not known to this version; write the path out")
+    use_storage_options(spec.storage_options)  # before the labeler, whose templates may lie at a URL
+    use_limit(spec.run.store_retry_s)
     return Job(spec, found_labeler(spec.labeler), found_engine, where)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
     """A YAML mapping; a key that stands twice is an error, not a silent last-one-wins."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_url(path).decode() if is_url(path) else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as exc:
         raise ConfigError(f"{path}: no such file. `relabel init` writes a job file to start from.") from exc
+    except RelabelError:
+        raise
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: can't be read ({exc}).") from exc
     try:
@@ -242,9 +311,11 @@ def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> N
     for key in keys[:-1]:
         held = inner.setdefault(key, {})
         if not isinstance(held, dict):
-            raise ConfigError(f"{where}: `{key}` is {held!r}, not a mapping")
+            shown = "a text" if keys[0] == STORAGE_KEY else repr(held)
+            raise ConfigError(f"{where}: `{key}` is {shown}, not a mapping")
         inner = held
     try:
         inner[keys[-1]] = yaml.load(text, Loader=_UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{where}: {text!r} is not YAML.") from exc
+        shown = "its value" if keys[0] == STORAGE_KEY else repr(text)
+        raise ConfigError(f"{where}: {shown} is not YAML.") from exc

@@ -35,6 +35,7 @@ def job_schema() -> dict[str, Any]:
     whole["properties"]["labeler"] = {"description": "What is asked, and how answers are read.", "oneOf": labelers}
     whole["properties"]["engine"] = {"description": "What runs the teacher.", "oneOf": engines}
     _one_or_many(definitions["InputSpec"]["properties"]["path"])
+    _one_or_many(whole["properties"]["reuse"])
     _one_or_many(definitions["Columns"]["properties"]["document"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "relabel job", **whole}
 

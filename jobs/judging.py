@@ -23,9 +23,9 @@ MOST_GRADES = 10
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column."""
+    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody judges."""
 
-    qrels: str
+    qrels: str | None
     label: str
     grade: str | None
     by: str | None
@@ -39,8 +39,8 @@ class JudgingOptions:
 
 
 @dataclass
-class _Gold:
-    """Grades for one label set: by row of its own input or file, or by pair."""
+class Gold:
+    """Human grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by pair."""
 
     by_row: list[int | None] | None
     how: str
@@ -65,23 +65,13 @@ def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
         ManifestError: a run is unfinished, over its limit or damaged.
         UsageError: options that contradict each other.
     """
-    sets = [_open(path, options) for path in paths]
-    golds = [_gold_of(one, options) for one in sets]
-    qrels, pairs = None, None
-    if any(gold.by_row is None for gold in golds):
-        qrels = load_qrels(
-            options.qrels,
-            grade=options.grade or "grade",
-            by=options.by or "query_id",
-            doc=options.doc,
-            is_by_row=False,
-            grade_map=options.grade_map,
-        )
-        pairs = grades_by_pair(qrels, options.duplicates)
+    sets = [open_set(path, options) for path in paths]
+    golds = [gold_of(one, options) for one in sets]
+    qrels, pairs = load_pairs(options) if any(gold.by_row is None for gold in golds) else (None, None)
     seen = {grade for gold in golds for grade in gold.by_row or [] if grade is not None}
     seen |= {grade for grade in (qrels.grades if qrels else []) if grade is not None}
-    grades, notes = _scale(sets, seen, options)
-    check_scale(seen, grades, where=options.qrels, option="--map")
+    grades, notes = scale_of(sets, seen, options)
+    check_scale(seen, grades, where=str(options.qrels), option="--map")
     join = Join(grades)
     for one, gold in zip(sets, golds, strict=True):
         for part in one.parts():
@@ -101,8 +91,30 @@ def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
     return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
 
 
-def _open(path: str, options: JudgingOptions) -> LabelSet:
-    is_one_file = _is_same_file(path, options.qrels)
+def load_pairs(options: JudgingOptions) -> tuple[Qrels, PairGrades]:
+    """The qrels, and one grade a pair.
+
+    Raises:
+        InputError: they can't be read, or a pair has several grades.
+    """
+    qrels = load_qrels(
+        str(options.qrels),
+        grade=options.grade or "grade",
+        by=options.by or "query_id",
+        doc=options.doc,
+        is_by_row=False,
+        grade_map=options.grade_map,
+    )
+    return qrels, grades_by_pair(qrels, options.duplicates)
+
+
+def open_set(path: str, options: JudgingOptions, *, wants_ids: bool = False) -> LabelSet:
+    """A label set of the command line.
+
+    Args:
+        wants_ids: query and document ids must be there in any case; else only where labels are joined by them.
+    """
+    is_one_file = options.qrels is not None and _is_same_file(path, options.qrels)
     if is_one_file and options.label == (options.grade or "grade"):
         raise UsageError(f"{path}: labels and human grades would both be column `{options.label}`. Name them with --label and --grade.")
     return open_labels(
@@ -112,7 +124,7 @@ def _open(path: str, options: JudgingOptions) -> LabelSet:
         by=options.by or "query_id",
         doc=options.doc,
         where=options.where,
-        wants_ids=not is_one_file,
+        wants_ids=wants_ids or not is_one_file,
         is_by_named=options.by is not None,
     )
 
@@ -123,27 +135,29 @@ def _is_same_file(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _gold_of(labels: LabelSet, options: JudgingOptions) -> _Gold:
+def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
+    """How a set is joined with the qrels, and its grades where that is by row."""
+    assert options.qrels is not None
     where = f"{options.qrels}, column `{options.grade or 'grade'}`"
     if labels.kind == "file":
         if not _is_same_file(labels.where, options.qrels):
-            return _Gold(None, BY_PAIR)
+            return Gold(None, BY_PAIR)
         grade, by = options.grade or "grade", options.by or "query_id"
         held = load_qrels(options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map)
-        return _Gold(held.grades, BY_FILE_ROW)
+        return Gold(held.grades, BY_FILE_ROW)
     assert labels.plan is not None
     own = own_input(labels.plan, options.qrels, options.grade)
     if own is None:
-        return _Gold(None, BY_PAIR)
+        return Gold(None, BY_PAIR)
     files, column = own
     found = read_grades(load_gold_by_row(files, column))
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))
         raise InputError(f"{options.qrels}: {len(found.unreadable)} values of `{column}` are no whole number (row {row}: {text!r}).")
-    return _Gold(mapped(found.values, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
+    return Gold(mapped(found.values, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
 
 
-def _scale(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
+def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
     """K: of the runs, of distributions, as told, or one more than the highest grade."""
     found: dict[str, int] = {}
     highest = 0

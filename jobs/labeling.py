@@ -5,22 +5,30 @@ Decides in this order: is there anything to do (receipts alone), may we do it (l
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
+from jobs.canary import CanaryResult, Draw, ask_canary, draw_canary, has_passed, keep_result, load_results, refuse
+from jobs.estimating import estimate_run, keep_estimate, plan_against_actual
 from jobs.exits import Exit
 from jobs.job_files import Job
-from jobs.loop import RunLoop
+from jobs.loop import COMMITS_IN_FLIGHT, ChunkWork, RunLoop
 from jobs.sessions import OpenRun, Session
+from jobs.stops import DRAIN_S, StartStopped
+from jobs.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts
-from manifests.errors import ManifestError
-from manifests.leases import Lock
+from manifests.errors import GateError, ManifestError
+from manifests.mixing import engines_differ
 from manifests.plans import check_plan, load_plan, make_plan, write_plan
 from manifests.runs import RunFolder, Snapshot, Tally, build_manifest, load_manifest, write_manifest
-from manifests.store import LocalStore
+from manifests.store import open_store
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class RunReport:
         seconds, engine_start_s: wall time of all, and of starting the engine.
         did: counts of this execution alone.
         remarks: what the engine said when it started.
+        engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
     """
 
     exit: Exit
@@ -52,6 +61,7 @@ class RunReport:
     engine_start_s: float = 0.0
     did: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    engine_restarts: int | None = None
 
 
 def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
@@ -64,7 +74,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         StaleRunError: the output has a plan for another job or other inputs.
         ManifestError: there is no plan and `may_plan` is off.
     """
-    store = LocalStore(job.spec.output)
+    run = job.spec.run
+    store = open_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
     dataset = job.open_dataset()
     parts = job.parts(dataset)
     plan = load_plan(store)
@@ -72,6 +83,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     if plan is None:
         if not may_plan:
             raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
+        if may_write:
+            store.prove()  # a store that can't keep commits single is refused before anything is read or written
         plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
         if may_write:
             for folder in ("", "plan"):
@@ -79,7 +92,10 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             was_planned_now = write_plan(store, plan, beside)
             plan = load_plan(store) or plan
     check_plan(plan, dataset, parts, output=job.spec.output)
-    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
+    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
+    if was_planned_now:
+        keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
+    return opened
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:
@@ -110,32 +126,185 @@ def label(
         on_engine: called once, when the engine has started.
     """
     started = time.perf_counter()
-    engine_start_s = 0.0
-    remarks: list[str] = []
-    costs: Callable[[], Any] | None = None
-    try:
-        if session.reach():
-            engine, remarks = start_engine(session.opened.job)
-            engine_start_s = time.perf_counter() - started
-            try:
-                session.facts = engine.facts()
-                on_engine(session.facts, remarks)
-                _drive(engine, session, tick)
-                costs = getattr(engine, "costs", None)  # what an engine that is paid for has spent
-            finally:
-                engine.close()
-    finally:
-        session.close()
-    report = _conclude(session)
-    if costs is not None:
-        report.did["costs"] = costs()
+    worked = work(session, tick=tick, on_engine=on_engine)
+    report = conclude(session)
+    if worked.costs is not None:
+        report.did["costs"] = worked.costs
+    if worked.canary is not None:
+        report.did["canary"] = asdict(worked.canary)
     report.seconds = time.perf_counter() - started
-    report.engine_start_s = engine_start_s
-    report.remarks = remarks
+    report.engine_start_s = worked.engine_start_s
+    report.remarks = worked.remarks
     return report
 
 
-def _drive(engine: Engine, session: Session, tick: Callable[[], None]) -> None:
+@dataclass(slots=True)
+class Worked:
+    """What one engine's life came to, beside what `Session` and `Progress` hold.
+
+    Args:
+        remarks: what the engine said when it started.
+        costs: what an engine that is paid for has spent.
+        canary: what asking labelled rows again came to, where that was asked for.
+    """
+
+    canary: CanaryResult | None = None
+    engine_start_s: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    costs: dict[str, Any] | None = None
+
+
+def work(
+    session: Session,
+    *,
+    tick: Callable[[], None] = lambda: None,
+    on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
+) -> Worked:
+    """Do a session's work with one engine, without finishing the run."""
+    started = time.perf_counter()
+    worked = Worked()
+    try:
+        if session.reach() and (begun := _begin(session)) is not None and (opened := _started(session)) is not None:
+            engine, worked.remarks = opened
+            worked.remarks = [*begun.remarks, *worked.remarks]
+            worked.engine_start_s = time.perf_counter() - started
+            try:
+                session.facts = engine.facts()
+                on_engine(session.facts, worked.remarks)
+                _check_engine(session)
+                worked.canary = _pass_canary(engine, session, begun, tick)
+                _drive(engine, session, begun.chunks, tick)
+            finally:
+                engine.close()
+            costs = getattr(engine, "costs", None)
+            worked.costs = costs() if costs is not None else None
+    finally:
+        session.close()
+    return worked
+
+
+def _started(session: Session) -> tuple[Engine, list[str]] | None:
+    """The session's engine, or None if a stop came first, or a deadline so near that nothing could be asked."""
+    stop = session.stop
+    stop.mind(DRAIN_S)
+    if stop.reason is not None:
+        return None
+    stop.is_starting = True
+    try:
+        begun = start_engine(session.opened.job)
+        session.progress.engine_starts += 1
+        return begun
+    except StartStopped:
+        return None
+    finally:
+        stop.is_starting = False
+
+
+class _Begun(NamedTuple):
+    """What was found out before an engine is started: chunks from the first that has something to ask, the canary's rows, remarks."""
+
+    chunks: Iterator[ChunkWork | None]
+    draw: Draw | None
+    remarks: list[str]
+
+
+def _begin(session: Session) -> _Begun | None:
+    """Do what needs no engine; None if that was all. Chunks whose rows are all known are committed, unless a canary must speak first."""
+    spec, remarks, draw = session.opened.job.spec, list[str](), None
+    if spec.canary and not session.is_retry and not has_passed(session.opened.store, None, spec.max_flip_rate):
+        draw = draw_canary(session)
+        if not draw.rows:
+            remarks.append("canary: no row of this job is labelled anywhere yet, so there is nothing to compare; it was not asked")
+    # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
+    is_awaited = draw is not None and bool(draw.rows) and draw.num_to_ask > 0
+    chunks = session.chunks()
+    if session.reuse is None or is_awaited:
+        return _Begun(chunks, draw, remarks)
+    first = _commit_known(session, chunks)
+    return None if first is None else _Begun(itertools.chain([first], chunks), draw, remarks)
+
+
+def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
+    """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop was asked for."""
+    under_way: deque[Future[bool]] = deque()
+
+    def commit(work: ChunkWork) -> bool:
+        was_first = session.commit(work)
+        if session.watch is not None:
+            session.watch.commits(work, was_first=was_first)
+        return was_first
+
+    def settle(most: int) -> None:
+        while len(under_way) > most:
+            session.progress.chunks_committed += under_way.popleft().result()
+
+    with ThreadPoolExecutor(COMMITS_IN_FLIGHT, thread_name_prefix="commit") as pool:
+        for work in chunks:
+            if session.stop.reason is not None:
+                break
+            if work is None:  # too many shards are open
+                settle(0)
+            elif work.left:
+                settle(0)
+                return work
+            else:
+                if session.watch is not None:
+                    session.watch.begins(work)
+                under_way.append(pool.submit(commit, work))
+                settle(COMMITS_IN_FLIGHT)
+        settle(0)
+    return None
+
+
+def _check_engine(session: Session) -> None:
+    """Refuse to go on with another engine than the one that began this output.
+
+    Raises:
+        GateError: what differs.
+    """
+    opened = session.opened
+    assert session.facts is not None
+    if not opened.job.spec.run.allow_mixed:
+        _refuse_mixing([*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True)
+
+
+def _refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
+    remarks = engines_differ(engines)
+    if remarks:
+        what = "was begun by another engine" if is_begun else "was made by different engines"
+        raise GateError(
+            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything that was committed "
+            "is kept: go on with the engine that began, label the rest into another output, or allow it with run.allow_mixed: true."
+        )
+
+
+def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable[[], None]) -> CanaryResult | None:
+    """Ask the canary's rows, if this engine has not passed here yet.
+
+    Raises:
+        GateError: too many grades flipped.
+    """
+    opened, spec = session.opened, session.opened.job.spec
+    if not spec.canary or session.is_retry:
+        return None
+    assert session.facts is not None
+    lock = opened.store.lock("canary", "the canary")
+    lock.acquire(waits=True)  # of workers that start together one asks, and the others take its word
+    try:
+        if has_passed(opened.store, asdict(session.facts), spec.max_flip_rate):
+            return None
+        draw = begun.draw if begun.draw is not None else draw_canary(session)
+        result = ask_canary(session, engine, draw, tick) if draw.rows else None
+        if result is not None:
+            keep_result(opened.store, result)
+    finally:
+        lock.release()
+    if result is not None and not result.has_passed:
+        raise refuse(result, output=spec.output)
+    return result
+
+
+def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], tick: Callable[[], None]) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
     loop = RunLoop(
@@ -147,11 +316,16 @@ def _drive(engine: Engine, session: Session, tick: Callable[[], None]) -> None:
         progress=session.progress,
         stop=session.stop,
         tick=tick,
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+        watch=session.watch,
+        book=session.book,
     )
-    loop.run(session.chunks())
+    is_alone = session.watch is None
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s) if is_alone else contextlib.nullcontext():
+        loop.run(chunks)
 
 
-def _conclude(session: Session) -> RunReport:
+def conclude(session: Session) -> RunReport:
     """Bring the manifest up to date if every chunk is in, and choose the exit code."""
     opened, progress, spec = session.opened, session.progress, session.opened.job.spec
     found = opened.folder.snapshot()
@@ -173,6 +347,7 @@ def _conclude(session: Session) -> RunReport:
         stopped=session.stop.reason,
         did={
             "pairs": progress.pairs,
+            "reused": progress.reused,
             "statuses": dict(progress.statuses),
             "requests": progress.requests,
             "prompt_tokens": progress.prompt_tokens,
@@ -199,19 +374,25 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
 
     if is_current(load_manifest(opened.store)):
         return found, False
-    lock = Lock(opened.store, "manifest", "the manifest")
+    lock = opened.store.lock("manifest", "the manifest")
     lock.acquire(waits=True)
     try:
         found = opened.folder.snapshot()
         if is_current(load_manifest(opened.store)):
             return found, False
+        if not opened.job.spec.run.allow_mixed:
+            _refuse_mixing(found.engines, output=opened.job.spec.output, is_begun=False)
         manifest = build_manifest(
             opened.folder,
             found,
             spec=opened.job.spec.model_dump(mode="json"),
             max_failed_fraction=limit,
             relabel_version=version("relabel"),
+            canaries=[asdict(result) for result in load_results(opened.store)],
+            allow_mixed=opened.job.spec.run.allow_mixed,
         )
+        manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
+        manifest["variables"] = dict(opened.job.variables)
         write_manifest(opened.store, manifest)
         return found, True
     finally:
@@ -221,10 +402,13 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
 def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
-    if session.busy and not session.taken:
+    seen = session.opened.folder.attempts_of_all()
+    planned = session.opened.plan.shards
+    is_open = any(len(seen.get(shard, ())) < len(planned[shard].chunks) or session.todo(shard, seen) for shard in session.shards)
+    report.busy_shards = busy = [shard for shard in session.busy if session.todo(shard, seen)]
+    if busy and not session.taken:
         return Exit.LOCKED
-    is_open = any(session.opened.folder.pending(shard) for shard in session.shards)
-    if session.busy or is_open or (session.is_retry and session.stop.reason is not None):
+    if busy or is_open:
         return Exit.PARTIAL
     if session.taken or was_finished_now:
         return Exit.DONE

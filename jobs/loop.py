@@ -6,20 +6,26 @@ answered once. A chunk whose last row is in goes to the committer thread at once
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from jobs.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.stops import Stop
 from jobs.trajectories import OpenPair, Trajectory, row_of
+from jobs.watch import Watch
 from labelers.registry import Labeler
 from manifests.asks import POLL_S, Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
 from manifests.labels import Pair
 from manifests.receipts import ChunkId
-from manifests.schemas import LabelRow, QuarantineRow
+from manifests.reuse import answer_of, answer_row
+from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
 
 MAX_OPEN_PAIRS = 4096
@@ -27,26 +33,55 @@ MAX_OPEN_PAIRS = 4096
 SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
 COMMITS_IN_FLIGHT = 8
+CHUNKS_PASSED = 16
+"""Chunks without an ask that may go by before the engine is looked at again, while it has work."""
 HASTY_POLLS = 10_000
 """Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be asked forever."""
-DRAIN_S = 20.0
-"""How long begun chunks may take to finish once a stop was asked for."""
+
+MOST_TOKENS = 100_000_000
+"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run."""
+
+LONGEST_STEP_S = 5.0
+"""Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a request waiting."""
 
 
 class ChunkWork:
-    """A chunk under way: its pairs, the rows that are in, and what its asks cost."""
+    """A chunk under way: its pairs, the rows that are in, and what its asks cost.
 
-    __slots__ = ("id", "left", "pairs", "round", "rows", "stages", "started_clock", "started_s")
+    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an engine went down while
+    it was at them. `condemned` are places whose rows are not asked any more, and why.
+    """
 
-    def __init__(self, chunk: ChunkId, pairs: list[Pair]) -> None:
+    __slots__ = (
+        "answers", "apart", "asked", "condemned", "id", "is_dropped", "keys", "left", "opened", "pairs", "reused_answers", "round", "rows",
+        "sources", "stages", "started_clock", "started_s",
+    )  # fmt: skip
+
+    def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
         self.id = chunk
+        self.keys = keys if keys is not None else [None] * len(pairs)
         self.round = chunk.attempt - 1  # mixed into the seeds, so that a retried row draws other answers than it did in the run
         self.pairs = pairs
         self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
         self.left = len(pairs)
+        self.asked = len(pairs)  # rows that are not taken over
+        self.opened = 0
+        self.is_dropped = False  # given up at a stop: nothing more is asked for it
         self.stages: dict[str, list[int]] = {}
+        self.apart: list[list[int]] = []
+        self.condemned: dict[int, str] = {}
+        self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
+        self.answers: list[AnswerRow] = []
+        self.reused_answers = 0
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
+
+    def take_over(self, index: int, row: LabelRow, source: int) -> None:
+        """Settle a row by a label of an earlier output; before the loop sees the chunk."""
+        self.rows[index] = row
+        self.sources[source] += 1
+        self.left -= 1
+        self.asked -= 1
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
         names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -58,6 +93,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.pairs = 0
+        self.reused = 0
         self.statuses: Counter[str] = Counter()
         self.requests = 0
         self.prompt_tokens = 0
@@ -65,38 +101,34 @@ class Progress:
         self.output_tokens = 0
         self.chunks_committed = 0
         self.chunks_lost = 0
+        self.engine_starts = 0
         self.started_s = time.perf_counter()
-
-
-class Stop:
-    """Whether the run was asked to end: `drain` finishes begun chunks, `now` drops them."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.deadline_s = 0.0
-        self.is_now = False
-
-    def drain(self, reason: str) -> None:
-        if self.reason is None:
-            self.reason = reason
-            self.deadline_s = time.perf_counter() + DRAIN_S
-
-    def now(self) -> None:
-        self.is_now = True
-        self.drain("stopped by hand")
 
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """Stands for a pair while no chunk can be begun."""
 
 
-class _Shared:
-    """A shared ask: who waits for it, then its answer."""
+class AnswerBook(Protocol):
+    """Answers that rows share, kept from run to run."""
 
-    __slots__ = ("answer", "waiters")
+    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """What the answer to an ask is kept under."""
+        ...
+
+    def find(self, key: bytes) -> AnswerRow | None:
+        """The answer of an earlier run, if one is known."""
+        ...
+
+
+class _Shared:
+    """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
+
+    __slots__ = ("answer", "kept_as", "waiters")
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
+        self.kept_as: bytes | None = None
         self.waiters: list[Trajectory] = []
 
 
@@ -107,6 +139,15 @@ class _InFlight(NamedTuple):
     key: bytes | None
 
 
+def _with_possible_counts(answer: Answer) -> Answer:
+    """The answer, without token counts that can't be: negative ones, and such as no label file can hold."""
+    counts = (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens)
+    if min(counts) >= 0 and max(counts) <= MOST_TOKENS:
+        return answer
+    prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
+    return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
 class RunLoop:
     """Feeds one engine until the chunks run out or a stop is asked for.
 
@@ -114,6 +155,9 @@ class RunLoop:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         seed: root of all request seeds.
         tick: called often, for progress display.
+        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the engine.
+        watch: told what the engine is at.
+        book: answers that rows share, from earlier runs and for later ones.
     """
 
     def __init__(
@@ -127,14 +171,25 @@ class RunLoop:
         progress: Progress,
         stop: Stop,
         tick: Callable[[], None] = lambda: None,
+        ask_timeout_s: float = math.inf,
+        watch: Watch | None = None,
+        book: AnswerBook | None = None,
     ) -> None:
         self.labeler = labeler
+        self.book = book
         self.options = options
         self.engine = engine
         self.commit = commit
         self.progress = progress
         self.stop = stop
         self.tick = tick
+        self._watch = watch
+        self._ask_timeout_s = ask_timeout_s
+        self.polling_since_s: float | None = None
+        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        self._worked_s = 0.0
+        self._next_patience_s = 0.0
+        self._handed: deque[tuple[int, float]] = deque()  # last request handed over, and when, by the engine's clock
         self._seed = seed
         self._static: dict[object, bytes] = {}
         self._ready: deque[Request] = deque()
@@ -145,6 +200,10 @@ class RunLoop:
         self._next_id = 0
         self._input_error: InputError | None = None
         self._commits: set[Future[bool]] = set()
+        self._begun: dict[ChunkId, ChunkWork] = {}
+        self._pace = Pace()
+        self._next_look_s = 0.0
+        self._drains_until_s: float | None = None
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
         """Work through the chunks.
@@ -166,15 +225,22 @@ class RunLoop:
 
     def _feed(self, chunks: Iterator[ChunkWork | None], pool: ThreadPoolExecutor) -> bool:
         engine, ready = self.engine, self._ready
-        pairs = self._pairs(chunks)
+        pairs = self._pairs(chunks, pool)
         exhausted = False
         hasty_polls = 0
         while True:
-            if self.stop.reason is not None and (self.stop.is_now or time.perf_counter() > self.stop.deadline_s):
-                return False
+            if time.perf_counter() >= self._next_look_s:
+                self._look()
+            if self.stop.reason is not None:
+                if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
+                    self._drop_what_does_not_fit()
+                if self.stop.is_now or time.perf_counter() > self.stop.deadline_s or not self._begun:
+                    return False
             room = engine.capacity
+            handed = -1
             while room > 0:
                 if ready:
+                    handed = ready[0].id
                     engine.submit(ready.popleft())
                     room -= 1
                     continue
@@ -187,9 +253,10 @@ class RunLoop:
                 if opened is NOT_NOW:
                     break
                 self._open(*opened, pool)
-            polled_s = time.perf_counter()
-            answers = engine.poll()
-            if answers or time.perf_counter() - polled_s > POLL_S / 100:
+            if handed >= 0:
+                self._handed.append((handed, self._worked_s))
+            answers, took_s = self._poll()
+            if answers or took_s > POLL_S / 100:
                 hasty_polls = 0
             else:
                 hasty_polls += 1
@@ -203,9 +270,92 @@ class RunLoop:
             for answer in answers:
                 self._deliver(answer, pool)
             self._settle(wait_for_all=False)
+            if self._worked_s >= self._next_patience_s:
+                self._look_for_silence()
             self.tick()
 
-    def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
+    def _poll(self) -> tuple[list[Answer], float]:
+        """Let the engine work; its answers, and how long it took."""
+        if self._watch is not None:
+            self._watch.flush()
+        self.polling_since_s = polled_s = time.perf_counter()
+        try:
+            answers = self.engine.poll()
+        except Exception as exc:
+            if not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError":  # torch's, which jobs never imports
+                raise
+            raise EngineCrashError(
+                f"the engine's memory ran out with {len(self._in_flight)} requests in flight. Ask for fewer at a time, or shorter prompts."
+            ) from exc
+        finally:
+            self.polling_since_s = None
+        took_s = time.perf_counter() - polled_s
+        self._worked_s += min(took_s, LONGEST_STEP_S)
+        return answers, took_s
+
+    def _look_for_silence(self) -> None:
+        """Requests are handed over in the order of their numbers, so the lowest number in flight is the one that waits longest."""
+        self._next_patience_s = self._worked_s + min(LOOK_EVERY_S, self._ask_timeout_s / 4)
+        oldest = next(iter(self._in_flight), None)
+        handed = self._handed
+        while handed and (oldest is None or handed[0][0] < oldest):
+            handed.popleft()
+        if handed and oldest is not None:
+            self._check_patience(handed[0][1], self._in_flight[oldest].stage)
+
+    def _check_patience(self, since_s: float, stage: str) -> None:
+        waited_s = self._worked_s - since_s
+        if waited_s > self._ask_timeout_s:
+            raise EngineCrashError(
+                f"the engine has not answered a request of stage {stage!r} for {waited_s:.0f} s "
+                f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
+            )
+
+    def _prove_engine(self) -> None:
+        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down at these is itself to
+        blame, and no row of the input."""
+        if self.progress.requests:
+            return
+        for ask in self.labeler.probe():
+            number = self._next_id
+            self._next_id = number + 1
+            since_s = self._worked_s
+            self.engine.submit(Request(number, ask, self._seed))
+            while not any(answer.request_id == number for answer in self._poll()[0]):
+                if self.stop.reason is not None:
+                    return
+                self._check_patience(since_s, ask.stage)
+
+    def _look(self) -> None:
+        """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""
+        now_s = time.perf_counter()
+        self._next_look_s = now_s + LOOK_EVERY_S
+        self._pace.look(now_s, self.progress.pairs)
+        oldest = next(iter(self._begun.values()), None)
+        self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
+
+    def _drop_what_does_not_fit(self) -> None:
+        """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
+        self._drains_until_s = self.stop.deadline_s
+        begun = sorted(self._begun.values(), key=lambda work: work.left)
+        count = num_fitting((work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter())
+        for work in begun[count:]:
+            work.is_dropped = True
+            del self._begun[work.id]
+            self._open_pairs -= work.opened - (work.asked - work.left)
+        for _ in range(len(self._ready)):
+            request = self._ready.popleft()
+            flight = self._in_flight[request.id]
+            waiting = self._shared[flight.key].waiters if flight.key is not None else [flight.trajectory]
+            if all(trajectory is None or trajectory.open.work.is_dropped for trajectory in waiting):
+                del self._in_flight[request.id]
+                if flight.key is not None:
+                    del self._shared[flight.key]
+            else:
+                self._ready.append(request)
+
+    def _pairs(self, chunks: Iterator[ChunkWork | None], pool: ThreadPoolExecutor) -> Iterator[tuple[ChunkWork, int]]:
+        passed = 0
         while self.stop.reason is None:
             try:
                 work = next(chunks)
@@ -217,12 +367,53 @@ class RunLoop:
             if work is None:
                 yield NOT_NOW
                 continue
+            if self._watch is not None:
+                self._watch.begins(work)
+            if work.left == 0:  # every row was taken over
+                self._commits.add(pool.submit(self._commit, work))
+                self._settle(wait_for_all=False)
+                passed += 1
+                if passed % CHUNKS_PASSED == 0 and self._in_flight:
+                    yield NOT_NOW
+                continue
+            yield from self._apart(work)
+            done = {index for group in work.apart for index in group}
             for index in range(len(work.pairs)):
+                if work.is_dropped:
+                    break
+                if index not in done and work.rows[index] is None:
+                    yield work, index
+
+    def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
+        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them committed."""
+        for group in work.apart:
+            while self._open_pairs or self._commits:
+                yield NOT_NOW
+            self._prove_engine()
+            if self.stop.reason is not None:
+                work.is_dropped = True
+                self._begun.pop(work.id, None)
+                return
+            assert self._watch is not None
+            self._watch.tries(work, group)
+            for index in group:
+                if work.is_dropped:
+                    return
                 yield work, index
+        while work.apart and self._open_pairs:
+            yield NOT_NOW
 
     def _open(self, work: ChunkWork, index: int, pool: ThreadPoolExecutor) -> None:
+        work.opened += 1
+        self._begun[work.id] = work
+        if index in work.condemned:
+            pair = work.pairs[index]
+            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.condemned[index], [], 0, 0), pool)
+            return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
+        if self._watch is not None:
+            self._watch.asks(work, index)
         for sample in range(self.options.samples):
             trajectory = Trajectory(open_pair, sample)
             if trajectory.begin(self.labeler):
@@ -243,12 +434,30 @@ class RunLoop:
         shared = self._shared.get(key)
         if shared is None:
             self._shared[key] = shared = _Shared()
+            if self.book is not None and self._take_over(shared, self.book, trajectory):
+                assert shared.answer is not None
+                self._runnable.append((trajectory, shared.answer))
+                self._forget_old_answers()
+                return
             shared.waiters.append(trajectory)
             self._enqueue(ask, key, _InFlight(work, ask.stage, None, key))
         elif shared.answer is None:
             shared.waiters.append(trajectory)
         else:
             self._runnable.append((trajectory, shared.answer))
+
+    def _take_over(self, shared: _Shared, book: AnswerBook, trajectory: Trajectory) -> bool:
+        """Answer a shared ask from an earlier run, if one had it."""
+        work: ChunkWork = trajectory.open.work
+        assert trajectory.ask is not None
+        shared.kept_as = book.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
+        known = book.find(shared.kept_as)
+        if known is None:
+            return False
+        shared.answer = answer_of(known)
+        work.answers.append(known)
+        work.reused_answers += 1
+        return True
 
     def _enqueue(self, ask: Ask, key: bytes, flight: _InFlight) -> None:
         number = self._next_id
@@ -278,6 +487,7 @@ class RunLoop:
         flight = self._in_flight.pop(answer.request_id, None)
         if flight is None:
             raise EngineCrashError(f"the engine answered request {answer.request_id}, which was never asked or is answered already.")
+        answer = _with_possible_counts(answer)
         counts = flight.work.stages.get(flight.stage)
         if counts is None:
             counts = flight.work.stages[flight.stage] = [0, 0, 0, 0]
@@ -296,6 +506,8 @@ class RunLoop:
             assert flight.key is not None
             shared = self._shared[flight.key]
             shared.answer = answer
+            if shared.kept_as is not None and answer.finish in ("stop", "length"):
+                flight.work.answers.append(answer_row(shared.kept_as, flight.stage, answer))
             self._runnable.extend((waiter, answer) for waiter in shared.waiters)
             shared.waiters = []
             self._shared.move_to_end(flight.key)
@@ -313,6 +525,8 @@ class RunLoop:
         runnable = self._runnable
         while runnable:
             trajectory, answer = runnable.popleft()
+            if trajectory.open.work.is_dropped:
+                continue
             if trajectory.take(answer, self.labeler, self.options):
                 self._dispatch(trajectory)
             else:
@@ -326,13 +540,26 @@ class RunLoop:
         row = row_of(open_pair)
         open_pair.outcomes.clear()  # breaks the one cycle there is, so that a pair is freed here and not by the collector
         work: ChunkWork = open_pair.work
-        work.rows[open_pair.index] = row
-        work.left -= 1
         self._open_pairs -= 1
+        if self._watch is not None:
+            self._watch.ends(work, open_pair.index)
+        self._keep(work, open_pair.index, row, pool)
+
+    def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow, pool: ThreadPoolExecutor) -> None:
+        work.rows[index] = row
+        work.left -= 1
         self.progress.pairs += 1
         self.progress.statuses[row.status] += 1
         if work.left == 0:
-            self._commits.add(pool.submit(self.commit, work))
+            self._begun.pop(work.id, None)
+            self._pace.chunk_done(time.perf_counter() - work.started_s)
+            self._commits.add(pool.submit(self._commit, work))
+
+    def _commit(self, work: ChunkWork) -> bool:
+        was_first = self.commit(work)
+        if self._watch is not None:
+            self._watch.commits(work, was_first=was_first)
+        return was_first
 
     def _settle(self, *, wait_for_all: bool) -> None:
         """Take note of finished commits; a failed one raises here."""

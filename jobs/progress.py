@@ -1,16 +1,17 @@
-"""What a person sees while a run goes on: bars on a terminal, a line a minute elsewhere. Always on stderr."""
+"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere, JSON objects on request. Always on stderr."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from jobs import log_format
 from jobs.loop import Progress
 
 LINE_EVERY_S = 60.0
@@ -26,7 +27,7 @@ class _Aloud(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
 
 
 class Display:
@@ -43,7 +44,7 @@ class Display:
         self._bars: Bars | None = None
         self._next_s = 0.0
         self._aloud = _Aloud(self)
-        if self._console.is_terminal:
+        if self._console.is_terminal and not log_format.is_json():
             self._bars = Bars(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
@@ -76,17 +77,32 @@ class Display:
             return
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
-            self._bars.update(self._task, completed=self._progress.pairs, rates=self._rates(now))
+            self._bars.update(self._task, completed=self._progress.pairs + self._progress.reused, rates=self._rates(now))
         else:
             self._next_s = now + LINE_EVERY_S
-            self.say(f"{self._progress.pairs:,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}")
+            line = f"{self._progress.pairs + self._progress.reused:,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}"
+            self.say(line, event="progress", **self._counts(now))
 
-    def say(self, line: str) -> None:
-        """A line above the bars."""
+    def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
+        """A line above the bars; the fields stand in the JSON form alone."""
         if self._bars is not None:
-            self._bars.console.print(line, markup=False, highlight=False)
+            self._bars.console.print(log_format.as_text(line, level), markup=False, highlight=False)
         else:
-            print(line, file=sys.stderr, flush=True)  # noqa: T201
+            log_format.say(line, level=level, event=event, **fields)
+
+    def _counts(self, now: float) -> dict[str, Any]:
+        progress = self._progress
+        return {
+            "pairs": progress.pairs,
+            "reused": progress.reused,
+            "pairs_to_ask": self._total,
+            "statuses": dict(progress.statuses),
+            "requests": progress.requests,
+            "prompt_tokens": progress.prompt_tokens,
+            "output_tokens": progress.output_tokens,
+            "chunks_committed": progress.chunks_committed,
+            "seconds": round(now - progress.started_s, 3),
+        }
 
     def _rates(self, now: float) -> str:
         seconds = max(now - self._progress.started_s, 1e-9)
@@ -99,6 +115,6 @@ class Display:
     def _eta(self, now: float) -> str:
         if not self._progress.pairs:
             return "unknown"
-        left_s = (self._total - self._progress.pairs) * (now - self._progress.started_s) / self._progress.pairs
+        left_s = (self._total - self._progress.reused - self._progress.pairs) * (now - self._progress.started_s) / self._progress.pairs
         hours, rest = divmod(int(left_s), 3600)
         return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 
-from manifests.store import LocalStore
+from manifests.errors import RelabelError
+from manifests.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +19,17 @@ class ShardLogs:
     said once.
     """
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._guard = threading.Lock()
         self._has_failed = False
+
+    def close(self) -> None:
+        """Have the store write out what it held back."""
+        try:
+            self._store.close()
+        except (OSError, RelabelError) as exc:
+            logger.warning("%s/logs: can't be written (%s); going on without logs", self._store.root, exc)
 
     def write(self, shard: int, *lines: str) -> None:
         """Append lines, each with the time before it."""
@@ -31,10 +39,8 @@ class ShardLogs:
             if self._has_failed:
                 return
             try:
-                path = self._store.path(f"logs/shard-{shard:05d}.log")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8", errors="replace") as file:
-                    file.write(text)
-            except OSError as exc:
+                self._store.log(f"logs/shard-{shard:05d}.log", text)
+            except (OSError, RelabelError) as exc:
                 self._has_failed = True
-                logger.warning("%s/logs: can't be written (%s); going on without logs", self._store.root, exc.strerror)
+                why = getattr(exc, "strerror", None) or exc
+                logger.warning("%s/logs: can't be written (%s); going on without logs", self._store.root, why)

@@ -111,10 +111,14 @@ class Trajectory:
         self.ask = next(self.generator)
         for earlier in self.answers:
             self.ask = self.generator.send(earlier)
-        # a greedy answer would only come again
-        drawn = self.ask.sampling
-        self.ask = replace(self.ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
+        self.ask = asked_again(self.ask, options)
         return True
+
+
+def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
+    """An ask as it is put a second time: drawn, since a greedy answer would only come again."""
+    drawn = ask.sampling
+    return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
 
 
 def _is_distribution(found: Distribution, num_labels: int) -> bool:
@@ -136,7 +140,7 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
         only = outcomes[0]
         if only.label is None:
             return _quarantined(pair, outcomes)
-        return _labelled(pair, only.label, None, only.prompt_tokens, only.output_tokens)
+        return _labelled(open_pair, only.label, None, only.prompt_tokens, only.output_tokens)
     outcomes.sort(key=lambda outcome: outcome.sample)
     labels = [outcome.label for outcome in outcomes if outcome.label is not None]
     if 2 * len(labels) <= len(outcomes):
@@ -145,7 +149,7 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     if len(labels) < len(outcomes):
         merged.flags.append("samples_missing")
     return _labelled(
-        pair,
+        open_pair,
         merged,
         [_sample(outcome) for outcome in outcomes],
         sum(outcome.prompt_tokens for outcome in outcomes),
@@ -153,7 +157,10 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     )
 
 
-def _labelled(pair: Pair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int) -> LabelRow:
+def _labelled(
+    open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int
+) -> LabelRow:
+    pair = open_pair.pair
     distribution = label.distribution
     return LabelRow(
         pair.row_id,
@@ -173,6 +180,8 @@ def _labelled(pair: Pair, label: Label, samples: list[dict[str, Any]] | None, pr
         prompt_tokens,
         output_tokens,
         False,
+        open_pair.work.keys[open_pair.index],
+        None,
     )
 
 

@@ -28,6 +28,7 @@ class Complexity:
 
     Options: ClassVar[type[LabelerOptions]] = ComplexityOptions
     uses_context = False
+    reads_document = False
 
     def __init__(self, options: ComplexityOptions) -> None:
         prompts = Prompts(BUILT_IN / "complexity", options.templates)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from manifests.asks import Message, Role
 from manifests.errors import ConfigError
+from manifests.filesystems import is_url
 from manifests.specs import nearest
+from manifests.url_files import UrlPath, list_url
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""
@@ -96,9 +98,9 @@ class Prompts:
     """
 
     def __init__(self, built_in: Path, override: str | None = None) -> None:
-        self._paths = {path.name: path for path in sorted(built_in.iterdir()) if path.suffix == ".j2"}
+        self._paths: dict[str, Path | UrlPath] = {path.name: path for path in sorted(built_in.iterdir()) if path.suffix == ".j2"}
         if override is not None:
-            self._paths |= _overrides(Path(override), sorted(self._paths))
+            self._paths |= _overrides(override, sorted(self._paths))
         self._sources: dict[str, str] = {}
         self._digests: dict[str, str] = {}
         self._env = ImmutableSandboxedEnvironment(
@@ -215,11 +217,16 @@ def _line_of(source: str, word: str) -> int | None:
     return source.count("\n", 0, at) + 1 if at >= 0 else None
 
 
-def _overrides(folder: Path, known: list[str]) -> dict[str, Path]:
-    if not folder.is_dir():
-        raise ConfigError(f"labeler.templates: {str(folder)!r} is no folder; make one that holds any of {', '.join(known)}")
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+def _overrides(folder: str, known: list[str]) -> dict[str, Path | UrlPath]:
+    inside: Sequence[Path | UrlPath] = ()
+    if is_url(folder):
+        inside = list_url(folder)
+    elif Path(folder).is_dir():
+        inside = sorted(Path(folder).iterdir())
+    if not inside and (is_url(folder) or not Path(folder).is_dir()):
+        raise ConfigError(f"labeler.templates: {folder!r} is no folder; make one that holds any of {', '.join(known)}")
+    found: dict[str, Path | UrlPath] = {}
+    for path in inside:
         if path.name.startswith("."):
             continue  # .git, .DS_Store and their like are nobody's template
         if path.name not in known or not path.is_file():

@@ -32,7 +32,8 @@ class Labeler(Protocol):
     Options: ClassVar[type[LabelerOptions]]
     """Option model: what the spec's `labeler:` section may hold."""
     uses_context: bool
-    """Whether `Pair.context` is looked at; if not, the column is not even read."""
+    """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at `Pair.document` either says
+    so with `reads_document = False`, so that a label outlives a change of the document."""
 
     def __init__(self, options: Any) -> None: ...
 

@@ -70,8 +70,8 @@ def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) 
         yield np.bincount(drawn.ravel(), minlength=rows * num_groups).reshape(rows, num_groups).astype(np.float64)
 
 
-def bootstrap(statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, Interval]:
-    """Percentile intervals of all figures, each resample shared by all of them.
+def resampled(statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, np.ndarray]:
+    """Every figure of every resample, [R] each; the same arguments besides `statistics` give the same resamples.
 
     Returns:
         By name; empty where there is nothing to draw (fewer than two groups, or no resamples).
@@ -83,10 +83,44 @@ def bootstrap(statistics: Sequence[Statistic], *, num_groups: int, resamples: in
         for statistic in statistics:
             for name, value_R in statistic(weight_RG).items():
                 found.setdefault(name, []).append(value_R)
-    return {name: _interval(np.concatenate(parts)) for name, parts in found.items()}
+    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _interval(value_R: np.ndarray) -> Interval:
+def bootstrap(statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, Interval]:
+    """Percentile intervals of all figures, each resample shared by all of them; empty where there is nothing to draw."""
+    found = resampled(statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
+    return {name: interval_of(value_R) for name, value_R in found.items()}
+
+
+class Paired(NamedTuple):
+    """Intervals of two label sets' figures and of their differences, second minus first."""
+
+    first: dict[str, Interval]
+    second: dict[str, Interval]
+    difference: dict[str, Interval]
+
+
+def paired_bootstrap(
+    first: Sequence[Statistic], second: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0
+) -> Paired:
+    """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their difference.
+
+    Args:
+        first, second: statistics of the same groups, in the same order.
+    """
+    ours, theirs = (
+        resampled(statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width) for statistics in (first, second)
+    )
+    both = [name for name in ours if name in theirs]
+    return Paired(
+        {name: interval_of(value_R) for name, value_R in ours.items()},
+        {name: interval_of(value_R) for name, value_R in theirs.items()},
+        {name: interval_of(theirs[name] - ours[name]) for name in both},
+    )
+
+
+def interval_of(value_R: np.ndarray) -> Interval:
+    """The middle 95 % of a figure's resamples; those without a value are left out and counted."""
     tail = (1 - LEVEL) / 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # every value undefined: NaN is the answer

@@ -7,25 +7,30 @@ sha256 of its Parquet footer: the footer holds every column chunk's place, size 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.utils import glob_translate
 
-from manifests.errors import InputError, MissingExtraError
+from manifests.errors import InputError, RelabelError
+from manifests.filesystems import filesystem_of, is_url, scheme_of
+from manifests.object_store import objects_of
+from manifests.retries import Retries
 from manifests.specs import Columns, InputSpec, nearest
+from manifests.url_files import TAIL_BYTES, UrlFile
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 READ_BUFFER_BYTES = 1 << 20
-_TAIL_BYTES = 1 << 16
 
 
 class InputFile(NamedTuple):
@@ -108,15 +113,8 @@ def list_files(pattern: str) -> list[str]:
     Raises:
         InputError: a plain path that does not exist, or a folder that can't be listed.
     """
-    if "://" in pattern:
-        filesystem, root = _filesystem(pattern)
-        if any(mark in root for mark in "*?["):
-            found = sorted(filesystem.glob(root))
-        elif filesystem.isdir(root):
-            found = sorted(path for path in filesystem.find(root) if _is_data(path, root))
-        else:
-            found = [root]
-        return [str(filesystem.unstrip_protocol(path)) for path in found]
+    if is_url(pattern):
+        return _list_url(pattern)
     with _told(pattern):
         path = Path(pattern)
         if path.is_dir():
@@ -142,25 +140,90 @@ def open_parquet(path: str) -> pq.ParquetFile:
         InputError: it can't be read or is no whole Parquet file.
     """
     with _told(path):
-        if "://" in path:
-            filesystem, inner = _filesystem(path)
-            return pq.ParquetFile(filesystem.open(inner, "rb"), pre_buffer=True, page_checksum_verification=True)
+        if is_url(path):
+            return _parquet_of(UrlFile(path))
         # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
         local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
         return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
-    """The filesystem behind a URL, and the path in it."""
-    protocol = url.partition("://")[0]
+def _list_url(pattern: str) -> list[str]:
+    """The Parquet files behind a file, folder or glob by URL, from one listing."""
+    scheme = scheme_of(pattern)
+    if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
+        return [pattern]
+    objects, root = objects_of(pattern)
+    fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
+    folder = root if fixed == root else fixed.rpartition("/")[0]
+    keys: list[str] = []
+    after: str | None = None
+    while True:
+        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
+        try:
+            found, after = Retries().call(page, f"{pattern}: listing it")
+        except FileNotFoundError:
+            break
+        keys += [key for key, _ in found if not key.endswith("/")]
+        if after is None:
+            break
+    if fixed == root:
+        inside = [key for key in keys if key != root]
+        keys = [key for key in inside if _is_data(key, root)] if inside else [root]
+    else:
+        matches = re.compile(glob_translate(root)).match
+        # a folder that matches (Spark writes folders named like files) stands for the files in it
+        keys = [key for key in keys if matches(key) or (_is_data(key, folder) and any(map(matches, _folders(key))))]
+    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern)[0].unstrip_protocol
+    return [str(full(key)) for key in sorted(keys)]
+
+
+def _folders(key: str) -> Iterator[str]:
+    """The folders that a key lies in, the innermost first."""
+    while key := key.rpartition("/")[0]:
+        yield key
+
+
+def open_planned(file: InputFile) -> pq.ParquetFile:
+    """Open a file of the dataset again.
+
+    Raises:
+        InputError: it can't be read, or is not the file any more that was looked at when this run began.
+    """
+    path = file.path
+    with _told(path):
+        opened: UrlFile | BinaryIO = UrlFile(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (the one by URL lives on)
+        size, footer = _read_footer(opened, path)
+        if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
+            raise changed_under_way(path)
+        if isinstance(opened, UrlFile):
+            opened.seek(0)
+            return _parquet_of(opened)  # pinned to the version whose footer this is
+        opened.close()
+        return open_parquet(path)
+
+
+def changed_under_way(path: str) -> InputError:
+    """The error for a file that is not any more what it was when this run began."""
+    return InputError(f"{path}: changed while this run was under way. Restore it, or label the new one into another output.")
+
+
+def stamp_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is written last.
+
+    None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
+    """
+    if is_url(path):
+        return None
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-    except ImportError as exc:
-        extra = "run `pip install 'relabel[s3]'`" if protocol in ("s3", "s3a") else str(exc)
-        raise MissingExtraError(f"{url}: reading {protocol}:// needs a package that is not here: {extra}.") from exc
-    except ValueError as exc:
-        raise InputError(f"{url}: no filesystem is called {protocol}. Use a local path, s3:// or another that fsspec knows.") from exc
-    return filesystem, str(path)
+        stat = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _parquet_of(file: UrlFile) -> pq.ParquetFile:
+    # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing else
+    return pq.ParquetFile(pa.PythonFile(file, "r"), pre_buffer=True, page_checksum_verification=True)
 
 
 @contextlib.contextmanager
@@ -211,7 +274,7 @@ def _raise(error: OSError) -> None:
 
 def _real(path: str) -> str:
     """One name for one file, also where links give it several."""
-    return path if "://" in path else os.path.realpath(path)
+    return path if is_url(path) else os.path.realpath(path)
 
 
 def _is_data(path: str, root: str) -> bool:
@@ -220,27 +283,23 @@ def _is_data(path: str, root: str) -> bool:
 
 
 def _look(path: str) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
-    with _told(path):
-        if "://" in path:
-            filesystem, inner = _filesystem(path)
-            size = filesystem.size(inner)
-            tail = filesystem.cat_file(inner, start=max(0, size - _TAIL_BYTES), end=size)
-            footer_bytes = _footer_bytes(tail, size, path)
-            if footer_bytes > len(tail):
-                tail = filesystem.cat_file(inner, start=size - footer_bytes, end=size)
-        else:
-            with Path(path).open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL_BYTES))
-                tail = file.read()
-                footer_bytes = _footer_bytes(tail, size, path)
-                if footer_bytes > len(tail):
-                    file.seek(size - footer_bytes)
-                    tail = file.read()
-        footer = tail[-footer_bytes:]
+    with _told(path), UrlFile(path) if is_url(path) else Path(path).open("rb") as file:
+        size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         return InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows), metadata, metadata.schema.to_arrow_schema()
+
+
+def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
+    """A file's size, and its footer with length field and magic."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read()
+    footer_bytes = _footer_bytes(tail, size, path)
+    if footer_bytes > len(tail):
+        file.seek(size - footer_bytes)
+        tail = file.read()
+    return size, tail[-footer_bytes:]
 
 
 def _footer_bytes(tail: bytes, size: int, path: str) -> int:
@@ -346,6 +405,8 @@ def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int
 def _told(path: str) -> Iterator[None]:
     try:
         yield
+    except RelabelError:
+        raise
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file.") from exc
     except PermissionError as exc:
@@ -354,7 +415,7 @@ def _told(path: str) -> Iterator[None]:
         raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
     except (pa.ArrowException, UnicodeDecodeError) as exc:
         raise InputError(f"{path}: can't be read: {_first_line(exc)}.") from exc
-    except (InputError, BlockingIOError):
+    except BlockingIOError:
         raise
     except OSError as exc:
         if exc.errno is None:  # what pyarrow finds wrong with the bytes

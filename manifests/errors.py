@@ -4,6 +4,8 @@
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
     │   ├── LockHeldError         somebody else holds the shard
+    │   ├── ChannelMovedError     somebody else moved the channel first; what was published is safe
+    │   ├── StoreUnreachableError no good answer from the object store, often enough and long enough
     │   └── DiskFullError         no space left; committed work is safe
     └── TerminalError             the same command again fails the same way
         ├── UsageError            a flag or argument is off
@@ -14,6 +16,9 @@
         ├── StoreError            the file system or object store refuses
         ├── ModelError            a model reference, its files or its tokenizer is off
         ├── MissingExtraError     an optional package or device is absent
+        ├── EngineLostError       the engine goes down again and again; committed work is safe
+        ├── TrainingError         training can't go on: a loss that is no number, or no memory left
+        ├── GateError             what is there is whole, and a rule says no: signature, downgrade, parity
         └── VerdictError          one answer holds no readable label (a row's fate, never a run's)
 
 A message says what, where, what was got against what was expected, and what to do. Lower-level text goes in the chain.
@@ -44,6 +49,14 @@ class EngineCrashError(TransientError):
 
 class LockHeldError(TransientError):
     """Another live process holds the lock."""
+
+
+class ChannelMovedError(TransientError):
+    """Another publisher moved the channel since it was read. Look at it, then run the same command again."""
+
+
+class StoreUnreachableError(TransientError):
+    """The object store gave no good answer within the stated limit. Committed work is safe; the same command goes on once it answers."""
 
 
 class DiskFullError(TransientError):
@@ -83,6 +96,18 @@ class ModelError(TerminalError, ValueError):
 
 class MissingExtraError(TerminalError):
     """An optional package or a device is absent."""
+
+
+class EngineLostError(TerminalError):
+    """The engine went down again and again with nothing done in between. Starting it once more would not help; committed work is safe."""
+
+
+class TrainingError(TerminalError):
+    """Training can't go on: the loss is no number, or the device has no memory for it. Checkpoints that were written are good."""
+
+
+class GateError(TerminalError):
+    """A rule that was asked for says no: an unsigned or downgraded bundle, a figure beyond its bound."""
 
 
 class VerdictError(TerminalError, ValueError):

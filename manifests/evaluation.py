@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from manifests.agreement import agreement_figures, confusion_by_group, count_figures, pass_at_k
-from manifests.bootstrap import Interval, Statistic, bootstrap, of_ratio, of_sums
+from manifests.bootstrap import Interval, Statistic, bootstrap, of_ratio, of_sums, paired_bootstrap
 from manifests.calibration import (
     BINS,
     Method,
@@ -28,6 +28,8 @@ from manifests.calibration import (
 from manifests.errors import InputError
 from manifests.judged import Judged
 from manifests.ranking import DEPTH, auc, auc_statistic, cut_names, rank_queries
+
+NOTHING_DRAWN = Interval(math.nan, math.nan, 0)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,22 @@ class Evaluation:
         return asdict(self)
 
 
-class _Sheet:
+@dataclass(frozen=True)
+class Difference:
+    """A figure of one label set minus the same figure of another, judged on the same rows and resampled together.
+
+    Args:
+        value: None where either figure is not defined.
+        low, high: 95 % percentile bootstrap bounds of the difference.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    undefined_resamples: int
+
+
+class Sheet:
     """Figures and the statistics behind their intervals, collected before one bootstrap serves them all."""
 
     def __init__(self) -> None:
@@ -83,17 +100,29 @@ class _Sheet:
         self.notes: list[str] = []
 
     def add(self, values: Mapping[str, float], over: int, unit: str, *statistics: Statistic) -> None:
+        """Figures over so many rows or queries, with the statistics that give them anew for a resample."""
         self.values.update({name: (value, over, unit) for name, value in values.items()})
         self.statistics += statistics
 
-    def figures(self, num_groups: int, resamples: int, seed: int, width: int) -> dict[str, Figure]:
-        intervals = bootstrap(self.statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
-        nothing = Interval(math.nan, math.nan, 0)
+    def figures(self, intervals: Mapping[str, Interval]) -> dict[str, Figure]:
+        """Every figure with its interval."""
         found = {}
         for name, (value, over, unit) in self.values.items():
-            low, high, num_undefined = intervals.get(name, nothing)
+            low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
             found[name] = Figure(_number(value), _number(low), _number(high), over, unit, num_undefined)
         return found
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """All figures that the rows allow, before any interval."""
+
+    sheet: Sheet
+    confusion: list[list[int]]
+    reliability: list[dict[str, float]] | None
+    group_N: np.ndarray  # noqa: N815
+    num_groups: int
+    resampled: str
 
 
 def evaluate(judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate: Method | None = None) -> Evaluation:
@@ -106,11 +135,57 @@ def evaluate(judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate:
         InputError: `calibrate` without distributions, or with fewer than two groups that have some.
         MissingExtraError: a package of the extra `eval` is absent.
     """
+    found = _collect(judged)
+    intervals = bootstrap(found.sheet.statistics, num_groups=found.num_groups, resamples=resamples, seed=seed, width=len(judged.gold))
+    calibration = None if calibrate is None else _calibration(judged, judged.has_probs, found.group_N, calibrate, resamples, seed)
+    return _evaluation(judged, found, intervals, calibration)
+
+
+def evaluate_both(
+    first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7
+) -> tuple[Evaluation, Evaluation, dict[str, Difference]]:
+    """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired bootstrap.
+
+    Args:
+        first, second: the same rows in the same order, so that gold grades and queries are equal.
+    """
+    ours, theirs = _collect(first), _collect(second)
+    paired = paired_bootstrap(
+        ours.sheet.statistics,
+        theirs.sheet.statistics,
+        num_groups=ours.num_groups,
+        resamples=resamples,
+        seed=seed,
+        width=len(first.gold),
+    )
+    differences = {}
+    for name, (value, _, _) in ours.sheet.values.items():
+        if name in theirs.sheet.values:
+            low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
+            step = theirs.sheet.values[name][0] - value
+            differences[name] = Difference(_number(step), _number(low), _number(high), num_undefined)
+    return _evaluation(first, ours, paired.first, None), _evaluation(second, theirs, paired.second, None), differences
+
+
+def _evaluation(judged: Judged, found: _Collected, intervals: Mapping[str, Interval], calibration: dict[str, Any] | None) -> Evaluation:
+    return Evaluation(
+        judged.grades,
+        found.sheet.figures(intervals),
+        found.confusion,
+        found.resampled,
+        found.num_groups,
+        found.reliability,
+        calibration,
+        found.sheet.notes,
+    )
+
+
+def _collect(judged: Judged) -> _Collected:
     rows = len(judged.gold)
     is_by_query = judged.queries is not None
     group_N = judged.queries if judged.queries is not None else np.arange(rows)
     num_groups = judged.num_queries if is_by_query else rows
-    sheet = _Sheet()
+    sheet = Sheet()
     counts_GKK = confusion_by_group(judged.gold, judged.labels, group_N, num_groups=num_groups, grades=judged.grades)
     sheet.add(agreement_figures(judged.gold, judged.labels, grades=judged.grades), rows, "rows", of_sums(counts_GKK, count_figures))
     has_N = judged.has_probs
@@ -125,19 +200,10 @@ def evaluate(judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate:
     _add_samples(sheet, judged, group_N, num_groups)
     if num_groups < 2:
         sheet.notes.append("one query or row alone: there is nothing to resample, so no intervals")
-    return Evaluation(
-        judged.grades,
-        sheet.figures(num_groups, resamples, seed, width=rows),
-        counts_GKK.sum(0).tolist(),
-        "queries" if is_by_query else "rows",
-        num_groups,
-        reliability,
-        None if calibrate is None else _calibration(judged, has_N, group_N, calibrate, resamples, seed),
-        sheet.notes,
-    )
+    return _Collected(sheet, counts_GKK.sum(0).tolist(), reliability, group_N, num_groups, "queries" if is_by_query else "rows")
 
 
-def _add_distributions(sheet: _Sheet, judged: Judged, has_N: np.ndarray, group_N: np.ndarray, num_groups: int) -> list[dict[str, float]]:
+def _add_distributions(sheet: Sheet, judged: Judged, has_N: np.ndarray, group_N: np.ndarray, num_groups: int) -> list[dict[str, float]]:
     """AUC at each cut, ECE and Brier, over the rows that have a distribution; returns the reliability table."""
     assert judged.probs is not None
     probs_NK, gold_N, kept_N = judged.probs[has_N], judged.gold[has_N], group_N[has_N]
@@ -162,7 +228,7 @@ def reliability_table(probs_NK: np.ndarray, gold_N: np.ndarray) -> list[dict[str
     ]
 
 
-def _add_ranking(sheet: _Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
+def _add_ranking(sheet: Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
     score_N = np.round(judged.scores, 6)
     found = rank_queries(group_N, judged.docs, score_N, judged.gold, num_queries=num_groups)
     for name, value_G in ((f"ndcg@{DEPTH}", found.ndcg), ("kendall_tau", found.tau), ("bad_case_rate", found.bad_case)):
@@ -182,7 +248,7 @@ def _add_ranking(sheet: _Sheet, judged: Judged, group_N: np.ndarray, num_groups:
         sheet.notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
 
 
-def _add_samples(sheet: _Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
+def _add_samples(sheet: Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
     """pass@k for k = 1, 2, 4, … and the number of samples that every sampled row has."""
     if judged.num_samples is None or judged.num_correct is None:
         return
@@ -217,11 +283,12 @@ def _calibration(judged: Judged, has_N: np.ndarray, group_N: np.ndarray, method:
         "held_out": {unit: len(held_groups), "rows": len(held_gold_N)},
     }
     for when, held_NK in (("before", probs_NK[~is_fitted_N]), ("after", calibrator.apply(probs_NK[~is_fitted_N]))):
-        sheet = _Sheet()
+        sheet = Sheet()
         values = {"ece": ece(held_NK, held_gold_N), "brier": float(brier_rows(held_NK, held_gold_N).mean())}
         statistics = calibration_statistics(held_NK, held_gold_N, held_group_N, num_groups=len(held_groups))
         sheet.add(values, len(held_gold_N), "rows", *statistics)
-        figures = sheet.figures(len(held_groups), resamples, seed, width=len(held_gold_N))
+        intervals = bootstrap(sheet.statistics, num_groups=len(held_groups), resamples=resamples, seed=seed, width=len(held_gold_N))
+        figures = sheet.figures(intervals)
         found[when] = {name: asdict(figure) for name, figure in figures.items()}
     return found
 

@@ -20,6 +20,7 @@ FAILPOINTS = (
     "before_labels",
     "after_labels",
     "after_quarantine",
+    "after_answers",
     "before_receipt",
     "after_receipt",
     "before_manifest",
@@ -27,11 +28,49 @@ FAILPOINTS = (
 )
 """Every place there is; the crash tests loop over this tuple, so a new one is covered at birth."""
 
-_name, _, _count = os.environ.get("RELABEL_FAILPOINT", "").partition(":")
-_armed = _name
-_hits_left = int(_count or 1)
-if _armed and _armed not in FAILPOINTS:
-    raise ConfigError(f"variable RELABEL_FAILPOINT={_armed!r}: known are {', '.join(FAILPOINTS)}")
+PUBLISH_FAILPOINTS = (
+    "before_object",
+    "during_upload",
+    "after_object",
+    "after_objects",
+    "after_version",
+    "before_channel",
+    "after_channel",
+)
+PULL_FAILPOINTS = (
+    "before_seen",
+    "after_seen",
+    "during_download",
+    "after_download",
+    "before_unpacked",
+    "after_unpacked",
+    "before_switch",
+    "after_switch",
+    "after_pull_state",
+)
+"""Places of `relabel publish` and `relabel pull`; tests/publish loops over them."""
+
+DISTILL_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_student")
+"""Places of `relabel distill`; tests/distill loops over them."""
+
+_known = (*FAILPOINTS, *PUBLISH_FAILPOINTS, *PULL_FAILPOINTS, *DISTILL_FAILPOINTS)
+_armed = ""
+_hits_left = 0
+
+
+def arm(place: str) -> None:
+    """Be killed at a place.
+
+    Args:
+        place: `after_labels`, `after_labels:3`, or nothing at all.
+    Raises:
+        ConfigError: there is no such place.
+    """
+    global _armed, _hits_left
+    name, _, count = place.partition(":")
+    if name and name not in _known:
+        raise ConfigError(f"variable RELABEL_FAILPOINT={name!r}: known are {', '.join(_known)}")
+    _armed, _hits_left = name, int(count or 1)
 
 
 def hit(name: str) -> None:
@@ -42,3 +81,6 @@ def hit(name: str) -> None:
     _hits_left -= 1
     if _hits_left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("RELABEL_FAILPOINT", ""))

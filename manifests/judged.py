@@ -140,12 +140,8 @@ class Join:
         gold_N = np.array(golds, dtype=np.int64)
         query_N, num_queries = None, 0
         if self._has_queries:
-            names = {name: number for number, name in enumerate(sorted(set(queries)))}
-            query_N, num_queries = np.array([names[query] for query in queries], dtype=np.int64), len(names)
-        correct_N = sampled_N = None
-        if any(samples):
-            correct_N = np.array([sum(one == gold for one in row or ()) for row, gold in zip(samples, golds, strict=True)])
-            sampled_N = np.array([len(row or ()) for row in samples])
+            query_N, num_queries = query_codes(queries)
+        correct_N, sampled_N = sample_counts(samples, golds)
         return Judged(
             self.grades,
             gold_N,
@@ -153,20 +149,43 @@ class Join:
             query_N,
             num_queries,
             list(docs),
-            self._probs(probs),
+            distributions(probs, self.grades, where="labels"),
             correct_N,
             sampled_N,
         )
 
-    def _probs(self, rows: tuple[list[float] | None, ...]) -> np.ndarray | None:
-        if not any(row is not None for row in rows):
-            return None
-        none = [np.nan] * self.grades
-        probs_NK = np.array([none if row is None else row for row in rows], dtype=np.float64)
-        has_N = np.array([row is not None for row in rows])
-        held = probs_NK[has_N]
-        sums = held.sum(1)
-        if not ((held >= 0).all() and np.allclose(sums, 1, atol=1e-3)):
-            raise InputError("probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN.")
-        probs_NK[has_N] = held / sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
-        return probs_NK
+
+def distributions(rows: Sequence[list[float] | None], grades: int, *, where: str) -> np.ndarray | None:
+    """Distributions as one array: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
+
+    Raises:
+        InputError: one is none: of another length, not summing to 1, or holding a negative number or NaN.
+    """
+    if not any(row is not None for row in rows):
+        return None
+    wrong = next((len(row) for row in rows if row is not None and len(row) != grades), None)
+    if wrong is not None:
+        raise InputError(f"{where}: a distribution has {wrong} entries, the scale {grades} grades.")
+    none = [np.nan] * grades
+    probs_NK = np.array([none if row is None else row for row in rows], dtype=np.float64)
+    has_N = np.array([row is not None for row in rows])
+    held = probs_NK[has_N]
+    sums = held.sum(1)
+    if not ((held >= 0).all() and np.allclose(sums, 1, atol=1e-3)):
+        raise InputError(f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN.")
+    probs_NK[has_N] = held / sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
+    return probs_NK
+
+
+def query_codes(queries: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Queries numbered from 0 in the order of their ids' text, int64 [N], and how many there are."""
+    names = {name: number for number, name in enumerate(sorted(set(queries)))}
+    return np.array([names[query] for query in queries], dtype=np.int64), len(names)
+
+
+def sample_counts(samples: Sequence[list[int | None] | None], golds: Sequence[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Samples equal to gold, and all samples, of each row: int64 [N], 0 where a row has none; None where no row has some."""
+    if not any(samples):
+        return None, None
+    correct = [sum(one == gold for one in row or ()) for row, gold in zip(samples, golds, strict=True)]
+    return np.array(correct), np.array([len(row or ()) for row in samples])

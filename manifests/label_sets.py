@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from manifests.dataset import changed_files, list_files, open_dataset, open_parquet, reading
 from manifests.errors import InputError, ManifestError, UsageError
+from manifests.filesystems import is_url
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.qrels import GradeMap, mapped
 from manifests.receipts import FileRef
 from manifests.runs import RunFolder, load_manifest
 from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
-from manifests.store import LocalStore
-from manifests.table_files import as_ids, load_columns, read_grades, require_column
+from manifests.store import open_store
+from manifests.table_files import FILE_SUFFIXES, as_ids, load_columns, read_grades, require_column
 
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
@@ -42,6 +43,7 @@ class LabelSet:
     """One source of labels.
 
     Args:
+        kind: a teacher's run, a student's scores (which lie like a run's labels), or a file.
         grades: K, where the source says; None for a file.
         num_quarantined: rows of a run that have no label; None for a file.
         about: what made the labels.
@@ -51,7 +53,7 @@ class LabelSet:
     """
 
     where: str
-    kind: Literal["run", "file"]
+    kind: Literal["run", "student", "file"]
     grades: int | None
     num_quarantined: int | None
     about: dict[str, Any]
@@ -67,7 +69,7 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
         InputError: the folder holds no run.
         ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is damaged.
     """
-    store = LocalStore(root)
+    store = open_store(root)
     plan = load_plan(store)
     if plan is None:
         raise InputError(f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file.")
@@ -99,7 +101,8 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
         notes.append(f"{root} is over its quarantine limit: {share}")
     labeler = plan.parts["labeler"]
     about = {"name": plan.name, "labeler": labeler["name"], "model": plan.parts["model"], "fingerprint": plan.fingerprint}
-    return LabelSet(root, "run", int(labeler["grades"]), num_quarantined, about, plan, lambda: _run_parts(folder, files), notes)
+    kind: Literal["run", "student"] = "student" if plan.parts.get("kind") == "student" else "run"
+    return LabelSet(root, kind, int(labeler["grades"]), num_quarantined, about, plan, lambda: _run_parts(folder, files), notes)
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
@@ -238,6 +241,19 @@ def load_gold_by_row(files: list[str], column: str) -> list[Any]:
     return values
 
 
+def _is_run(path: str) -> bool:
+    """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
+    if not is_url(path):
+        return Path(path).is_dir()
+    if PurePosixPath(path).suffix.lower() in FILE_SUFFIXES:
+        return False
+    try:
+        open_store(path).read(PLAN_NAME)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def open_labels(
     path: str, *, allow_partial: bool, label: str, by: str, doc: str, where: Mapping[str, str], wants_ids: bool, is_by_named: bool
 ) -> LabelSet:
@@ -247,7 +263,7 @@ def open_labels(
         UsageError: `--where` for a run.
         InputError, ManifestError: see `open_run` and `open_label_file`.
     """
-    if "://" not in path and Path(path).is_dir():
+    if _is_run(path):
         if where:
             raise UsageError(f"--where: {path} is a run, and runs are judged whole. It picks rows of label files.")
         return open_run(path, allow_partial=allow_partial)

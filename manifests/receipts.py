@@ -7,15 +7,18 @@ the rows it asked again: a row's state is that of its highest attempt. Times liv
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from manifests import failpoints
 from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.records import checked, fault_of
-from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, parquet_bytes
-from manifests.store import LocalStore
+from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
+from manifests.store import Store
 
 RECEIPT_VERSION = 1
 
@@ -43,6 +46,20 @@ class FileRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ReusedRows:
+    """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
+
+    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
+    """
+
+    output: str
+    fingerprint: str
+    manifest_sha256: str | None
+    receipts_sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What one commit holds.
 
@@ -53,6 +70,12 @@ class Receipt:
         stages: per stage, requests answered (`asks`) and their `prompt_tokens`, `cached_tokens` and `output_tokens`; a shared ask
             counts once, in the chunk that first needed it.
         seconds: wall time from the chunk's first row to its commit; chunks overlap, so these do not add up to a run's time.
+        engine: what answered; empty where nothing was asked.
+        answers: answers that rows of a query share, for runs to come; no row's state depends on them.
+        reused: rows of `labels` that were taken over, by the output that they came from.
+        reused_answers: shared answers that were taken over.
+        epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
+        write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its own receipt by it.
     """
 
     fingerprint: str
@@ -70,7 +93,15 @@ class Receipt:
     epoch: int
     started: str
     committed: str
+    answers: FileRef | None = None
+    reused: list[ReusedRows] = field(default_factory=list)
+    reused_answers: int = 0
+    write_id: str = ""
     version: int = field(default=RECEIPT_VERSION)
+
+    @property
+    def rows_reused(self) -> int:
+        return sum(source.rows for source in self.reused)
 
 
 class ChunkFacts(NamedTuple):
@@ -85,9 +116,12 @@ class ChunkFacts(NamedTuple):
     epoch: int
     started: str
     committed: str
+    answers: Sequence[AnswerRow] = ()
+    reused: Sequence[ReusedRows] = ()
+    reused_answers: int = 0
 
 
-def commit_chunk(store: LocalStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
+def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
@@ -101,6 +135,8 @@ def commit_chunk(store: LocalStore, facts: ChunkFacts, labels: list[LabelRow], q
     failpoints.hit("after_labels")
     quarantine_file = _put_rows(store, "quarantine", facts.id, quarantine, QUARANTINE)
     failpoints.hit("after_quarantine")
+    answer_file = _put_rows(store, "answers", facts.id, list(facts.answers), ANSWERS)
+    failpoints.hit("after_answers")
     statuses: dict[str, int] = {"ok": len(labels)} if labels else {}
     for row in quarantine:
         statuses[row.status] = statuses.get(row.status, 0) + 1
@@ -120,6 +156,10 @@ def commit_chunk(store: LocalStore, facts: ChunkFacts, labels: list[LabelRow], q
         epoch=facts.epoch,
         started=facts.started,
         committed=facts.committed,
+        answers=answer_file,
+        reused=list(facts.reused),
+        reused_answers=facts.reused_answers,
+        write_id=secrets.token_hex(8),
     )
     failpoints.hit("before_receipt")
     was_first = store.create(facts.id.receipt_name, readable_json(asdict(receipt)))
@@ -127,7 +167,7 @@ def commit_chunk(store: LocalStore, facts: ChunkFacts, labels: list[LabelRow], q
     return receipt if was_first else None
 
 
-def load_receipt(store: LocalStore, name: str) -> Receipt:
+def load_receipt(store: Store, name: str) -> Receipt:
     """Read one receipt.
 
     Raises:
@@ -137,7 +177,10 @@ def load_receipt(store: LocalStore, name: str) -> Receipt:
         held = json.loads(store.read(name))
         if held["version"] != RECEIPT_VERSION:
             raise ManifestError(f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}.")
-        return checked(Receipt, held)
+        receipt = checked(Receipt, held)
+        for moment in (receipt.started, receipt.committed):
+            datetime.fromisoformat(moment)
+        return receipt
     except (ValueError, KeyError, TypeError) as exc:
         if isinstance(exc, ManifestError):
             raise
@@ -156,12 +199,16 @@ def parse_receipt_name(name: str) -> ChunkId | None:
         return None
 
 
-def _put_rows(store: LocalStore, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
+def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
     if not rows:
         return None
-    data = parquet_bytes(rows, schema)
+    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))
+
+
+def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
+    """Write a data file of a chunk under a name that carries its bytes' digest."""
     digest = sha256_bytes(data)
     suffix = "" if chunk.attempt == 1 else f".{chunk.attempt}"
     name = f"{kind}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}{suffix}-{digest[:16]}.parquet"
     store.put(name, data)
-    return FileRef(name, len(rows), digest)
+    return FileRef(name, rows, digest)

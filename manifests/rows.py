@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from manifests.dataset import Dataset, open_parquet, reading
+from manifests.dataset import Dataset, changed_under_way, open_planned, reading, stamp_of
 from manifests.errors import DiskFullError, InputError
+from manifests.filesystems import is_url
 from manifests.labels import Pair
 from manifests.plans import ShardPlan
 
@@ -70,21 +71,36 @@ def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]])
 
 def _batches(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
+    for row, batch, path in _group_batches(dataset, lambda low, high: low < stop and high > start):
+        low, high = max(start, row), min(stop, row + batch.num_rows)
+        if low < high:
+            yield np.arange(low, high), batch.slice(low - row, high - low), path
+
+
+def _group_batches(dataset: Dataset, wants: Callable[[int, int], bool]) -> Iterator[tuple[int, pa.RecordBatch, str]]:
+    """First row id, columns and file of every batch of the row groups low..high that are wanted. A file is opened once."""
     file_first = 0
     for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
-        if file.rows and file_first < stop and file_first + file.rows > start:
-            group_starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
-            touched = [
-                number for number, (low, high) in enumerate(itertools.pairwise(group_starts)) if low < stop and high > start and high > low
-            ]
-            row = group_starts[touched[0]]
-            with open_parquet(file.path) as parquet, reading(file.path):
-                for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=touched, columns=dataset.text_columns):
-                    low, high = max(start, row), min(stop, row + batch.num_rows)
-                    if low < high:
-                        yield np.arange(low, high), batch.slice(low - row, high - low), file.path
-                    row += batch.num_rows
+        starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
+        touched = [number for number, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)]
+        if touched:
+            stamp = stamp_of(file.path)
+            with open_planned(file) as parquet, reading(file.path):
+                # by URL one row group after the other: what is asked for is fetched whole before its first row comes
+                for some in [[number] for number in touched] if is_url(file.path) else _runs(touched):
+                    row = starts[some[0]]
+                    for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=some, columns=dataset.text_columns):
+                        if stamp_of(file.path) != stamp:  # before its rows are used: they may be another file's, or half of each
+                            raise changed_under_way(file.path)
+                        yield row, batch, file.path
+                        row += batch.num_rows
         file_first += file.rows
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    """Ascending numbers as runs without gaps."""
+    gaps = [place for place, (before, after) in enumerate(itertools.pairwise(numbers), start=1) if after != before + 1]
+    return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
 
 
 def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
@@ -116,14 +132,14 @@ def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, in
 
 
 def _scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
-    """Batches that hold a needed row, in row order; row groups without one are not read."""
-    first = 0
-    for groups in dataset.group_bytes:
-        for rows, _ in groups:
-            low, high = np.searchsorted(needed, [first, first + rows])
-            if low < high:
-                yield from _batches(dataset, first, first + rows)
-            first += rows
+    """Batches of the row groups that hold a needed row, in row order; the others are not read."""
+
+    def wants(low: int, high: int) -> bool:
+        first, last = np.searchsorted(needed, [low, high])
+        return bool(first < last)
+
+    for row, batch, path in _group_batches(dataset, wants):
+        yield np.arange(row, row + batch.num_rows), batch, path
 
 
 def _plain(column: pa.Array) -> pa.Array:

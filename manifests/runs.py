@@ -11,8 +11,9 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,26 +21,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests import failpoints
-from manifests.digests import readable_json, sha256_bytes
+from manifests.digests import canonical_json, readable_json, sha256_bytes
 from manifests.errors import ManifestError
+from manifests.mixing import engines_differ
 from manifests.plans import PLAN_NAME, Plan, shard_row_ids
-from manifests.receipts import ChunkId, FileRef, Receipt, load_receipt, parse_receipt_name
+from manifests.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.records import checked, fault_of
 from manifests.schemas import LABELS, QUARANTINE
-from manifests.store import LocalStore
+from manifests.store import Store, each
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
+RECEIPTS_KEPT = 20_000
+"""Receipts that a process keeps once read (they never change): about 50 MB."""
 
 
 class Tally(NamedTuple):
-    """What a run's receipts add up to. `quarantined` counts rows by their latest status, without `ok`."""
+    """What a run's receipts add up to.
+
+    `labelled` counts labels that were asked, `reused` those taken over; `quarantined` counts rows by their latest status, without `ok`.
+    `worker_seconds` is from each worker's first row to its last commit, added up.
+    """
 
     rows: int
     labelled: int
+    reused: int
     quarantined: dict[str, int]
     chunks_done: int
     stages: dict[str, dict[str, int]]
+    worker_seconds: float = 0.0
 
     @property
     def num_quarantined(self) -> int:
@@ -52,15 +62,21 @@ class Snapshot(NamedTuple):
     Args:
         labels: label files of all attempts; together they hold each labelled row once.
         quarantine: quarantine files of each chunk's highest attempt.
+        answers: files with answers that rows share.
         engines: the different engines that made them.
+        reused_from: outputs that rows were taken over from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
+        mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
     """
 
     tally: Tally
     labels: list[FileRef]
     quarantine: list[FileRef]
+    answers: list[FileRef]
     engines: list[dict[str, Any]]
+    reused_from: list[ReusedRows]
     digest: str
+    mark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +96,10 @@ class ManifestCore:
 class RunFolder:
     """Receipts of one output, read against its plan."""
 
-    def __init__(self, store: LocalStore, plan: Plan) -> None:
+    def __init__(self, store: Store, plan: Plan) -> None:
         self.store = store
         self.plan = plan
+        self._known: dict[str, tuple[str, Receipt]] = {}
 
     def attempts(self, shard: int) -> dict[int, list[int]]:
         """Attempts committed for each chunk of a shard, ascending, from receipt names alone.
@@ -90,14 +107,22 @@ class RunFolder:
         Raises:
             ManifestError: a receipt of a chunk that the plan does not have.
         """
-        found: dict[int, list[int]] = {}
-        for name in self.store.names(f"receipts/shard-{shard:05d}"):
+        return self._by_shard(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
+
+    def attempts_of_all(self) -> dict[int, dict[int, list[int]]]:
+        """As `attempts`, for every shard that has any, from one listing."""
+        return self._by_shard(self.store.marks("receipts"))
+
+    def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
+        found: dict[int, dict[int, list[int]]] = {}
+        for name in names:
             chunk = parse_receipt_name(name)
-            if chunk is None or chunk.chunk >= len(self.plan.shards[shard].chunks):
+            if chunk is None or chunk.shard >= len(self.plan.shards) or chunk.chunk >= len(self.plan.shards[chunk.shard].chunks):
                 raise ManifestError(f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it away.")
-            found.setdefault(chunk.chunk, []).append(chunk.attempt)
-        for attempts in found.values():
-            attempts.sort()
+            found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []).append(chunk.attempt)
+        for chunks in found.values():
+            for attempts in chunks.values():
+                attempts.sort()
         return found
 
     def pending(self, shard: int) -> list[int]:
@@ -111,39 +136,74 @@ class RunFolder:
         Raises:
             ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
         """
-        for chunk, attempts in sorted(self.attempts(shard).items()):
-            if attempts != list(range(1, len(attempts) + 1)):
-                name = ChunkId(shard, chunk).receipt_name
-                raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
-            yield [self._receipt(ChunkId(shard, chunk, attempt)) for attempt in attempts]
+        yield from self._read_chunks(self.store.marks(f"receipts/shard-{shard:05d}"))
 
-    def snapshot(self) -> Snapshot:
-        """Read all receipts once."""
-        labelled = chunks_done = rows = 0
+    def _read_chunks(self, marks: Mapping[str, str]) -> Iterator[list[Receipt]]:
+        """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to answer."""
+        chunks = [
+            [ChunkId(shard, chunk, attempt) for attempt in attempts]
+            for shard, found in sorted(self._by_shard(marks).items())
+            for chunk, attempts in sorted(found.items())
+        ]
+        for ids in chunks:
+            attempts = [one.attempt for one in ids]
+            if attempts != list(range(1, len(attempts) + 1)):
+                name = ids[0]._replace(attempt=1).receipt_name
+                raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
+        names = [one.receipt_name for ids in chunks for one in ids]
+        receipts = each(self.store, lambda name: self._receipt(name, marks[name]), names)
+        for ids in chunks:
+            yield list(itertools.islice(receipts, len(ids)))
+
+    def snapshot(self, *, believes_manifest: bool = True) -> Snapshot:
+        """What all receipts say together.
+
+        Args:
+            believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take its word instead of
+                reading them all again.
+        """
+        marks = self.store.marks("receipts")
+        mark = sha256_bytes(canonical_json(marks))
+        if believes_manifest:
+            manifest = load_manifest(self.store)
+            if manifest is not None and manifest.get("receipts_mark") == mark:
+                return _snapshot_of(manifest, self.plan.num_chunks)
+        labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
         labels: list[FileRef] = []
         quarantine: list[FileRef] = []
+        answers: list[FileRef] = []
         engines: dict[str, dict[str, Any]] = {}
+        sources: Counter[ReusedRows] = Counter()
+        spans: dict[str, tuple[str, str]] = {}  # by worker: its first start and last commit
         digest = hashlib.sha256()
-        for shard in range(len(self.plan.shards)):
-            for receipts in self.chunk_receipts(shard):
-                chunks_done += 1
-                rows += self.plan.shards[shard].chunks[receipts[0].chunk]
-                latest = receipts[-1]
-                quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
-                quarantine += [latest.quarantine] if latest.quarantine else []
-                for receipt in receipts:
-                    labels += [receipt.labels] if receipt.labels else []
-                    labelled += receipt.labels.rows if receipt.labels else 0
+        for receipts in self._read_chunks(marks):
+            latest = receipts[-1]
+            chunks_done += 1
+            rows += self.plan.shards[latest.shard].chunks[latest.chunk]
+            quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+            quarantine += [latest.quarantine] if latest.quarantine else []
+            for receipt in receipts:
+                labels += [receipt.labels] if receipt.labels else []
+                answers += [receipt.answers] if receipt.answers else []
+                reused += receipt.rows_reused
+                labelled += receipt.labels.rows - receipt.rows_reused if receipt.labels else 0
+                for source in receipt.reused:
+                    sources[replace(source, rows=0)] += source.rows
+                first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
+                spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
+                if receipt.engine:
                     engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
-                    for stage, counts in receipt.stages.items():
-                        stages.setdefault(stage, Counter()).update(counts)
-                    files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
-                    digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+                for stage, counts in receipt.stages.items():
+                    stages.setdefault(stage, Counter()).update(counts)
+                files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+                files += [receipt.answers.sha256] if receipt.answers else []
+                digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
         plain = {stage: dict(counts) for stage, counts in stages.items()}
-        tally = Tally(rows, labelled, dict(quarantined), chunks_done, plain)
-        return Snapshot(tally, labels, quarantine, list(engines.values()), digest.hexdigest())
+        tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
+        reused_from = [replace(source, rows=count) for source, count in sources.items()]
+        return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -188,11 +248,13 @@ class RunFolder:
         """
         planned_R = shard_row_ids(self.store, self.plan.shards[shard])
         bounds = [0, *itertools.accumulate(self.plan.shards[shard].chunks)]
-        for receipts in self.chunk_receipts(shard):
+        chunks = list(self.chunk_receipts(shard))
+        rows = each(self.store, lambda receipts: self._rows_of(receipts, check_bytes=check_bytes), chunks)
+        for receipts, found_R in zip(chunks, rows, strict=True):
             chunk = receipts[0].chunk
-            found_R = self._rows_of(receipts, check_bytes=check_bytes)
             _compare(planned_R[bounds[chunk] : bounds[chunk + 1]], found_R, f"{self.store.root}: shard {shard}, chunk {chunk}")
-        missing = self.pending(shard)
+        done = {receipts[0].chunk for receipts in chunks}
+        missing = [chunk for chunk in range(len(bounds) - 1) if chunk not in done]
         if missing:
             raise ManifestError(
                 f"{self.store.root}: shard {shard} is not finished: {len(missing)} of {len(bounds) - 1} chunks have no receipt "
@@ -223,23 +285,67 @@ class RunFolder:
         found: np.ndarray = self.table(file, schema, ["row_id"], check_bytes=check_bytes).column("row_id").to_numpy()
         return found
 
-    def _receipt(self, chunk: ChunkId) -> Receipt:
-        receipt = load_receipt(self.store, chunk.receipt_name)
+    def _receipt(self, name: str, mark: str) -> Receipt:
+        known = self._known.get(name)
+        if known is not None and known[0] == mark:
+            return known[1]
+        receipt = load_receipt(self.store, name)
         if receipt.fingerprint != self.plan.fingerprint:
             raise ManifestError(
-                f"{self.store.root}/{chunk.receipt_name}: belongs to another job (fingerprint {receipt.fingerprint[:12]}, "
+                f"{self.store.root}/{name}: belongs to another job (fingerprint {receipt.fingerprint[:12]}, "
                 f"the plan's is {self.plan.fingerprint[:12]}). Move it away to have the chunk done again."
             )
+        if len(self._known) < RECEIPTS_KEPT:
+            self._known[name] = mark, receipt
         return receipt
 
 
+def _seconds(spans: Iterable[tuple[str, str]]) -> float:
+    return round(sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3)
+
+
+def _snapshot_of(manifest: dict[str, Any], num_chunks: int) -> Snapshot:
+    """What the receipts say by the word of a manifest that was made of them."""
+    rows = manifest["rows"]
+    tally = Tally(
+        rows["in"],
+        rows["labelled"],
+        rows["reused"],
+        manifest["quarantined_by_status"],
+        num_chunks,
+        manifest["stages"],
+        manifest["worker_seconds"],
+    )
+    files = {kind: [FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine", "answers")}
+    reused_from = [checked(ReusedRows, source) for source in manifest["reused_from"]]
+    return Snapshot(
+        tally,
+        files["labels"],
+        files["quarantine"],
+        files["answers"],
+        manifest["engines"],
+        reused_from,
+        manifest["receipts_sha256"],
+        manifest["receipts_mark"],
+    )
+
+
 def build_manifest(
-    folder: RunFolder, found: Snapshot, *, spec: dict[str, Any], max_failed_fraction: float, relabel_version: str
+    folder: RunFolder,
+    found: Snapshot,
+    *,
+    spec: dict[str, Any],
+    max_failed_fraction: float,
+    relabel_version: str,
+    canaries: Sequence[dict[str, Any]] = (),
+    allow_mixed: bool = False,
 ) -> dict[str, Any]:
     """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
 
     Args:
         found: the receipts, read under the manifest's lock.
+        canaries: what asking labelled rows again came to.
+        allow_mixed: the user allowed labels of different engines in one output.
     Raises:
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
@@ -253,30 +359,36 @@ def build_manifest(
         "fingerprint": plan.fingerprint,
         "plan_sha256": sha256_bytes(folder.store.read(PLAN_NAME)),
         "receipts_sha256": found.digest,
-        "rows": {"in": proved, "labelled": tally.labelled, "reused": 0, "quarantined": tally.num_quarantined},
+        "receipts_mark": found.mark,
+        "rows": {"in": proved, "labelled": tally.labelled, "reused": tally.reused, "quarantined": tally.num_quarantined},
         "quarantined_by_status": dict(sorted(tally.quarantined.items())),
         "conservation": "rows in = labelled + reused + quarantined, compared as multisets of row ids",
         "failed_fraction": round(failed, 6),
         "max_failed_fraction": max_failed_fraction,
         "over_limit": failed > max_failed_fraction,
         "stages": tally.stages,
+        "worker_seconds": tally.worker_seconds,
         "engines": found.engines,
+        "mixed": {"allowed": allow_mixed, "differences": engines_differ(found.engines)},
+        "canary": list(canaries),
+        "reused_from": [asdict(source) for source in found.reused_from],
         "provenance": plan.parts,
         "inputs": [file._asdict() for file in plan.files],
         "spec": spec,
         "labels": [asdict(file) for file in found.labels],
         "quarantine": [asdict(file) for file in found.quarantine],
+        "answers": [asdict(file) for file in found.answers],
     }
 
 
-def write_manifest(store: LocalStore, manifest: dict[str, Any]) -> None:
+def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
     """Make the manifest durable: the last file of a run, replaced after a retry."""
     failpoints.hit("before_manifest")
     store.put(MANIFEST_NAME, readable_json(manifest))
     failpoints.hit("after_manifest")
 
 
-def load_manifest(store: LocalStore) -> dict[str, Any] | None:
+def load_manifest(store: Store) -> dict[str, Any] | None:
     """The manifest of an output, or None if the run has not finished.
 
     Raises:

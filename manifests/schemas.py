@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 added `key` and `origin` to labels, and the answers that rows share."""
+
+KEY_BYTES = 16
 
 _PROBS = pa.list_(pa.float32())
 
@@ -63,9 +66,33 @@ LABELS = pa.schema(
         ("prompt_tokens", pa.int32()),
         ("output_tokens", pa.int32()),
         ("reused", pa.bool_()),
+        ("key", pa.binary(KEY_BYTES)),
+        ("origin", pa.string()),
     ],
     metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
 )
+
+"""`key` is the label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked a
+row that was taken over, null where this run asked."""
+
+DISTRIBUTION = pa.struct([("name", pa.string()), ("probs", pa.list_(pa.float64())), ("outside_mass", pa.float64())])
+"""A decision's distribution as the engine gave it; float64, so that a row read from it equals one read from the answer."""
+
+ANSWERS = pa.schema(
+    [
+        ("key", pa.binary(KEY_BYTES)),
+        ("stage", pa.string()),
+        ("text", pa.string()),
+        ("finish", pa.string()),
+        ("distributions", pa.list_(DISTRIBUTION)),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("flags", pa.list_(pa.string())),
+        ("origin", pa.string()),
+    ],
+    metadata={"relabel.schema": f"answers-{SCHEMA_VERSION}"},
+)
+"""Answers that the rows of a query share (r3a's intents): kept, so that a later run need not ask them again."""
 
 TRY = pa.struct([("stage", pa.string()), ("attempt", pa.int32()), ("finish", pa.string()), ("text", pa.string()), ("reason", pa.string())])
 """One answer that was not readable: where, which attempt, how it ended, its whole text, and what was wrong with it."""
@@ -105,6 +132,22 @@ class LabelRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     reused: bool
+    key: bytes | None = None
+    origin: str | None = None
+
+
+class AnswerRow(NamedTuple):
+    """One row of `ANSWERS`, in its column order; distributions are dicts with the fields of `DISTRIBUTION`."""
+
+    key: bytes
+    stage: str
+    text: str
+    finish: str
+    distributions: list[dict[str, Any]]
+    prompt_tokens: int
+    output_tokens: int
+    flags: list[str]
+    origin: str | None
 
 
 class QuarantineRow(NamedTuple):
@@ -120,20 +163,25 @@ class QuarantineRow(NamedTuple):
     output_tokens: int
 
 
-def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow], schema: pa.Schema) -> bytes:
+def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:
     """The Parquet file of some rows, the same bytes for the same rows.
 
     Args:
         rows: at least one, each with one value a column of `schema`.
     """
     arrays = [_array(list(values), field.type) for field, values in zip(schema, zip(*rows, strict=True), strict=True)]
+    return table_bytes(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """The Parquet file of a table, the same bytes for the same rows."""
     sink = io.BytesIO()
     # No dictionaries and no statistics for a file of a few hundred rows: measured at half the writer's time. Page checksums, so that a
     # flipped bit is an error and not a label.
     with pq.ParquetWriter(
-        sink, schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
+        sink, table.schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
     ) as writer:
-        writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        writer.write_table(table)
     return sink.getvalue()
 
 

@@ -140,6 +140,17 @@ class RunSpec(Spec):
     """Rows per commit. Small enough that a kill costs at most half a minute of engine time."""
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""
+    allow_mixed: bool = False
+    """Let labels of different engines (family, version, model, precision, kind of device) stand in one output; the manifest says so."""
+    lease_s: float = Field(60.0, ge=3.0, le=3600.0)
+    """On object storage: a worker that did not renew its lease of a shard for so many seconds counts as dead, and another takes over."""
+    store_retry_s: float = Field(120.0, ge=0.0, le=3600.0)
+    """A storage request that is throttled, fails or is not answered is tried again for so many seconds; then the run ends with code 20."""
+    single_writer: bool = False
+    """Work on storage without conditional writes. You vouch that never more than one process writes to this output."""
+    ask_timeout_s: float = Field(1800.0, gt=0.0, le=1e6)
+    """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour: with its wait behind
+    others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a CPU."""
 
 
 class JobSpec(Spec):
@@ -159,6 +170,25 @@ class JobSpec(Spec):
     """Units that cron or a scheduler hands out."""
     run: RunSpec = RunSpec()
     """Chunking and limits."""
+    reuse: tuple[str, ...] = ()
+    """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the same. The first that has
+    a row's label wins. No part of the job's fingerprint."""
+    canary: int = Field(0, ge=0, le=100_000)
+    """Rows that are labelled already to ask again at the start of a run that would put new labels beside old ones; 0 is off. 200 tell a
+    flip rate of 5 % from one of 1 %."""
+    max_flip_rate: Fraction = 0.05
+    """Share of the canary's rows whose grade may change; above it nothing is committed and the run ends with exit code 5. Batches alone
+    flip one or two rows of a hundred at temperature 0."""
+    cost_per_gpu_hour: float | None = Field(None, ge=0.0)
+    """Price of an hour of one GPU, in whatever currency; `plan` then says what a run would cost."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem (`{s3: {profile: prod, endpoint_url: …}}`), for all paths of the job. Taken for
+    secrets: never written anywhere. Better left out where variables and profiles will do."""
+
+    @field_validator("reuse", mode="before")
+    @classmethod
+    def _one_output_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 def nearest(word: str, known: list[str]) -> str | None:
@@ -193,6 +223,8 @@ _YAML_HINTS = {"string_type": " (in YAML, put it in quotes)", "tuple_type": " (a
 
 def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
+    if fault["loc"][:1] == ("storage_options",):  # its values are secrets
+        return f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: prod}}}}"
     if fault["type"] == "extra_forbidden":
         known = _known_keys(model, fault["loc"][:-1])
         key = str(fault["loc"][-1])

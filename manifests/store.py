@@ -1,52 +1,69 @@
-"""The folder that a run owns: durable writes, commits by create-if-absent, listings. Local disks now; object stores get the same verbs.
+"""Where a run keeps what it owns: one set of verbs for a local folder and for object storage.
 
-Names are relative, with `/`, and can't leave the root. A write is durable when the call returns: the bytes were synced under a
-temporary name before the final name came to exist, and the folder was synced after.
+Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the commit: of many callers
+exactly one gets True. `local_store.py` does this with links and fsync, `object_store.py` with conditional puts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
-import os
-import secrets
-import socket
-import time
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Protocol, TypeVar
 
-from manifests import failpoints
-from manifests.errors import DiskFullError, ManifestError, StoreError
+from manifests.errors import ManifestError
+from manifests.filesystems import is_url
 
-TEMP_PREFIX = ".tmp-"
-ABANDONED_S = 3600.0
-"""Age at which a temporary file is nobody's any more, seconds: no write takes that long."""
-_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+_AT_A_TIME = 1024
 
 
-class LocalStore:
-    """A run's folder on a local or network file system.
+class Lock(Protocol):
+    """Who works on a thing: held by one live process, freed by its `release` or its death."""
 
-    Args:
-        root: the folder; made at the first write.
+    @property
+    def epoch(self) -> int:
+        """How many holders there were, this one included; 0 where the kernel keeps the lock and nobody counts."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has it by now, because this one did not renew it in time."""
+
+    def acquire(self, *, waits: bool = False) -> None:
+        """Take the lock.
+
+        Args:
+            waits: until its holder lets go or is dead, instead of failing at once.
+        Raises:
+            LockHeldError: a live process holds it.
+            StoreError: the store can't lock.
+        """
+
+    def release(self) -> None:
+        """Let go; safe to call twice."""
+
+
+class Store(Protocol):
+    """A run's output.
+
+    Attributes:
+        root: what to call the place in a message.
+        readers: how many reads are worth having under way at once.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self._known_folders: set[Path] = set()
+    @property
+    def root(self) -> str: ...
+    @property
+    def readers(self) -> int: ...
 
-    def path(self, name: str) -> Path:
-        """Where a name lies.
+    def prove(self) -> None:
+        """See, before the first write, that commits will be single here; once a process, later calls do nothing.
 
         Raises:
-            ManifestError: the name is absolute or climbs out of the root.
+            StoreError: the storage ignores conditions, so that two workers could commit one chunk.
         """
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-            raise ManifestError(f"{self.root}: the name {name!r} leaves the folder; refusing to follow it.")
-        return self.root.joinpath(*pure.parts)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file.
@@ -55,112 +72,97 @@ class LocalStore:
             FileNotFoundError: there is none.
             StoreError: it can't be read.
         """
-        path = self.path(name)
-        with told("read", path, is_missing_fine=True):
-            return path.read_bytes()
 
     def names(self, folder: str) -> list[str]:
         """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
-        path = self.path(folder)
-        try:
-            with told("list", path, is_missing_fine=True), os.scandir(path) as entries:
-                found = [entry.name for entry in entries if not entry.name.startswith(TEMP_PREFIX)]
-        except FileNotFoundError:
-            return []
-        return sorted(f"{folder}/{name}" for name in found)
+
+    def marks(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with a mark that changes when its bytes do. Reads no file."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
-        path = self.path(name)
-        with told("write", path):
-            temp = self._synced_temp(path, data)
-            failpoints.hit("before_temp_rename")
-            temp.replace(path)
-            _sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file durably if there is none of that name; in a race exactly one caller gets True.
+        """Write a file durably if there is none of that name; of callers with different bytes exactly one gets True.
 
         Returns:
-            False if the name exists already (its bytes are left as they are).
+            False if the name exists already with other bytes (they are left as they are).
         """
-        path = self.path(name)
-        with told("write", path):
-            temp = self._synced_temp(path, data)
-            failpoints.hit("before_temp_rename")
-            try:
-                os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
-            except FileExistsError:
-                return False
-            finally:
-                temp.unlink()
-            _sync_folder(path.parent)
-            return True
 
     def sweep(self, folder: str) -> int:
-        """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
+        """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many."""
 
-        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may be at work.
+    def lock(self, name: str, what: str) -> Lock:
+        """The lock of that name in `leases/`, not yet taken.
+
+        Args:
+            what: what it locks, for messages.
         """
-        path = self.path(folder) if folder else self.root
-        if not path.is_dir():
-            return 0
-        left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX) and _is_abandoned(entry)]
-        for entry in left:
-            entry.unlink(missing_ok=True)
-        return len(left)
 
-    def _synced_temp(self, path: Path, data: bytes) -> Path:
-        if path.parent not in self._known_folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._known_folders.add(path.parent)
-        temp = path.with_name(f"{TEMP_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            with temp.open("xb") as file:
-                file.write(data)
-                file.flush()
-                failpoints.hit("before_temp_sync")
-                os.fsync(file.fileno())
-        except OSError:
-            temp.unlink(missing_ok=True)
-            raise
-        return temp
+    def is_locked(self, name: str) -> bool:
+        """Whether a live process holds that lock, without taking it for longer than the look."""
+
+    def log(self, name: str, text: str) -> None:
+        """Add lines to a log for people. Never synced, may be held back for a while; a log that can't be written raises nothing.
+
+        Raises:
+            OSError: it can't be written.
+        """
+
+    def close(self) -> None:
+        """Write out what was held back. The store can be used again afterwards."""
 
 
-def _is_abandoned(temp: Path) -> bool:
-    try:
-        if time.time() - temp.stat().st_mtime > ABANDONED_S:
-            return True
-    except OSError:
-        return False
-    host, _, rest = temp.name.removeprefix(TEMP_PREFIX).partition("-")
-    pid = rest.partition("-")[0]
-    return host == _HOST and pid.isdigit() and not Path(f"/proc/{pid}").exists()
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[None]:
-    """Turn the operating system's refusals into ours.
+def open_store(url: str | Path, *, single_writer: bool = False, lease_s: float | None = None) -> Store:
+    """The store behind a path or URL. Touches nothing yet.
 
     Args:
-        verb: what was tried, for the message.
-        is_missing_fine: let FileNotFoundError through, for callers that expect it.
+        url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
+        single_writer: the user vouches that only one process writes, so that a store without conditional writes will do.
+        lease_s: time after which a lease that is not renewed is dead, seconds, on stores that have leases.
+    Raises:
+        MissingExtraError, StoreError: no way to that kind of storage from here.
     """
-    try:
-        yield
-    except OSError as exc:
-        if is_missing_fine and isinstance(exc, FileNotFoundError):
-            raise
-        if exc.errno in _FULL:
-            raise DiskFullError(
-                f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same command again."
-            ) from exc
-        raise StoreError(f"{path}: can't {verb} it ({exc.strerror or exc}). Check the path and its permissions.") from exc
+    text = str(url)
+    if text.startswith(("file://", "local://")):
+        text = text.partition("://")[2]
+    if not is_url(text):
+        from manifests.local_store import LocalStore
+
+        return LocalStore(text)
+    from manifests.object_store import open_object_store
+
+    return open_object_store(text, single_writer=single_writer, lease_s=lease_s)
+
+
+def shard_lock(store: Store, shard: int) -> Lock:
+    """The lock of one shard."""
+    return store.lock(shard_lock_name(shard), f"shard {shard}")
+
+
+def shard_lock_name(shard: int) -> str:
+    """What the lock of a shard is called."""
+    return f"shard-{shard:05d}"
+
+
+def parts_of(name: str, root: str) -> tuple[str, ...]:
+    """The steps of a name.
+
+    Raises:
+        ManifestError: it is absolute or climbs out of the root.
+    """
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise ManifestError(f"{root}: the name {name!r} leaves the folder; refusing to follow it.")
+    return pure.parts
+
+
+def each(store: Store, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
+    """`map`, with as many calls under way as the store deserves; results in the order of the items."""
+    if store.readers <= 1:
+        yield from map(function, items)
+        return
+    left = iter(items)
+    with ThreadPoolExecutor(store.readers, thread_name_prefix="read") as pool:
+        while some := list(itertools.islice(left, _AT_A_TIME)):
+            yield from pool.map(function, some)

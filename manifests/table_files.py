@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import fsspec
-
 from manifests.dataset import PARQUET_SUFFIXES, open_parquet, reading
 from manifests.errors import InputError
+from manifests.filesystems import is_url
 from manifests.specs import nearest
+from manifests.url_files import read_url
 
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".ndjson")
+FILE_SUFFIXES = (*PARQUET_SUFFIXES, *JSON_SUFFIXES, *DELIMITERS)
+"""Names that end so are tables, whatever lies there."""
 
 Choice = Callable[[list[str]], Sequence[str]]
 """The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
@@ -113,9 +115,8 @@ def as_ids(values: Sequence[Any], *, path: str, column: str) -> list[str]:
 
 def _text(path: str) -> str:
     with reading(path):
-        if "://" in path:
-            with fsspec.open(path, "rb") as file:
-                data: bytes = file.read()
+        if is_url(path):
+            data = read_url(path)
         else:
             if Path(path).is_dir():
                 raise InputError(f"{path}: a folder; one file is wanted.")

@@ -1,22 +1,34 @@
-"""`evaluate`: labels beside human grades."""
+"""`evaluate`: labels beside human grades, and students beside their teacher."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs import log_format
 from jobs.commands.options import emit, output_option
 from jobs.exits import Exit
 
+if TYPE_CHECKING:
+    from jobs.judging import JudgingOptions
+    from manifests.gates import Gate, GateVerdict
 
-@click.command(epilog="Example: relabel evaluate out/ecom --qrels pairs.parquet --grade grade")
-@click.argument("labels", nargs=-1, required=True, metavar="LABELS...")
+
+@click.command(epilog="Example: relabel evaluate out/ecom out/scores --qrels pairs.parquet --require 'macro_f1>=0.9*teacher'")
+@click.argument("labels", nargs=-1, required=True, metavar="[NAME=]LABELS...")
 @click.option(
     "--qrels",
-    required=True,
     metavar="FILE",
     help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; a run's own input; or LABELS itself.",
+)
+@click.option("--pool", is_flag=True, help="Judge several LABELS as one set instead of comparing them.")
+@click.option(
+    "--require",
+    "require",
+    multiple=True,
+    metavar="GATE",
+    help="Exit 5 unless this holds: 'macro_f1>=0.6', 'macro_f1>=0.9*teacher', 'teacher.kl<=0.1'. Repeatable.",
 )
 @click.option("--label", default="grade", show_default=True, metavar="COL", help="Label column of a label file.")
 @click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
@@ -44,7 +56,9 @@ from jobs.exits import Exit
 @output_option
 def evaluate(
     labels: tuple[str, ...],
-    qrels: str,
+    qrels: str | None,
+    pool: bool,
+    require: tuple[str, ...],
     label: str,
     grade: str | None,
     by: str | None,
@@ -60,15 +74,17 @@ def evaluate(
     allow_partial: bool,
     output: str,
 ) -> int:
-    """Judge labels by human grades.
+    """Judge labels by human grades, or compare a student with its teacher and both with humans.
 
-    LABELS are outputs of finished runs, or files with a label column; several are judged as one set. Figures: accuracy, F1, AUC,
-    Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and Brier, each with a 95 % interval from
-    resampled queries. docs/evaluate.md says what each is.
+    LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of several the first
+    is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared with it over the rows that both have:
+    KL, agreement and Kendall tau against the teacher and, with --qrels, all figures of both and the student's difference.
+
+    Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and Brier, each with
+    a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
-    from jobs.evaluation_text import evaluation_text
-    from jobs.judging import JudgingOptions, judge
-    from manifests import evaluation
+    from jobs.judging import JudgingOptions
+    from manifests.gates import parse_flag
     from manifests.qrels import parse_map
 
     options = JudgingOptions(
@@ -84,20 +100,77 @@ def evaluate(
         where=_pairs(where),
         allow_partial=allow_partial,
     )
+    gates = [parse_flag(text) for text in require]
+    if len(labels) == 1 or pool:
+        if qrels is None:
+            raise click.UsageError("Missing option '--qrels'. One set is judged by human grades; give a second set to compare it with.")
+        return _judge(labels, options, gates, calibrate, resamples, seed, output)
+    if calibrate is not None:
+        raise click.UsageError("--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool.")
+    return _compare(labels, options, gates, resamples, seed, output)
+
+
+def _judge(
+    labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], calibrate: Any, resamples: int, seed: int, output: str
+) -> int:
+    """One set, or several as one, by human grades."""
+    from jobs.evaluation_text import evaluation_text
+    from jobs.judging import judge
+    from manifests import evaluation
+    from manifests.gates import judge_gates
+
     judging = judge(labels, options)
     found = evaluation.evaluate(judging.judged, resamples=resamples, seed=seed, calibrate=calibrate)
+    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
+    code = _code(verdicts)
     result = {
         "labels": judging.sources,
-        "qrels": qrels,
+        "qrels": options.qrels,
         "joined_by": judging.joined_by,
         "counts": judging.counts,
         "resamples": resamples,
         "seed": seed,
         **found.plain(),
+        "gates": [verdict.plain() for verdict in verdicts],
         "notes": [*judging.notes, *found.notes],
+        "exit_code": int(code),
     }
     emit(result, evaluation_text(result), output)
-    return Exit.DONE
+    return _concluded(verdicts, code)
+
+
+def _compare(labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str) -> int:
+    """Every other set beside the teacher's."""
+    from jobs.comparing import compare_sets
+    from jobs.comparison_text import comparison_text
+
+    found = compare_sets(labels, options, gates, resamples=resamples, seed=seed)
+    verdicts = [verdict for comparison in found.comparisons for verdict in comparison.gates]
+    code = _code(verdicts)
+    result = {
+        "sets": found.sets,
+        "qrels": options.qrels,
+        "grades": found.grades,
+        "resamples": resamples,
+        "seed": seed,
+        "comparisons": [comparison.plain() for comparison in found.comparisons],
+        "notes": found.notes,
+        "exit_code": int(code),
+    }
+    emit(result, comparison_text(result), output)
+    return _concluded(verdicts, code)
+
+
+def _code(verdicts: list[GateVerdict]) -> Exit:
+    return Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
+
+
+def _concluded(verdicts: list[GateVerdict], code: Exit) -> int:
+    """Say on stderr which gates refused."""
+    for verdict in verdicts:
+        if not verdict.has_passed:
+            log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
+    return code
 
 
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:

@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import date_option, emit, log_option, output_option, table
+from jobs.estimating import plan_against_actual
 from jobs.exits import Exit
-from jobs.job_files import read_settings
-from manifests.errors import ConfigError, ManifestError
+from jobs.job_files import read_settings, use_storage
+from manifests.errors import ConfigError, ManifestError, UsageError
 from manifests.plans import PLAN_NAME, load_plan
+from manifests.receipts import Receipt
 from manifests.runs import RunFolder, load_manifest
-from manifests.schemas import LABELS
-from manifests.store import LocalStore
+from manifests.schemas import ANSWERS, LABELS
+from manifests.store import open_store, shard_lock_name
 
 SHARDS_SHOWN = 20
+SHOWN_OUTSIDE = 4
 
 
 @click.command(epilog="Example: relabel status out/ecom")
 @click.argument("target", metavar="JOB.YAML|OUTPUT")
+@date_option
+@log_option
 @output_option
-def status(target: str, output: str) -> int:
+def status(target: str, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
-    folder = _folder(target)
+    folder = _folder(target, day)
     plan = folder.plan
     found = folder.snapshot()
     tally = found.tally
     shards = []
+    attempts = folder.attempts_of_all()
     for number, shard in enumerate(plan.shards):
-        done = len(shard.chunks) - len(folder.pending(number))
-        state = "done" if done == len(shard.chunks) else "running" if _is_locked(folder.store, number) else "open"
+        done = len(attempts.get(number, ()))
+        state = "done" if done == len(shard.chunks) else "running" if folder.store.is_locked(shard_lock_name(number)) else "open"
         shards.append({"shard": number, "rows": shard.rows, "chunks": len(shard.chunks), "chunks_done": done, "state": state})
     manifest = load_manifest(folder.store)
     result: dict[str, Any] = {
         "name": plan.name,
-        "output": str(folder.store.root),
+        "output": folder.store.root,
         "fingerprint": plan.fingerprint,
         "rows": plan.rows,
         "rows_done": tally.rows,
         "labelled": tally.labelled,
+        "reused": tally.reused,
         "quarantined": tally.num_quarantined,
         "quarantined_by_status": tally.quarantined,
         "chunks": plan.num_chunks,
@@ -51,6 +56,7 @@ def status(target: str, output: str) -> int:
         "is_finished": manifest is not None and manifest["receipts_sha256"] == found.digest,
         "over_limit": manifest["over_limit"] if manifest else None,
         "stages": tally.stages,
+        "plan_against_actual": plan_against_actual(folder.store, tally),
         "shards": shards,
     }
     emit(result, _status_text(result), output)
@@ -59,28 +65,32 @@ def status(target: str, output: str) -> int:
 
 @click.command(epilog="Example: relabel verify out/ecom")
 @click.argument("target", metavar="JOB.YAML|OUTPUT")
+@date_option
+@log_option
 @output_option
-def verify(target: str, output: str) -> int:
+def verify(target: str, day: str | None, output: str) -> int:
     """Prove that no row is lost or doubled, that no committed file changed, and that every label is one.
 
     Compares multisets of row ids with the plan, each file's sha256 with its receipt, and each label with its own distribution.
     Exits 3 at the first thing that does not hold.
     """
-    folder = _folder(target)
+    folder = _folder(target, day)
     rows = labels = files = 0
     for shard in range(len(folder.plan.shards)):
         rows += folder.prove_shard(shard, check_bytes=True)
         for receipts in folder.chunk_receipts(shard):
             for receipt in receipts:
-                files += sum(1 for file in (receipt.labels, receipt.quarantine) if file)
+                files += sum(1 for file in (receipt.labels, receipt.quarantine, receipt.answers) if file)
+                if receipt.answers:
+                    folder.table(receipt.answers, ANSWERS)
                 if receipt.labels:
-                    labels += _check_labels(folder, receipt.labels)
+                    labels += _check_labels(folder, receipt)
     manifest = load_manifest(folder.store)
     if manifest is None:
         raise ManifestError(f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it.")
-    found = folder.snapshot()
+    found = folder.snapshot(believes_manifest=False)
     tally = found.tally
-    counted = {"in": rows, "labelled": labels, "reused": 0, "quarantined": tally.num_quarantined}
+    counted = {"in": rows, "labelled": labels - tally.reused, "reused": tally.reused, "quarantined": tally.num_quarantined}
     listed = [manifest["fingerprint"], manifest["rows"], manifest["receipts_sha256"], manifest["labels"], manifest["quarantine"]]
     files_now = [[asdict(file) for file in group] for group in (found.labels, found.quarantine)]
     if listed != [folder.plan.fingerprint, counted, found.digest, *files_now]:
@@ -88,20 +98,26 @@ def verify(target: str, output: str) -> int:
             f"{folder.store.root}/manifest.json: does not say what the receipts say (rows {manifest['rows']}, by receipts {counted}). "
             "Run the job again to write it anew."
         )
-    result = {"output": str(folder.store.root), "rows": rows, "labelled": labels, "quarantined": tally.num_quarantined, "files": files}
-    sums = f"{rows:,} rows in = {labels:,} labelled + 0 reused + {tally.num_quarantined:,} quarantined"
+    result = {"output": folder.store.root, **counted, "files": files}
+    result["rows"] = result.pop("in")
+    sums = f"{rows:,} rows in = {counted['labelled']:,} labelled + {tally.reused:,} reused + {tally.num_quarantined:,} quarantined"
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
     emit(result, text, output)
     return Exit.DONE
 
 
-def _check_labels(folder: RunFolder, file: Any) -> int:
-    """Rows of a label file; raises if one is no label: no grade, off the scale, probabilities that are none."""
+def _check_labels(folder: RunFolder, receipt: Receipt) -> int:
+    """Rows of a label file; raises if one is no label: no grade, off the scale, probabilities that are none; or taken over unsaid."""
     import numpy as np
 
+    assert receipt.labels is not None
+    file = receipt.labels
     grades = int(folder.plan.parts["labeler"]["grades"])
-    held = folder.table(file, LABELS, ["status", "grade", "probs"], check_bytes=False)
+    held = folder.table(file, LABELS, ["status", "grade", "probs", "reused"], check_bytes=False)
     where = f"{folder.store.root}/{file.path}"
+    reused = sum(held["reused"].to_pylist())
+    if reused != receipt.rows_reused:
+        raise ManifestError(f"{where}: {reused:,} rows are marked as reused, its receipt says {receipt.rows_reused:,}.")
     values = held["grade"].to_numpy()
     is_on_scale = not held["grade"].null_count and values.min() >= 0 and values.max() < grades
     if not is_on_scale or set(held["status"].to_pylist()) != {"ok"}:
@@ -116,33 +132,27 @@ def _check_labels(folder: RunFolder, file: Any) -> int:
     return int(held.num_rows)
 
 
-def _folder(target: str) -> RunFolder:
+def _folder(target: str, day: str | None) -> RunFolder:
     root = target
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
-        root = read_settings(target)[0].get("output", "")
+        values = read_settings(target, day=day)[0]
+        use_storage(values, where=target)
+        root = values.get("output", "")
         if not isinstance(root, str) or not root:
             raise ConfigError(f"{target}: `output` is missing")
-    store = LocalStore(root)
+    elif day is not None:
+        raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
+    store = open_store(root)
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned.")
     return RunFolder(store, plan)
 
 
-def _is_locked(store: LocalStore, shard: int) -> bool:
-    """Whether a live process holds the shard, without taking its lock for longer than the look."""
-    path = store.path(f"leases/shard-{shard:05d}.lock")
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+def _against_text(lines: list[dict[str, Any]]) -> str:
+    outside = [line for line in lines if not line["is_within"]]
+    named = "".join(f"; {line['figure']} {line['actual']:,.6g}, planned {line['planned'][1]:,.6g}" for line in outside[:SHOWN_OUTSIDE])
+    return f"{len(lines) - len(outside):,} of {len(lines):,} figures within their intervals{named}"
 
 
 def _status_text(result: dict[str, Any]) -> str:
@@ -151,9 +161,12 @@ def _status_text(result: dict[str, Any]) -> str:
     rows = [
         ("rows", f"{result['rows_done']:,} of {result['rows']:,} done"),
         ("labelled", f"{result['labelled']:,}"),
+        ("reused", f"{result['reused']:,}"),
         ("quarantined", f"{result['quarantined']:,}" + (f" ({by_status})" if by_status else "")),
         ("chunks", f"{result['chunks_done']:,} of {result['chunks']:,}"),
     ]
+    if result["plan_against_actual"] and result["is_finished"]:
+        rows.append(("against plan", _against_text(result["plan_against_actual"])))
     open_shards = [shard for shard in result["shards"] if shard["state"] != "done"]
     rows.append(("shards", f"{len(result['shards']) - len(open_shards):,} of {len(result['shards']):,} done"))
     rows += [

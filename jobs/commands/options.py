@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from jobs import log_format
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -24,6 +26,26 @@ def job_options(command: Command) -> Command:
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the job file, for instance engine.seed=3. Repeatable."
     )(command)
     return click.argument("job_file", metavar="JOB.YAML")(command)
+
+
+def date_option(command: Command) -> Command:
+    """`--date`: the day that `${date}` in the job file means."""
+    return click.option("--date", "day", metavar="YYYY-MM-DD", help="The day that ${date} in the job file means; today in UTC by default.")(
+        command
+    )
+
+
+def log_option(command: Command) -> Command:
+    """`--log-format text|json`: the form of stderr. Already in force when the command begins (see `jobs.cli`)."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(log_format.FORMATS),
+        default="text",
+        show_default=True,
+        envvar=log_format.VARIABLE,
+        expose_value=False,
+        help="Form of the lines on stderr: for people, or one JSON object each.",
+    )(command)
 
 
 def emit(result: dict[str, Any], text: str, output: str) -> None:

@@ -19,6 +19,9 @@ from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from jobs.job_files import load_job
 from manifests.errors import RelabelError, StoreError, UsageError
+from manifests.filesystems import is_url
+from manifests.specs import JobSpec
+from manifests.store import open_store
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
@@ -52,14 +55,16 @@ def init(path: str, force: bool, output: str) -> int:
 
 
 @click.command(epilog="Example: relabel schema job > job.schema.json")
-@click.argument("what", type=click.Choice(["job", "labels", "quarantine"]))
+@click.argument("what", type=click.Choice(["job", "student", "labels", "quarantine"]))
 @output_option
 def schema(what: str, output: str) -> int:
-    """Print the JSON Schema of a job file, or the columns of label and quarantine files."""
-    if what == "job":
+    """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
+    if what in ("job", "student"):
+        from distill.specs import student_schema
         from jobs.job_schema import job_schema
 
-        click.echo(json.dumps(job_schema(), indent=None if output == "json" else 2, ensure_ascii=False))
+        found_schema = job_schema() if what == "job" else student_schema()
+        click.echo(json.dumps(found_schema, indent=None if output == "json" else 2, ensure_ascii=False))
         return Exit.DONE
     from manifests import schemas
 
@@ -126,11 +131,19 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         job.engine_class.check(job.spec.engine)
         found["engine"] = f"{job.spec.engine.name} can start"
         step = "output"
-        found["output"] = _writable(Path(job.spec.output))
+        found["output"] = _writable_url(job.spec) if is_url(job.spec.output) else _writable(Path(job.spec.output))
     except RelabelError as exc:
         found[step] = str(exc)
         return found, exit_for(exc)
     return found, Exit.DONE
+
+
+def _writable_url(spec: JobSpec) -> str:
+    """Whether commits will be single there; writes the probe that a run would write."""
+    open_store(spec.output, single_writer=spec.run.single_writer).prove()
+    if spec.run.single_writer:
+        return f"{spec.output}: nobody looked whether its conditions hold (run.single_writer)"
+    return f"{spec.output} can be written, and heeds conditions"
 
 
 def _writable(folder: Path) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,10 @@ from typing import Any, Literal
 from manifests.dataset import PARQUET_SUFFIXES, list_files, open_parquet
 from manifests.errors import DiskFullError, InputError, StoreError, UsageError
 from manifests.extras import require
+from manifests.filesystems import is_url
 from manifests.specs import nearest
+from manifests.store import open_store
+from manifests.url_files import UrlFile, fetched
 
 Kind = Literal["id", "text", "ids"]
 _KINDS: dict[Kind, str] = {"id": "a string or an integer", "text": "a string", "ids": "a list of strings or integers"}
@@ -44,10 +48,12 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
     polars = load_polars()
     files = _files(path, role)
     first: dict[str, Any] = {}
+    here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
     for file in files:
         with open_parquet(file):  # says what is wrong with a file that is not a whole Parquet file
             pass
-        schema = dict(polars.scan_parquet(file, glob=False).collect_schema())
+        here.append(str(fetched(file)) if is_url(file) else file)
+        schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
         first = first or schema
         if schema.keys() != first.keys():
             raise InputError(f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree.")
@@ -61,7 +67,7 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
             raise InputError(f"{files[0]} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}.")
         for name in text:
             _check(polars, first, name, "text", file=files[0], role=role)
-    return polars.scan_parquet(files, glob=False), text
+    return polars.scan_parquet(here, glob=False), text
 
 
 def refuse_null(frame: Any, name: str, *, path: str) -> None:
@@ -89,12 +95,13 @@ def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
     """Raise where the output can't be written, before any work is done.
 
     Raises:
-        UsageError: it is a URL, a folder, no Parquet name, one of the inputs, or there already.
+        UsageError: it is a folder, no Parquet name, one of the inputs, or there already.
     """
-    if "://" in to:
-        raise UsageError(f"--to {to}: a local file is wanted; copy it to where it belongs afterwards.")
     if not to.endswith(PARQUET_SUFFIXES):
         raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
+    if is_url(to):
+        _check_target_url(to, inputs, force=force)
+        return
     target = Path(to).resolve()
     for path in inputs:
         held = Path(path).resolve()
@@ -102,6 +109,15 @@ def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
             raise UsageError(f"--to {to}: lies in the input {path}. Give a file elsewhere.")
     if target.is_dir() or (target.exists() and not force):
         raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def _check_target_url(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
+    if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
+        raise UsageError(f"--to {to}: lies in an input. Give a file elsewhere.")
+    with contextlib.suppress(FileNotFoundError):
+        UrlFile(to)
+        if not force:
+            raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
 def publish(frame: Any, to: str, *, source: str) -> int:
@@ -115,6 +131,8 @@ def publish(frame: Any, to: str, *, source: str) -> int:
     """
     import pyarrow.parquet as pq
 
+    if is_url(to):
+        return _publish_url(frame, to, source=source)
     target = Path(to).absolute()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -138,6 +156,20 @@ def publish(frame: Any, to: str, *, source: str) -> int:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return rows
+
+
+def _publish_url(frame: Any, to: str, *, source: str) -> int:
+    """Write a lazy frame beside the temporary files, then put it under its name in one step."""
+    import pyarrow.parquet as pq
+
+    folder, _, name = to.rpartition("/")
+    with tempfile.TemporaryDirectory(prefix="relabel-pairs-") as scratch:
+        file = Path(scratch) / name
+        with told(source):
+            _sink(frame, file)
+        # `single_writer`: one whole put needs no condition
+        open_store(folder, single_writer=True).put(name, file.read_bytes())
+        return int(pq.read_metadata(file).num_rows)
 
 
 def _sink(frame: Any, path: Path) -> None:
@@ -164,9 +196,7 @@ def told(path: str) -> Iterator[None]:
 
 
 def _files(path: str, role: str) -> list[str]:
-    if "://" in path:
-        raise UsageError(f"{path} ({role}): a local file, folder or glob is wanted; fetch it first.")
-    if not any(mark in path for mark in "*?[") and not Path(path).exists():
+    if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
         raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
     files = list_files(path)
     if not files:

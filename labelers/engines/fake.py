@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import os
 import random
+import signal
 import time
 import zlib
 from collections import deque
@@ -21,6 +23,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
@@ -28,6 +31,9 @@ from manifests.specs import EngineArgs, EngineSpec, Fraction
 
 VERSION = "1"
 """Changes whenever the same ask and seed give another answer."""
+
+EXIT_CODE = 66
+"""What the process of an engine that `crash: exit` takes down ends with."""
 
 _CHARS_PER_TOKEN = 4
 _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
@@ -53,7 +59,7 @@ _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 class FakeArgs(EngineArgs):
     """Options of the fake engine. Chances are per request and drawn from the ask and its seed, `p_crash` excepted."""
 
-    speed_only: ClassVar[frozenset[str]] = frozenset({"p_slow", "slow_s", "p_crash", "capacity", "batch", "latency_s"})
+    speed_only: ClassVar[frozenset[str]] = frozenset({"p_slow", "slow_s", "p_crash", "crash_on", "crash", "capacity", "batch", "latency_s"})
 
     p_garbage: Fraction = 0.0
     """Chance of an answer that is out of format: no tags, doubled or swapped tags, a grade off the scale, JSON, an echo, nothing."""
@@ -67,6 +73,11 @@ class FakeArgs(EngineArgs):
     """How long a slow answer takes, in seconds."""
     p_crash: Fraction = 0.0
     """Chance that a request takes the engine down; drawn anew in each engine's life, so that a restart gets past it."""
+    crash_on: str | None = Field(None, min_length=1)
+    """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
+    crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start"] = "raise"
+    """How the engine goes down: it says so; its process ends; its process is killed; memory runs out; it swallows the request and works
+    on; it never returns from `poll`; its process is killed each time it starts, whatever is asked."""
     capacity: int = Field(1024, ge=1)
     """Requests in flight at most."""
     batch: int = Field(64, ge=1)
@@ -113,12 +124,32 @@ class Fake:
         self._slow: list[tuple[float, int, Answer]] = []
         self._fate = random.Random()
         self._is_down = False
+        self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
+        self._has_swallowed = False
         self._plans: dict[int, _Plan] = {}
         self._words: tuple[str, tuple[str, ...]] = ("", ())
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
         self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
         self._below_slow = int(self._args.p_slow * 2**24)
+
+    @staticmethod
+    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
+        """Its own count: four characters a token, one more for the rest."""
+        most_chars = spec.max_prompt_tokens * _CHARS_PER_TOKEN
+
+        def count(ask: Ask) -> int:
+            num_chars = _looked_at(ask)[2]
+            if num_chars > most_chars and overlong == "quarantine":
+                return 0  # not asked
+            return min(num_chars, most_chars) // _CHARS_PER_TOKEN + 1
+
+        return count
+
+    @staticmethod
+    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
+        """They are made up with the answer."""
+        return plan_decision_costs(asks, "same_pass", unmeasured="made up with the answer")
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -137,6 +168,8 @@ class Fake:
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Check that labels are distinct and instructions fit; remark that answers are made up."""
+        if self._args.crash == "start":
+            os.kill(os.getpid(), signal.SIGKILL)
         for ask in asks:
             if self._answer(Request(0, ask, 0), 0).finish == "overlong":
                 raise ConfigError(f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens")
@@ -161,11 +194,9 @@ class Fake:
         while self._queue and not ready:
             for _ in range(min(args.batch, len(self._queue))):
                 request = self._queue.popleft()
-                if args.p_crash and self._fate.random() < args.p_crash:
-                    self._is_down = True
-                    self._queue.clear()
-                    self._slow.clear()
-                    raise EngineCrashError("the fake engine went down, as p_crash asks; what was in flight is lost")
+                if self._may_crash and self._is_fatal(request):
+                    self._go_down()
+                    continue
                 draw = self._draw(request)
                 answer = self._answer(request, draw)
                 if self._below_slow and _mix(draw ^ 0x510) & 0xFFFFFF < self._below_slow:
@@ -174,6 +205,8 @@ class Fake:
                     ready.append(answer)
             if args.latency_s:
                 time.sleep(min(args.latency_s, POLL_S))
+        if self._has_swallowed and not ready:
+            time.sleep(POLL_S)  # seems to work on them
         if self._slow:
             if not ready:
                 time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
@@ -188,6 +221,33 @@ class Fake:
     def close(self) -> None:
         self._queue.clear()
         self._slow.clear()
+
+    def _is_fatal(self, request: Request) -> bool:
+        args = self._args
+        if args.p_crash and self._fate.random() < args.p_crash:
+            return True
+        wanted = args.crash_on
+        return wanted is not None and any(wanted in data for message in request.ask.messages for data in message.parts[1::2])
+
+    def _go_down(self) -> None:
+        """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""
+        how = self._args.crash
+        if how == "silence":
+            self._has_swallowed = True
+            return
+        if how == "hang":
+            while True:
+                time.sleep(3600.0)
+        if how == "exit":
+            os._exit(EXIT_CODE)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._is_down = True
+        self._queue.clear()
+        self._slow.clear()
+        if how == "memory":
+            raise MemoryError("the fake engine ran out of memory, as its arguments ask")
+        raise EngineCrashError("the fake engine went down, as its arguments ask; what was in flight is lost")
 
     def _draw(self, request: Request) -> int:
         """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a fake."""

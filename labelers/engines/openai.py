@@ -19,6 +19,7 @@ from labelers.engines.api_chat import ChatMode
 from labelers.engines.api_client import ApiClient
 from labelers.engines.api_options import OpenAiArgs, args_of, key_of
 from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
+from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.loop_thread import LoopThread
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, ModelError
@@ -86,6 +87,11 @@ class OpenAi:
         """Digest of the served name, the address's path, and the tokenizer's files; of the weights nothing is known here."""
         args = args_of(spec)
         return served_digest(args, find_tokenizer(spec, args))
+
+    @staticmethod
+    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
+        """Unknown: the server decides whether there is a distribution at all, and over a network nothing was measured."""
+        return plan_decision_costs(asks, "unknown", unmeasured="depends on the server: tokens mode sends a second request, chat has none")
 
     @staticmethod
     def check(spec: EngineSpec) -> None:

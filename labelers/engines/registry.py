@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import ClassVar, Literal, Protocol
 
-from manifests.asks import Engine
+from labelers.engines.decision_costs import DecisionCost
+from manifests.asks import Ask, Engine
 from manifests.errors import ConfigError
 from manifests.specs import EngineArgs, EngineSpec, unknown_name
 
@@ -41,6 +43,18 @@ class EngineClass(Protocol):
             MissingExtraError: a package or the device that the spec names is absent.
         """
         ...
+
+    @staticmethod
+    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:
+        """What the distributions of a labeler's stages cost, as far as anybody measured it. Reads no more than headers of the weights.
+
+        Args:
+            asks: one ask a stage, as the labeler's `probe` gives them.
+        """
+        ...
+
+    # Optional: `token_counter(spec, *, overlong)`, a static method that returns a function from an ask to its prompt's tokens, without the
+    # weights. An engine without one has its prompts counted as characters over four.
 
     def __call__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Engine:
         """Start the engine: load the model, or raise ModelError or MissingExtraError."""

@@ -8,13 +8,15 @@ Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs w
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
+from labelers.engines.counting import checkpoint_token_counter
+from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.rows import Row
 from labelers.engines.stages import Places, admit, quotable, stage_remarks
@@ -116,6 +118,18 @@ class Transformers:
         """Digest of the model's files, and of the adapter's where there is one."""
         args = _args_of(spec)
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
+
+    @staticmethod
+    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
+        """No request and no pass of their own: the logits are there."""
+        return plan_decision_costs(
+            asks, "same_pass", unmeasured="no further request or pass; what reading the logits costs was not measured"
+        )
+
+    @staticmethod
+    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
+        """Tokens of a prompt, without the weights."""
+        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=_args_of(spec).cache_dir)
 
     @staticmethod
     def check(spec: EngineSpec) -> None:

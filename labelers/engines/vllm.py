@@ -12,11 +12,21 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from labelers.engines.checkpoints import adapter_dir, digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
+from labelers.engines.checkpoints import (
+    adapter_dir,
+    count_parameters,
+    digest_with_adapter,
+    end_ids,
+    load_tokenizer,
+    resolve_checkpoint,
+    special_ids,
+)
+from labelers.engines.counting import checkpoint_token_counter
+from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.rows import Row
 from labelers.engines.stages import Places, admit, quotable, stage_remarks
@@ -103,6 +113,21 @@ class Vllm:
         """Digest of the model's files, and of the adapter's where there is one."""
         args = args_of(spec)
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
+
+    @staticmethod
+    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:
+        """By the way that `engine.args.decisions` names and the model's size."""
+        args = args_of(spec)
+        unmeasured = None
+        if args.quantization is not None or args.tensor_parallel_size > 1:
+            unmeasured = "measured in bfloat16 on one GPU alone"
+        parameters = count_parameters(resolve_checkpoint(spec, args.cache_dir).path)
+        return plan_decision_costs(asks, args.decisions, parameters=parameters, unmeasured=unmeasured)
+
+    @staticmethod
+    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
+        """Tokens of a prompt, without the weights."""
+        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=args_of(spec).cache_dir)
 
     @staticmethod
     def check(spec: EngineSpec) -> None:

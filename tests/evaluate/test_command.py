@@ -169,10 +169,12 @@ def test_samples_give_pass_at_k(
     assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]
 
 
-def test_several_runs_are_judged_as_one_set(relabel: Callable[..., Any], run: Callable[..., None], write_job: Callable[..., str]) -> None:
+def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(
+    relabel: Callable[..., Any], run: Callable[..., None], write_job: Callable[..., str]
+) -> None:
     run()
     assert relabel("run", write_job({"engine": {"seed": 8}, "output": "out/again"}, "again.yaml")).code == 0
-    found = relabel("evaluate", "out/ecom", "out/again", "--qrels", "pairs.parquet", "--output", "json").json
+    found = relabel("evaluate", "out/ecom", "out/again", "--pool", "--qrels", "pairs.parquet", "--output", "json").json
     assert found["counts"]["judged"] == 48
     assert found["counts"]["relabelled"] == 24
     assert any("together" in note for note in found["notes"])
@@ -291,5 +293,5 @@ def test_the_report_is_the_one_reviewed(
 def test_a_manifest_older_than_its_receipts_is_no_finished_run(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
     run()
     manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
-    (folder / "out/ecom/manifest.json").write_text(json.dumps(manifest | {"receipts_sha256": "0" * 64}))
+    (folder / "out/ecom/manifest.json").write_text(json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_mark": "0" * 64}))
     relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "its manifest is older than its receipts")

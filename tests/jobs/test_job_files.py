@@ -128,7 +128,7 @@ def test_unknown_name_lists_the_known_and_the_nearest(write_job: Callable[..., s
         ("shards: !!int x\n", ("can't be read as YAML",)),
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
         ("[" * 999, ("can't be read as YAML",)),
-        ("- name: a\n", ("want a mapping with the keys name, input, labeler, engine, output, shards, run; got list",)),
+        ("- name: a\n", ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list")),
         ("just words\n", ("want a mapping", "got str")),
         ("", ("is empty", "relabel init")),
         ("# only words\n", ("is empty",)),

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from jobs.loop import ChunkWork, Progress, RunLoop, Stop
+from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.stops import Stop
 from labelers.samples import merge_samples
 from manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
 from manifests.errors import EngineCrashError, InputError, VerdictError
@@ -414,7 +415,7 @@ def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pyt
 
 
 def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.loop.DRAIN_S", 0.0)
+    monkeypatch.setattr("jobs.stops.DRAIN_S", 0.0)
     stop = Stop()
 
     def then_stop(request: Request) -> Answer:

@@ -183,9 +183,9 @@ def test_nothing_around_a_stated_verdict_turns_it_into_another(before: str, afte
 def test_reading_takes_linear_time(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     for hostile in (text, f"##final score: {text}", f"I would rate it{text}2", f"M: 1{text}"):
-        start = time.perf_counter()
+        start = time.process_time()
         read_foreign_answer(hostile, grades=4)
-        assert time.perf_counter() - start < 2.0  # takes 1 to 300 ms; a quadratic reader takes minutes
+        assert time.process_time() - start < 2.0  # takes 1 to 300 ms; a quadratic reader takes minutes
 
 
 def rows_of(file: str) -> list[dict[str, Any]]:

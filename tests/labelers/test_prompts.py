@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labelers.prompts import Prompts, Turn
@@ -142,6 +142,7 @@ def test_prompts_are_golden(name: str, golden: Callable[[str, str], None]) -> No
     golden(f"prompts/{name}.txt", "\n".join(shown))
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_the_models_own_first_answer_goes_back_whole_with_all_but_its_tags_as_data(text: str) -> None:
     generator = labeler("r3a").label(ROSES)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.loop import ChunkWork, Progress, RunLoop, Stop
+from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Distribution
 from manifests.errors import VerdictError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.loop import ChunkWork, Progress, RunLoop, Stop
+from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Answer, Distribution
 from manifests.errors import ConfigError, VerdictError

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.dataset import open_dataset
+from manifests.local_store import LocalStore
 from manifests.plans import make_plan, shard_row_ids, write_plan
 from manifests.rows import read_chunks
 from manifests.specs import InputSpec
-from manifests.store import LocalStore
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -33,6 +33,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | Non
     return files, draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
 
 
+@settings(deadline=None)
 @given(layout=layouts(), keep=st.integers(0, 2**20))
 def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
     files, group, shards, chunk_rows = layout

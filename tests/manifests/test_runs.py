@@ -11,12 +11,12 @@ import pytest
 
 from manifests.dataset import open_dataset
 from manifests.errors import ManifestError
+from manifests.local_store import LocalStore
 from manifests.plans import make_plan, write_plan
 from manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
 from manifests.runs import RunFolder, build_manifest, load_manifest, write_manifest
 from manifests.schemas import LABELS, LabelRow, QuarantineRow, parquet_bytes
 from manifests.specs import InputSpec
-from manifests.store import LocalStore
 
 
 def label(row: int) -> LabelRow:
@@ -42,7 +42,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def commit(folder: RunFolder, chunk: int, labels: list[int], failed: list[int] = [], attempt: int = 1) -> Receipt | None:  # noqa: B006
-    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, {"family": "fake"}, "w", 0, "t0", "t1")
+    times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
+    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, {"family": "fake"}, "w", 0, *times)
     return commit_chunk(folder.store, facts, [label(row) for row in labels], [failure(row) for row in failed])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ polars = pytest.importorskip("polars")
 
 from jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
 from jobs.pairs.tables import publish  # noqa: E402
-from manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError, UsageError  # noqa: E402
+from manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError  # noqa: E402
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
 SCHEMA = pa.schema(
@@ -229,8 +230,8 @@ def test_bad_answer_files_are_named(write: Callable[..., str], folder: Path) -> 
         with pytest.raises(InputError) as caught:
             cited_pairs(path, docs, CitationRule())
         assert message in str(caught.value)
-    with pytest.raises(UsageError, match="a local file, folder or glob is wanted"):
-        cited_pairs("s3://bucket/a.parquet", docs, CitationRule())
+    with pytest.raises(InputError, match="no such file"):
+        cited_pairs("memory://bucket/nowhere.parquet", docs, CitationRule())
 
 
 def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., str]) -> None:
@@ -281,7 +282,15 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     relabel(*call[:-1], "-1").refused(2, "--random-negatives")
     relabel(*call[:3], "--docs", "d.parquet", "--to", "d.parquet", "--force").refused(2, "lies in the input d.parquet")
     relabel(*call[:3], "--docs", "d.parquet", "--to", "p.csv").refused(2, "ends in .parquet")
-    relabel(*call[:3], "--docs", "d.parquet", "--to", "s3://b/p.parquet").refused(2, "a local file is wanted")
+    files = fsspec.filesystem("memory")
+    for name in ("a.parquet", "d.parquet"):
+        files.pipe_file(f"/pairs-cited/{name}", (folder / name).read_bytes())
+    far = ("pairs", "cited", "memory://pairs-cited/a.parquet", "--docs", "memory://pairs-cited/d.parquet", *call[7:])
+    assert relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").code == 0
+    assert files.cat_file("/pairs-cited/out/p.parquet") == first
+    relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").refused(2, "is there already", "--force")
+    relabel(*far, "--to", "memory://pairs-cited/d.parquet", "--force").refused(2, "lies in an input")
+    files.rm("/pairs-cited", recursive=True)
     relabel(*call, "--force", "--cited-in", "6").refused(2, "--cited-in 6 of --answers-per-query 5")
     relabel(*call, "--force", "--answers-per-query", "9").refused(3, "no query has 9 answers (the most is 5)")
 

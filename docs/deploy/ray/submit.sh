@@ -1,0 +1,16 @@
+#!/bin/bash
+# Run a job on a Ray cluster that stands: an actor a GPU, on whatever nodes have one.
+#
+#   RAY_ADDRESS=http://head:8265 docs/deploy/ray/submit.sh jobs/ecom.yaml
+#
+# The driver runs on the cluster. Every node has relabel with the extras `ray` and `vllm`; job file, input, output and model lie where every
+# node sees them (s3:// or a shared file system).
+set -eu
+
+job=${1:?which job file?}
+day=${RELABEL_DATE:-$(date -u +%F)}
+
+exec ray job submit \
+    --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" \
+    --runtime-env-json "{\"env_vars\": {\"RELABEL_DATE\": \"$day\"}}" \
+    -- relabel run "$job" --backend ray --address auto --done-ok --log-format json

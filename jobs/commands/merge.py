@@ -1,0 +1,50 @@
+"""`merge`: several outputs become one."""
+
+from __future__ import annotations
+
+import click
+
+from jobs.commands.options import emit, output_option, table
+from jobs.exits import Exit
+from jobs.merging import merge_outputs
+
+
+@click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")
+@click.argument("outputs", nargs=-1, required=True, metavar="OUTPUT...")
+@click.option("--to", required=True, metavar="FOLDER", help="Where the merged output goes; a folder of its own.")
+@click.option("--name", metavar="NAME", help="Name of the merged output.  [default: that of the first]")
+@click.option("--allow-mixed", is_flag=True, help="Merge also what different engines, models or templates made; the manifest says so.")
+@output_option
+def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool, output: str) -> int:
+    """Join outputs that were made in one way into one that reads like any other.
+
+    OUTPUTs are finished runs over different inputs, or parts of one run whose shards were done in different places. Row ids are counted on
+    through the inputs in the order given. Outputs of different engines, models or templates are refused (exit 5) with what differs. The
+    same command again goes on where it was stopped.
+    """
+    merged, was_written_now = merge_outputs(outputs, to, name=name, allow_mixed=allow_mixed)
+    rows = merged["rows"]
+    code = Exit.OVER_LIMIT if merged["over_limit"] else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
+    result = {
+        "exit_code": int(code),
+        "output": to,
+        "name": merged["name"],
+        "fingerprint": merged["fingerprint"],
+        "outputs": list(outputs),
+        "rows": rows["in"],
+        "labelled": rows["labelled"],
+        "reused": rows["reused"],
+        "quarantined": rows["quarantined"],
+        "over_limit": merged["over_limit"],
+        "mixed": merged["mixed"],
+        "files": len(merged["labels"]) + len(merged["quarantine"]),
+    }
+    lines = [
+        ("rows", f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + {rows['quarantined']:,} quarantined"),
+        ("from", f"{len(outputs):,} outputs"),
+    ]
+    if merged["mixed"]["differences"]:
+        lines.append(("mixed", "; ".join(merged["mixed"]["differences"])))
+    state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
+    emit(result, f"{merged['name']}: {state}, {to}\n" + table(lines), output)
+    return code

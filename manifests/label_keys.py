@@ -1,0 +1,163 @@
+"""What makes two labels the same label: the key of a row, and of an answer that the rows of a query share.
+
+A row's key is a digest of a *recipe* (all that a run settles once: labeler, templates, model, sampling, engine) and of the row's texts as
+far as the labeler reads them. Two rows with one key would get the same label, so the one can be taken for the other.
+
+The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a document of other
+code points is another document even if it looks the same. The query goes in as Unicode NFC with each run of white space as one space and
+none at its ends: nothing points into it, and such differences are those between two exports of one log, not between two questions.
+
+An answer's key is a digest of the ask as it is rendered (templates and data, no normalisation) and of what the run settles for the engine,
+so that an edited second stage leaves the first stage's answers as they were.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from manifests.asks import Ask
+from manifests.digests import canonical_json
+from manifests.labels import Pair
+from manifests.schemas import KEY_BYTES
+
+_PERSON_LABEL = b"relabel label 1"
+_PERSON_ANSWER = b"relabel answer 1"
+_SETTLED = ("model", "engine", "overlong")
+"""Parts of a plan that every answer depends on."""
+_NOT_IN_A_LABEL = frozenset({"attempts"})
+"""Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
+
+
+def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
+
+    The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only once they are encoded.
+    """
+    labeler = {key: value for key, value in parts["labeler"].items() if key not in _NOT_IN_A_LABEL}
+    return {
+        "labeler": labeler,
+        "templates": parts["templates"],
+        "stages": parts.get("stages"),
+        "model": parts["model"],
+        "engine": parts["engine"],
+        "overlong": parts["overlong"],
+    }
+
+
+def recipe_digest(parts: dict[str, Any]) -> bytes:
+    """32 bytes that stand for `recipe_parts`."""
+    return blake2b(canonical_json(recipe_parts(parts)), digest_size=32, person=_PERSON_LABEL).digest()
+
+
+def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
+    """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that changed."""
+    before, after = recipe_parts(was), recipe_parts(now)
+    found: dict[str, list[str]] = {}
+    for part, value in after.items():
+        held = before[part]
+        if value == held:
+            continue
+        is_pair_of_maps = isinstance(value, dict) and isinstance(held, dict)
+        found[part] = sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
+    return found
+
+
+def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
+    """A digest of each stage's ask, by stage: made of a labeler's `probe`, it says what a labeler asks without any row."""
+    found = {}
+    for ask in asks:
+        digest = blake2b(digest_size=KEY_BYTES, person=_PERSON_ANSWER)
+        _add_ask(digest, ask, ())
+        found[ask.stage] = digest.hexdigest()
+    return found
+
+
+def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Stages of a plan's parts whose answers to the same texts may differ from another plan's, in order.
+
+    A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after it.
+    """
+    stages: dict[str, str] = now["stages"]
+    if any(was[part] != now[part] for part in _SETTLED):
+        return list(stages)
+    held = was.get("stages") or {}
+    return [stage for stage, digest in stages.items() if held.get(stage) != digest]
+
+
+def normalise_query(text: str) -> str:
+    """NFC, each run of white space one space, none at the ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+class LabelKeys:
+    """Keys of rows under one recipe.
+
+    Rows of a query follow each other, so what they share is digested once.
+
+    Args:
+        parts: a plan's parts.
+        reads_document, reads_context: whether the labeler looks at them; what it does not look at is no part of the key.
+    """
+
+    def __init__(self, parts: dict[str, Any], *, reads_document: bool, reads_context: bool) -> None:
+        self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=_PERSON_LABEL)
+        self._reads_document = reads_document
+        self._reads_context = reads_context
+        self._last: tuple[str, tuple[str, ...]] | None = None
+        self._head = self._base
+
+    def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
+        """16 bytes a pair, in order."""
+        keys = []
+        last, head, reads_document = self._last, self._head, self._reads_document
+        for _, _, query, _, document, context in pairs:
+            if last is None or query != last[0] or context != last[1]:
+                last = query, context
+                head = self._query_head(query, context)
+            digest = head.copy()
+            if reads_document:
+                digest.update(document.encode("utf-8", "surrogatepass"))
+            keys.append(digest.digest())
+        self._last, self._head = last, head
+        return keys
+
+    def _query_head(self, query: str, context: tuple[str, ...]) -> blake2b:
+        texts = (normalise_query(query), *(context if self._reads_context else ()))
+        digest = self._base.copy()
+        digest.update(len(texts).to_bytes(8, "little"))
+        for text in texts:
+            _add_text(digest, text)
+        return digest
+
+
+class AnswerKeys:
+    """Keys of shared answers under one engine and model."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        settled = {key: parts[key] for key in _SETTLED}
+        self._base = blake2b(canonical_json(settled), digest_size=KEY_BYTES, person=_PERSON_ANSWER)
+
+    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """16 bytes for an ask as rendered, in which round of retries, for which sample and attempt. Whose rows share it is left out."""
+        digest = self._base.copy()
+        _add_ask(digest, ask, (round_number, sample, attempt))
+        return digest.digest()
+
+
+def _add_ask(digest: blake2b, ask: Ask, which: tuple[int, ...]) -> None:
+    settled = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, ask.format, *which)
+    _add_text(digest, repr(settled))
+    for message in ask.messages:
+        _add_text(digest, repr((message.role, message.fields, len(message.parts))))
+        for part in message.parts:
+            _add_text(digest, part)
+    _add_text(digest, "" if ask.fragment_source is None else "=" + ask.fragment_source)
+
+
+def _add_text(digest: blake2b, text: str) -> None:
+    data = text.encode("utf-8", "surrogatepass")
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)

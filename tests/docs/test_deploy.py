@@ -1,0 +1,218 @@
+"""The files under docs/deploy and the calls in docs/ are what their readers take: checked by schema, by tool, or by running them."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+
+from jobs.cli import relabel
+from jobs.exits import Exit
+from jobs.shard_choice import SHARD_COUNT_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "docs" / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+SCRIPT = DEPLOY / "slurm" / "array.sbatch"
+SBATCH_OPTIONS = {
+    "account", "array", "chdir", "comment", "constraint", "cpus-per-gpu", "cpus-per-task", "dependency", "error", "exclude", "exclusive",
+    "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "licenses", "mail-type", "mail-user", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nice", "no-requeue", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "partition", "priority",
+    "qos", "requeue", "reservation", "signal", "time", "time-min", "tmp", "wckey",
+}  # fmt: skip
+
+
+def calls() -> list[tuple[str, list[str]]]:
+    """Every call of relabel in docs/, the deploy files and the README: where it stands, and its arguments."""
+    found = []
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*")]:
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            for match in re.finditer(r"(?:^|[\s/`=])relabel (?=(?:run|plan|retry|status|verify) [\w./\"$%{])([^`>&|#]*)", line):
+                if line.lstrip().startswith("#") or "…" in match[1]:
+                    continue
+                words = shlex.split(re.sub(r"\s\d?$", "", match[1].replace("\\%", "%")).strip())
+                found.append((f"{path.relative_to(ROOT)}: {line.strip()[:60]}", words))
+    for path in MANIFESTS:
+        found.append((path.name, container(yaml.safe_load(path.read_text()))["command"][1:]))
+    return found
+
+
+def container(manifest: dict[str, Any]) -> dict[str, Any]:
+    (found,) = job_of(manifest)["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = manifest["spec"]
+    return spec["jobTemplate"]["spec"] if manifest["kind"] == "CronJob" else spec
+
+
+def test_the_search_for_calls_finds_them() -> None:
+    words = [call for _, call in calls()]
+    assert any("--backend" in call for call in words)
+    assert any("--until" in call for call in words)
+    assert len(words) > 8
+
+
+@pytest.mark.parametrize(("where", "words"), calls(), ids=[where for where, _ in calls()])
+def test_every_call_of_relabel_in_the_docs_parses(where: str, words: list[str]) -> None:
+    command = relabel.get_command(click.Context(relabel), words[0])
+    assert command is not None
+    command.make_context(words[0], list(words[1:]))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("version", ["1.31", "1.37"])
+def test_a_kubernetes_manifest_is_valid_by_the_schema_of_its_version(path: Path, version: str) -> None:
+    kubernetes_validate.validate(yaml.safe_load(path.read_text()), version, strict=True)
+
+
+def test_the_schema_check_sees_a_wrong_key_and_a_wrong_type() -> None:
+    for wrong in ({"completionMod": "Indexed"}, {"completions": "8"}):
+        manifest = yaml.safe_load((DEPLOY / "kubernetes" / "indexed-job.yaml").read_text())
+        manifest["spec"] |= wrong
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(manifest, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_kubernetes_job_tells_pods_their_number_and_every_exit_code_has_a_rule(path: Path) -> None:
+    manifest = yaml.safe_load(path.read_text())
+    job, pod = job_of(manifest), container(manifest)
+    variables = {one["name"]: one.get("value") for one in pod["env"]}
+    assert job["completionMode"] == "Indexed"
+    assert variables[SHARD_COUNT_VARIABLE] == str(job["completions"])
+    assert pod["command"][-2:] == ["--log-format", "json"]
+    assert {"--done-ok", "auto"} <= set(pod["command"])
+    assert job["template"]["spec"]["restartPolicy"] == "Never", "podFailurePolicy asks for it"
+    rules = [rule["onExitCodes"] | {"action": rule["action"]} for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert all(rule["containerName"] == pod["name"] for rule in rules)
+    ruled = sorted(code for rule in rules for code in rule["values"])
+    assert ruled == sorted({int(code) for code in Exit} - {Exit.DONE, Exit.NOTHING_TO_DO, Exit.OUR_FAULT, Exit.STOPPED})
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= 45, "a drain takes 20 s, an engine's end some more"
+
+
+def test_a_cron_job_with_a_time_of_day_tries_no_pod_again_after_a_partial_run() -> None:
+    manifest = yaml.safe_load((DEPLOY / "kubernetes" / "cronjob.yaml").read_text())
+    rules = job_of(manifest)["podFailurePolicy"]["rules"]
+    assert "--until" in container(manifest)["command"]
+    assert any(rule["action"] == "FailIndex" and Exit.PARTIAL in rule["onExitCodes"]["values"] for rule in rules)
+    assert manifest["spec"]["timeZone"] in container(manifest)["command"][container(manifest)["command"].index("--until") + 1]
+
+
+def test_units_have_known_sections_and_take_the_codes_that_are_no_failure() -> None:
+    for path in UNITS:
+        unit = configparser.ConfigParser(interpolation=None, strict=True)
+        unit.optionxform = str  # type: ignore[assignment, method-assign]
+        unit.read_string(path.read_text())
+        assert set(unit.sections()) <= {"Unit", "Service", "Timer", "Install"}
+        if path.suffix == ".service":
+            service = unit["Service"]
+            codes = {Exit.NOTHING_TO_DO, Exit.PARTIAL, Exit.LOCKED}
+            assert {int(code) for code in service["SuccessExitStatus"].split()} == {int(code) for code in codes}
+            assert (service["Type"], service["KillMode"]) == ("oneshot", "mixed")
+            assert "--done-ok" not in service["ExecStart"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
+    for path in UNITS:
+        text = path.read_text().replace("/opt/relabel/bin/relabel", shutil.which("true") or "")
+        (tmp_path / path.name.replace("@.", "@ecom.")).write_text(text)
+        (tmp_path / path.name).write_text(text)
+    files = [str(tmp_path / f"relabel@ecom.{kind}") for kind in ("service", "timer")]
+    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60)
+    ours = [line for line in done.stderr.splitlines() if "relabel@" in line]
+    assert (done.returncode, ours) == (0, [])
+    calendar = re.search(r"OnCalendar=(.*)", (DEPLOY / "systemd" / "relabel@.timer").read_text())
+    assert calendar is not None
+    subprocess.run(["systemd-analyze", "calendar", calendar[1]], capture_output=True, check=True, timeout=60)
+
+
+def test_the_crontab_has_five_times_a_user_and_no_bare_percent_sign() -> None:
+    lines = [line for line in (DEPLOY / "cron" / "relabel").read_text().splitlines() if line and not line.startswith("#")]
+    entries = [line for line in lines if not re.match(r"\w+=", line)]
+    assert len(entries) == 1
+    for entry in entries:
+        *times, user, command = entry.split(maxsplit=6)
+        bounds = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)]
+        for field, (low, high) in zip(times, bounds, strict=True):
+            for part in field.split(","):
+                match = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/(\d+))?", part)
+                assert match, part
+                assert all(low <= int(number) <= high for number in match.groups()[:2] if number)
+        assert user == "relabel"
+        assert not re.search(r"(?<!\\)%", command)
+        assert entry in (ROOT / "docs" / "cron.md").read_text(), "docs/cron.md shows another line"
+        shell = subprocess.run(["bash", "-n", "-c", command.replace("\\%", "%")], capture_output=True, text=True, check=False)
+        assert shell.returncode == 0, shell.stderr
+
+
+@pytest.mark.parametrize("path", [SCRIPT, DEPLOY / "ray" / "submit.sh"], ids=lambda path: path.name)
+def test_a_script_is_one_that_bash_reads(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert path.stat().st_mode & 0o100
+
+
+def test_every_option_of_the_array_is_one_of_sbatch() -> None:
+    options = re.findall(r"^#SBATCH --([a-z-]+)", SCRIPT.read_text(), re.MULTILINE)
+    assert len(options) > 8
+    assert set(options) <= SBATCH_OPTIONS
+    assert SCRIPT.read_text().count("#SBATCH") == len(options)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, str]:
+    """A node's environment in an array's task, with a relabel and a scontrol that write down how they were called."""
+    note = 'echo "$(basename "$0") $*" >>"$CALLS"'
+    works = 'for _ in $(seq "${STEPS:-0}"); do sleep 0.1; done'
+    for name, body in {"relabel": f'{note}\ntrap "exit 20" TERM\n{works}\nexit "$CODE"', "scontrol": note}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "CALLS": str(tmp_path / "calls"),
+        "JOB": "jobs/x.yaml",
+        "SLURM_ARRAY_JOB_ID": "55",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "ends_in", "requeues"), [(0, 0, 0, 0), (20, 0, 0, 1), (75, 3, 0, 1), (20, 20, 20, 0), (3, 0, 3, 0), (30, 0, 30, 0)]
+)
+def test_an_array_task_goes_back_to_the_queue_if_work_is_left(
+    node: dict[str, str], code: int, restarts: int, ends_in: int, requeues: int
+) -> None:
+    done = subprocess.run([str(SCRIPT)], env=node | {"CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}, check=False, timeout=60)
+    lines = Path(node["CALLS"]).read_text().splitlines()
+    assert done.returncode == ends_in
+    assert lines[0].startswith("relabel run jobs/x.yaml --shard auto")
+    assert lines[1:] == ["scontrol requeue 55_3"] * requeues
+
+
+def test_an_array_task_that_is_told_to_end_lets_relabel_drain(node: dict[str, str]) -> None:
+    process = subprocess.Popen([str(SCRIPT)], env=node | {"CODE": "1", "STEPS": "300"})
+    deadline = time.perf_counter() + 30
+    while not Path(node["CALLS"]).exists() and time.perf_counter() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert Path(node["CALLS"]).read_text().splitlines()[1:] == ["scontrol requeue 55_3"]

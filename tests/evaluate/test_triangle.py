@@ -1,0 +1,241 @@
+"""The triangle's numbers against computations of their own: loops, scikit-learn, scipy, ir_measures, and a bootstrap by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ir_measures
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics
+
+from manifests.bootstrap import draw_weights, of_ratio, paired_bootstrap
+from manifests.evaluation import evaluate_both
+from manifests.judged import Judged
+from manifests.label_sets import LabelPart
+from manifests.triangle import BY_IDS, BY_ROW, Labelled, compare, gather, kl_rows, match_rows, tau_by_query
+
+GRADES = 3
+
+
+def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled, Labelled, list[int]]:
+    """A teacher who is often right, a student who often follows it, and the human grades."""
+    random = np.random.default_rng(seed)
+    gold = random.integers(0, GRADES, rows)
+    ours = random.dirichlet(np.ones(GRADES), rows) + 0.6 * np.eye(GRADES)[gold]
+    theirs = ours + random.dirichlet(np.ones(GRADES), rows)
+    sides = []
+    for name, probs in (("teacher", ours), ("student", theirs)):
+        held = (probs / probs.sum(1, keepdims=True)).tolist()
+        part = LabelPart(
+            list(range(rows)),
+            [f"q{row % queries}" for row in range(rows)],
+            [f"d{row}" for row in range(rows)],
+            [int(np.argmax(row)) for row in held],
+            held,
+        )
+        sides.append(gather([part], grades=GRADES, where=name))
+    return sides[0], sides[1], gold.tolist()
+
+
+def triangle(teacher: Labelled, student: Labelled, golds: list[Any] | None, **options: Any) -> Any:
+    match = match_rows(teacher, student, is_same_input=True)
+    known = [True] * len(match.teacher)
+    return compare(teacher, student, match, golds, known, grades=GRADES, **{"resamples": 200, "seed": 7} | options)
+
+
+def judged(labels: Labelled, golds: list[int], queries: int = 6) -> Judged:
+    query_N = np.array([row % queries for row in range(len(golds))])
+    return Judged(GRADES, np.array(golds), labels.grades, query_N, queries, labels.doc_ids, labels.probs, None, None)
+
+
+def test_kl_is_the_relative_entropy_of_scipy_in_the_teachers_direction() -> None:
+    teacher, student, _ = world()
+    assert teacher.probs is not None
+    assert student.probs is not None
+    rows = kl_rows(teacher.probs, student.probs)
+    assert rows == pytest.approx(stats.entropy(teacher.probs, student.probs, axis=1))
+    assert rows.mean() != pytest.approx(stats.entropy(student.probs, teacher.probs, axis=1).mean(), rel=1e-3)
+    assert triangle(teacher, student, None).against_teacher["kl"].value == pytest.approx(rows.mean())
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).filter(lambda row: sum(row) > 0.1))
+def test_kl_is_zero_for_equal_distributions_and_finite_for_any(weights: list[float]) -> None:
+    probs = np.array([weights]) / sum(weights)
+    assert kl_rows(probs, probs)[0] == pytest.approx(0.0, abs=1e-12)
+    certain = np.eye(3)[[1]]
+    assert np.isfinite(kl_rows(probs, certain)[0])
+    assert kl_rows(probs, np.full((1, 3), 1 / 3))[0] == pytest.approx(stats.entropy(probs[0], np.full(3, 1 / 3)), abs=1e-9)
+
+
+def slow_tau(first: list[float], second: list[float]) -> float:
+    """Tau-b pair by pair, Kendall 1945: (concordant - discordant) / sqrt((pairs - ties of one) (pairs - ties of the other))."""
+    both = first_tied = second_tied = pairs = 0
+    for one, other in itertools.combinations(range(len(first)), 2):
+        a, b = np.sign(first[one] - first[other]), np.sign(second[one] - second[other])
+        pairs += 1
+        both += int(a * b)
+        first_tied += a == 0
+        second_tied += b == 0
+    return float(both / np.sqrt((pairs - first_tied) * (pairs - second_tied)))
+
+
+def test_kendall_tau_is_by_query_of_expected_grades_and_averaged_over_queries() -> None:
+    teacher, student, _ = world()
+    taus = []
+    for query in range(6):
+        rows = [row for row in range(60) if row % 6 == query]
+        scores = [np.round(side.probs[rows] @ np.arange(GRADES), 6).tolist() for side in (teacher, student)]  # type: ignore[index]
+        taus.append(slow_tau(*scores))
+    found = triangle(teacher, student, None).against_teacher["kendall_tau"]
+    assert found.value == pytest.approx(np.mean(taus))
+    assert (found.over, found.unit) == (6, "queries")
+
+
+def test_kendall_tau_leaves_out_queries_that_one_side_does_not_order() -> None:
+    query = np.array([0, 0, 1, 1, 1, 2])
+    tau = tau_by_query(query, np.array([1.0, 2, 1, 2, 2, 5]), np.array([3.0, 3, 1, 3, 2, 5]), num_queries=3)
+    assert np.isnan(tau[[0, 2]]).all()
+    assert tau[1] == pytest.approx(slow_tau([1, 2, 2], [1, 3, 2]))
+
+
+def test_agreement_and_kappa_are_scikit_learns_and_the_matrix_is_teacher_by_student() -> None:
+    teacher, student, _ = world()
+    found = triangle(teacher, student, None)
+    assert found.against_teacher["agreement"].value == pytest.approx(metrics.accuracy_score(teacher.grades, student.grades))
+    assert found.against_teacher["kappa"].value == pytest.approx(metrics.cohen_kappa_score(teacher.grades, student.grades))
+    assert found.confusion == metrics.confusion_matrix(teacher.grades, student.grades, labels=range(GRADES)).tolist()
+    assert found.teacher is None
+
+
+def test_a_student_that_answers_as_its_teacher_differs_in_nothing() -> None:
+    teacher, _, golds = world()
+    found = triangle(teacher, teacher, golds)
+    assert found.against_teacher["kl"].value == pytest.approx(0.0, abs=1e-12)
+    assert found.against_teacher["agreement"].value == 1.0
+    assert found.against_teacher["kendall_tau"].value == pytest.approx(1.0)
+    for name, step in found.difference.items():
+        assert (step.value, step.low, step.high) == (0.0, 0.0, 0.0), name
+
+
+def test_swapped_roles_turn_every_difference_around() -> None:
+    teacher, student, golds = world()
+    there, back = triangle(teacher, student, golds).difference, triangle(student, teacher, golds).difference
+    for name, step in there.items():
+        assert back[name].value == pytest.approx(-step.value), name
+        assert (back[name].low, back[name].high) == pytest.approx((-step.high, -step.low)), name
+
+
+def figures_by_hand(labels: Labelled, golds: list[int], rows: list[int], queries: list[int]) -> dict[str, float]:
+    """Figures of drawn rows, each as often as drawn, by scikit-learn and ir_measures; `queries` are the drawn ones."""
+    gold, label = np.array(golds)[rows], labels.grades[rows]
+    probs = labels.probs[rows] if labels.probs is not None else np.zeros((0, 3))
+    ndcg = []
+    for query in queries:
+        inside = [row for row in range(len(golds)) if row % 6 == query]
+        assert labels.probs is not None
+        run = {str(row): float(labels.probs[row] @ np.arange(GRADES)) for row in inside}
+        qrels = {str(row): golds[row] for row in inside}
+        ndcg.append(ir_measures.calc_aggregate([ir_measures.nDCG @ 10], {"q": qrels}, {"q": run})[ir_measures.nDCG @ 10])
+    return {
+        "accuracy": float(metrics.accuracy_score(gold, label)),
+        "f1_macro": float(metrics.f1_score(gold, label, average="macro", zero_division=0)),
+        "kappa": float(metrics.cohen_kappa_score(gold, label)),
+        "auc_0/12": float(metrics.roc_auc_score(gold >= 1, probs[:, 1:].sum(1))),
+        "brier": float(((probs - np.eye(GRADES)[gold]) ** 2).sum(1).mean()),
+        "ndcg@10": float(np.mean(ndcg)),
+    }
+
+
+def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
+    """25 draws of six queries, their rows written out as often as drawn, both sides judged anew by libraries, subtracted, percentiles."""
+    teacher, student, golds = world()
+    steps: dict[str, list[float]] = {}
+    for weights in np.concatenate(list(draw_weights(6, 25, seed=7, width=60))):
+        queries = [query for query in range(6) for _ in range(int(weights[query]))]
+        rows = [row for query in queries for row in range(60) if row % 6 == query]
+        ours, theirs = (figures_by_hand(side, golds, rows, queries) for side in (teacher, student))
+        for name, value in ours.items():
+            steps.setdefault(name, []).append(theirs[name] - value)
+    found = triangle(teacher, student, golds, resamples=25).difference
+    whole = [figures_by_hand(side, golds, list(range(60)), list(range(6))) for side in (teacher, student)]
+    for name, values in steps.items():
+        assert found[name].value == pytest.approx(whole[1][name] - whole[0][name]), name
+        assert (found[name].low, found[name].high) == pytest.approx(np.quantile(values, [0.025, 0.975])), name
+
+
+def test_the_paired_bootstrap_comes_to_the_quantiles_of_all_draws_there_are() -> None:
+    """Three groups have 27 draws; 20,000 random ones have their quantiles."""
+    first, second = np.array([0.1, 0.5, 0.7]), np.array([0.3, 0.4, 1.6])
+    exact = [np.mean([second[group] - first[group] for group in drawn]) for drawn in itertools.product(range(3), repeat=3)]
+    ones = np.ones(3)
+    found = paired_bootstrap([of_ratio("mean", first, ones)], [of_ratio("mean", second, ones)], num_groups=3, resamples=20_000, seed=3)
+    low, high, undefined = found.difference["mean"]
+    assert (low, high, undefined) == (pytest.approx(min(exact)), pytest.approx(max(exact)), 0)  # each has a chance of 1 in 27, above 2.5 %
+    assert found.first["mean"].low == pytest.approx(0.1)
+
+
+def test_a_paired_interval_is_narrower_than_two_apart() -> None:
+    """Queries that are hard for both must not hide that the student is a little worse on each."""
+    random = np.random.default_rng(5)
+    hard = random.uniform(0, 1, 40)
+    ones = np.ones(40)
+    found = paired_bootstrap(
+        [of_ratio("mean", hard, ones)],
+        [of_ratio("mean", hard - 0.02 + random.normal(0, 0.01, 40), ones)],
+        num_groups=40,
+        resamples=500,
+        seed=1,
+    )
+    low, high, _ = found.difference["mean"]
+    assert -0.03 < low < high < -0.01
+    assert found.first["mean"].low < found.second["mean"].high  # apart, they overlap
+
+
+def test_figures_of_each_side_are_those_of_evaluate() -> None:
+    teacher, student, golds = world()
+    alone = evaluate_both(judged(teacher, golds), judged(student, golds), resamples=200, seed=7)
+    found = triangle(teacher, student, golds)
+    assert found.teacher.figures == alone[0].figures
+    assert found.student.figures == alone[1].figures
+    assert found.difference == alone[2]
+
+
+def part(rows: list[int], pairs: list[tuple[str, str]], grades: list[int | None]) -> LabelPart:
+    return LabelPart(rows, [query for query, _ in pairs], [doc for _, doc in pairs], grades)
+
+
+def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
+    same = [("q", "a"), ("q", "b"), ("q", "c")]
+    ours = gather([part([4, 5, 6], same, [0, 1, 2])], grades=3, where="ours")
+    theirs = gather([part([6, 4, 9], same, [2, 0, 1])], grades=3, where="theirs")
+    by_row = match_rows(ours, theirs, is_same_input=True)
+    assert (by_row.how, ours.row_ids[by_row.teacher].tolist(), theirs.row_ids[by_row.student].tolist()) == (BY_ROW, [4, 6], [4, 6])
+    by_ids = match_rows(ours, theirs, is_same_input=False)
+    assert by_ids.how == BY_IDS
+    assert [ours.pairs[row] for row in by_ids.teacher] == [theirs.pairs[row] for row in by_ids.student] == same
+
+
+def test_a_pair_that_stands_twice_is_matched_in_order_and_never_doubled() -> None:
+    ours = gather([part([0, 1, 2, 3], [("q", "a"), ("q", "a"), ("q", "a"), ("q", "b")], [0, 1, 2, 0])], grades=3, where="ours")
+    theirs = gather([part([7, 5, 9], [("q", "a"), ("q", "a"), ("q", "z")], [1, 0, 2])], grades=3, where="theirs")
+    match = match_rows(ours, theirs, is_same_input=False)
+    assert ours.grades[match.teacher].tolist() == theirs.grades[match.student].tolist() == [0, 1]
+    assert match.num_repeated == 1
+    found = compare(ours, theirs, match, None, [], grades=3, resamples=0, seed=1)
+    assert (found.counts["only_teacher"], found.counts["only_student"]) == (2, 1)
+    assert any("several times" in note for note in found.notes)
+
+
+def test_rows_without_a_label_are_counted_and_never_matched() -> None:
+    ours = gather([part([0, 1], [("q", "a"), ("q", "b")], [None, 1])], grades=3, where="ours")
+    theirs = gather([part([0, 1], [("q", "a"), ("q", "b")], [0, 2])], grades=3, where="theirs")
+    match = match_rows(ours, theirs, is_same_input=True)
+    assert ours.row_ids[match.teacher].tolist() == [1]
+    found = compare(ours, theirs, match, None, [], grades=3, resamples=0, seed=1)
+    assert any("rows of ours without a readable label, left out: 1" in note for note in found.notes)
+    assert "kl" not in found.against_teacher

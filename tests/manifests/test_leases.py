@@ -1,0 +1,179 @@
+"""A lease has one holder, dies by the storage's clock alone, and its epoch only rises."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from manifests import leases, retries
+from manifests.errors import LockHeldError
+from manifests.leases import Lease, LeaseKeeper
+from tests.manifests.memory_objects import MemoryObjects, once
+
+KEY = "bucket/out/leases/shard-00000.json"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+
+
+class SleepingKeeper(LeaseKeeper):
+    """Keeps nothing alive: its holders are asleep, or renew when the test says so."""
+
+    def add(self, lease: Lease) -> None:
+        pass
+
+
+def lease_on(objects: MemoryObjects, keeper: LeaseKeeper | None = None, *, ttl_s: float = 60.0) -> Lease:
+    return Lease(objects, KEY, "shard 0", ttl_s, keeper or SleepingKeeper())
+
+
+@pytest.fixture
+def keeper() -> Iterator[LeaseKeeper]:
+    found = LeaseKeeper()
+    yield found
+    found.close()
+    assert "leases" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_of_many_takers_one_gets_a_free_lease_and_one_a_dead_one() -> None:
+    objects = MemoryObjects()
+
+    def took(lease: Lease) -> bool:
+        try:
+            lease.acquire()
+        except LockHeldError:
+            return False
+        return True
+
+    for epoch in (1, 2, 3):
+        with ThreadPoolExecutor(8) as pool:
+            takers = [lease_on(objects) for _ in range(16)]
+            won = list(pool.map(took, takers))
+        assert sum(won) == 1
+        assert takers[won.index(True)].epoch == epoch
+        objects.now_s += 61.0
+
+
+def test_a_live_lease_is_refused_and_a_dead_one_taken_over_by_the_clock_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = MemoryObjects()
+    lease_on(objects).acquire()
+    for hours in (-1, 1):  # what the workers' own clocks say plays no part
+        monkeypatch.setattr(time, "time", lambda hours=hours: 1.8e9 + hours * 3600.0)
+        objects.now_s = 60.0
+        with pytest.raises(LockHeldError, match="shard 0 is being worked on by"):
+            lease_on(objects).acquire()
+    objects.now_s = 60.1
+    second = lease_on(objects)
+    second.acquire()
+    assert second.epoch == 2
+
+
+def test_a_holder_that_slept_learns_at_its_renewal_that_it_lost_the_lease_and_changes_nothing() -> None:
+    objects = MemoryObjects()
+    sleeper, second = lease_on(objects), lease_on(objects)
+    sleeper.acquire()
+    objects.now_s = 61.0
+    second.acquire()
+    held = objects.held[KEY]
+    sleeper.renew()
+    assert sleeper.is_lost
+    sleeper.release()
+    assert objects.held[KEY] == held
+    second.renew()
+    assert not second.is_lost
+
+
+def test_renewals_keep_a_lease_alive_for_as_long_as_it_takes() -> None:
+    objects = MemoryObjects()
+    lease = lease_on(objects)
+    lease.acquire()
+    for _ in range(10):
+        objects.now_s += 20.0
+        lease.renew()
+        with pytest.raises(LockHeldError):
+            lease_on(objects).acquire()
+    assert not lease.is_lost
+    assert lease.epoch == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("act", ["acquire", "take_over", "renew", "release"])
+def test_a_lost_reply_makes_no_holder_doubt_itself(act: str, when: str) -> None:
+    objects = MemoryObjects()
+    lease = lease_on(objects)
+    if act == "take_over":
+        lease_on(objects).acquire()
+        objects.now_s = 61.0
+    if act in ("renew", "release"):
+        lease.acquire()
+    objects.faults = once("put", when)
+    getattr(lease, "acquire" if act == "take_over" else act)()
+    assert not lease.is_lost
+    assert lease.epoch == (2 if act == "take_over" else 1)
+    record = json.loads(objects.held[KEY][0])
+    assert record["is_released"] == (act == "release")
+    if act != "release":
+        lease.renew()
+        assert not lease.is_lost
+
+
+def test_a_released_lease_is_free_at_once_and_its_epoch_goes_on() -> None:
+    objects = MemoryObjects()
+    for epoch in (1, 2, 3):
+        lease = lease_on(objects)
+        lease.acquire()
+        assert lease.is_alive()
+        assert lease.epoch == epoch
+        lease.release()
+        lease.release()
+        assert not lease.is_alive()
+
+
+def test_who_waits_gets_the_lease_when_it_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "WAIT_S", (0.001, 0.002))
+    objects = MemoryObjects()
+    first, second = lease_on(objects), lease_on(objects)
+    first.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.acquire, waits=True)
+        time.sleep(0.02)
+        assert not waiting.done()
+        first.release()
+        waiting.result(5)
+    assert second.epoch == 2
+
+
+def test_the_keeper_renews_all_leases_every_third_of_their_time_and_then_ends(keeper: LeaseKeeper) -> None:
+    objects = MemoryObjects()
+    held = [Lease(objects, f"bucket/{number}", "x", 0.15, keeper) for number in range(3)]
+    for lease in held:
+        lease.acquire()
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline and min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) < 3:
+        time.sleep(0.02)
+    assert min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) >= 3
+    for lease in held:
+        assert not lease.is_lost
+        lease.release()
+
+
+def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = MemoryObjects()
+    lease = lease_on(objects, ttl_s=0.03)
+    lease.acquire()
+
+    def down(verb: str, key: str, when: str) -> None:
+        raise retries.TryAgainError("503 SlowDown")
+
+    objects.faults = down
+    deadline = time.monotonic() + 5.0
+    while not lease.is_lost and time.monotonic() < deadline:
+        lease.renew()
+    assert lease.is_lost

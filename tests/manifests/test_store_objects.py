@@ -1,0 +1,157 @@
+"""An object store commits once, tells its own success from another's, and refuses storage that would commit twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from manifests import retries
+from manifests.errors import ManifestError, StoreError, StoreUnreachableError
+from manifests.object_store import PROBE_NAME, ObjectStore
+from manifests.retries import Retries, TryAgainError
+from tests.manifests.memory_objects import MemoryObjects, once
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+
+
+def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectStore:
+    return ObjectStore(objects, "bucket/out", root="s3://bucket/out", single_writer=single_writer)
+
+
+def test_of_many_creators_exactly_one_wins_and_its_bytes_stay() -> None:
+    store = store_on(MemoryObjects())
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
+    assert sum(won) == 1
+    assert store.read("receipts/a.json") == b"%d" % won.index(True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_create_whose_reply_was_lost_is_known_as_our_own(when: str) -> None:
+    objects = MemoryObjects(once("put", when, key="a.json"))
+    store = store_on(objects)
+    assert store.create("receipts/a.json", b"mine")
+    assert store.read("receipts/a.json") == b"mine"
+    assert not store.create("receipts/a.json", b"another's")
+
+
+def test_a_create_whose_reply_was_lost_after_another_won_is_no_success() -> None:
+    objects = MemoryObjects()
+    store_on(objects).create("receipts/a.json", b"another's")
+    objects.faults = once("put", "before", key="a.json")
+    assert not store_on(objects).create("receipts/a.json", b"mine")
+    assert store_on(objects).read("receipts/a.json") == b"another's"
+
+
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_storage_that_ignores_conditions_is_refused_before_anything_is_written(write: str) -> None:
+    objects = MemoryObjects()
+    objects.heeds_conditions = False
+    store = store_on(objects)
+    with pytest.raises(StoreError, match=r"ignores it.*run.single_writer: true"):
+        getattr(store, write)("labels/a", b"x")
+    assert set(objects.held) <= {f"bucket/out/{PROBE_NAME}"}
+
+
+def test_storage_without_conditional_puts_is_refused_but_for_a_single_writer() -> None:
+    objects = MemoryObjects()
+    objects.has_atomic_conditions = objects.heeds_conditions = False
+    with pytest.raises(StoreError, match="no conditional write"):
+        store_on(objects).create("a", b"x")
+    vouched = store_on(objects, single_writer=True)
+    assert vouched.create("a", b"x")
+    assert not vouched.create("a", b"y")
+    assert vouched.read("a") == b"x"
+
+
+def test_one_probe_serves_a_process_and_a_look_writes_none() -> None:
+    objects = MemoryObjects()
+    store = store_on(objects)
+    store.names("receipts")
+    store.marks("receipts")
+    assert not objects.held
+    store.put("a", b"x")
+    probes = len([call for call in objects.calls if call[1].endswith(PROBE_NAME)])
+    store.create("b", b"x")
+    assert len([call for call in objects.calls if call[1].endswith(PROBE_NAME)]) == probes
+
+
+def test_an_answer_that_never_comes_is_given_up_at_the_stated_number_of_tries() -> None:
+    tries = 0
+
+    def never() -> None:
+        nonlocal tries
+        tries += 1
+        raise TryAgainError("503 SlowDown")
+
+    with pytest.raises(StoreUnreachableError, match=r"4 tries.*503 SlowDown.*same command again"):
+        Retries(tries=4).call(never, "s3://b/a: reading it")
+    assert tries == 4
+
+
+def test_an_answer_that_never_comes_is_given_up_at_the_stated_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    slept: list[float] = []
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(retries.time, "monotonic", lambda: clock[0])
+
+    def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+        clock[0] += pause_s
+
+    monkeypatch.setattr(retries.time, "sleep", sleep)
+
+    def slow() -> None:
+        clock[0] += 10.0
+        raise TryAgainError("ReadTimeoutError")
+
+    with pytest.raises(StoreUnreachableError):
+        Retries(limit_s=60.0, tries=100).call(slow, "x")
+    assert sum(slept) < 60.0
+    assert clock[0] < 75.0
+    assert all(pause <= min(retries.LONGEST_PAUSE_S, 0.2 * 2**number) for number, pause in enumerate(slept))
+
+
+def test_a_final_refusal_is_not_tried_again() -> None:
+    def refuse(verb: str, key: str, when: str) -> None:
+        raise StoreError("no permission")
+
+    objects = MemoryObjects(refuse)
+    with pytest.raises(StoreError, match="no permission"):
+        store_on(objects).read("a")
+    assert len(objects.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a/.."])
+def test_a_name_that_leaves_the_root_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match="leaves the folder"):
+        store_on(MemoryObjects()).read(name)
+
+
+def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:
+    store = store_on(MemoryObjects())
+    for number in range(35):
+        store.put(f"receipts/shard-{number % 3:05d}/chunk-{number:06d}.json", b"x")
+    names = store.names("receipts/shard-00001")
+    assert names == sorted(names)
+    assert len(names) == 12
+    before = store.marks("receipts")
+    assert len(before) == 35
+    store.put("receipts/shard-00001/chunk-000001.json", b"y")
+    after = store.marks("receipts")
+    assert [name for name in before if before[name] != after[name]] == ["receipts/shard-00001/chunk-000001.json"]
+
+
+def test_logs_are_written_on_close_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = MemoryObjects()
+    store = store_on(objects)
+    store.log("logs/shard-00000.log", "one\n")
+    store.close()
+    store.log("logs/shard-00000.log", "two\n")
+    store.close()
+    (name,) = store.names("logs")
+    assert store.read(name) == b"one\ntwo\n"

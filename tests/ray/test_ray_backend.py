@@ -1,0 +1,100 @@
+"""`--backend ray` on a real cluster of three nodes: the labels of an undisturbed run, whatever happens to the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.supervise.crew_jobs import command, files, processes_of, relabel, rows, verified, write_job
+
+SECRET = "a-secret-that-no-log-may-hold-7f3a"
+
+
+def receipts(job: Path) -> int:
+    return len(list((job.parent / "out" / "receipts").rglob("*.json")))
+
+
+def wait_for(what: Callable[[], Any], *, within_s: float = 60.0) -> None:
+    until = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def start(job: Path, cluster: Any, *more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "AWS_SECRET_ACCESS_KEY": SECRET}
+    line = command(job, "--backend", "ray", "--address", cluster.address, *more)
+    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_poisonous_row_is_found_on_the_cluster_too_and_gpus_are_counted(cluster: Any, tmp_path: Path) -> None:
+    job = write_job(tmp_path, poison=(20,), crash="kill")
+    process = start(job, cluster)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    report = json.loads(out)
+    assert "asked Ray for 3 actor(s) with 1 GPU(s) each on 3 node(s)" in said
+    assert "must be one folder that all of them see" in said
+    assert (report["labelled"], report["quarantined_by_status"]) == (59, {"engine": 1})
+    assert report["engine_restarts"] >= 3
+    assert set(rows(job, "quarantine")) == {20}
+    assert verified(job)
+
+
+def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: Any, tmp_path: Path) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=4)
+    process = start(job, cluster, "--workers", "2")
+    wait_for(lambda: receipts(job) >= 2)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any("jobs.workers" in " ".join(found.cmdline()) for found in processes_of(job)))
+    write_job(tmp_path)
+    code, report, said = relabel(job)
+    assert (code, report["labelled"]) == (0, 60), said
+    assert verified(job)
+
+
+def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_secret(cluster: Any, tmp_path: Path) -> None:
+    undisturbed = write_job(tmp_path / "undisturbed", rows=600)
+    assert relabel(undisturbed)[0] == 0
+    job = write_job(tmp_path / "disturbed", rows=600, p_slow=0.5, slow_s=0.05, capacity=8)
+    process = start(job, cluster)
+    wait_for(lambda: receipts(job) >= 5)
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    seen = receipts(job)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert seen < 100, "the node was lost after the end; make the job longer"
+    report = json.loads(out)
+    assert (report["rows"], report["labelled"], report["rows_open"]) == (600, 600, 0)
+    assert files(job) == files(undisturbed)
+    assert verified(job)
+    logs = [path for path in Path(cluster.head_node.get_session_dir_path()).rglob("*") if path.is_file()]
+    assert len(logs) > 5
+    for path in [*logs, *(tmp_path / "disturbed").rglob("*")]:
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert SECRET not in out + said
+
+
+def test_no_cluster_at_the_address_is_told_with_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    job = write_job(tmp_path)
+    code, report, _ = relabel(job, "--backend", "ray", "--address", "127.0.0.1:1")
+    assert (code, report["error"]) == (4, "MissingExtraError")
+    assert "ray start --head" in report["message"]
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
+    code, report, _ = relabel(job, "--backend", "ray", variables={"PYTHONPATH": str(tmp_path / "hidden")})
+    assert (code, report["error"]) == (4, "MissingExtraError")
+    assert "relabel[ray]" in report["message"]

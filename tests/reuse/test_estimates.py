@@ -1,0 +1,208 @@
+"""What `plan` says before a GPU is paid for, against what the run then does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manifests.estimates import PrefixHit, Range, common_prefix, expected_prefix_hit, ratio_range
+from tests.reuse.conftest import Days, Row, rows_of
+
+
+def changed(rows: list[Row], *numbers: int) -> list[Row]:
+    return [{**row, "document": "Something else."} if number in numbers else row for number, row in enumerate(rows)]
+
+
+def plan(days: Days, day: str, rows: list[Row], *more: str, **changes: Any) -> dict[str, Any]:
+    code, result = days.call("plan", days.job(day, rows, **changes), *more)
+    assert code == 0, result
+    found = result["estimate"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("labeler", ["direct", "graph-grpo", "r3a", "complexity", "umbrela"])
+def test_exact_counts_equal_what_the_run_then_asks(days: Days, labeler: str) -> None:
+    rows = rows_of(8, 5)
+    found = plan(days, "monday", rows, "--exact", labeler={"name": labeler})
+    days.run("monday", rows, labeler={"name": labeler})
+    stages = days.manifest("monday")["stages"]
+    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == {name: came["asks"] for name, came in stages.items()}
+    first = next(iter(found["stages"]))  # later stages hold the answers before them, whose length is not known yet
+    assert found["stages"][first]["prompt_tokens"] == [stages[first]["prompt_tokens"]] * 3
+    assert found["rows_asked"] == [40, 40, 40]
+
+
+def test_exact_counts_of_a_reusing_run_equal_what_it_takes_over_and_asks(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    rows = [*changed(rows, 2, 18, 39), {**rows[0], "query": "green hats", "query_id": "new"}]
+    found = plan(days, "tuesday", rows, "--exact", reuse=["monday"])
+    days.run("tuesday", rows, reuse=["monday"])
+    assert found["rows_reused"] == [37] * 3
+    assert days.manifest("tuesday")["rows"]["reused"] == 37
+    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == days.asks("tuesday") == {"intent": 1, "verdict": 4}
+
+
+def test_samples_are_counted(days: Days) -> None:
+    rows = rows_of(4, 3)
+    options: dict[str, Any] = {"labeler": {"name": "r3a", "samples": 3, "temperature": 0.8}}
+    found = plan(days, "monday", rows, "--exact", **options)
+    days.run("monday", rows, **options)
+    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == days.asks("monday") == {"intent": 12, "verdict": 36}
+
+
+def test_the_estimate_from_footers_holds_what_the_run_does(days: Days) -> None:
+    rows = rows_of(10, 8)
+    found = plan(days, "monday", rows)
+    assert found["basis"]["output_tokens"].startswith("defaults")
+    days.run("monday", rows)
+    _holds(found, days.manifest("monday"))
+
+
+def test_ratios_of_what_is_done_make_the_intervals_narrow_and_still_hold(days: Days) -> None:
+    rows = rows_of(24, 10)
+    before = plan(days, "monday", rows)
+    job = days.folder / "monday.yaml"
+    code, half = days.call("run", job, "--shard", "0/2")
+    assert code == 0
+    found = plan(days, "monday", rows)
+    assert found["rows"] == 240 - half["labelled"]
+    assert "this output" in found["basis"]["tokens"]
+    for name in ("prompt_tokens", "output_tokens"):
+        wide, narrow = before["stages"]["verdict"][name], found["stages"]["verdict"][name]
+        assert (narrow[2] - narrow[0]) / narrow[1] < (wide[2] - wide[0]) / wide[1] / 2
+    code, whole = days.call("run", job)
+    assert code == 0
+    rest = {name: {key: came[key] - half["stages"][name][key] for key in came} for name, came in whole["stages"].items()}
+    _holds(found, {"stages": rest})
+
+
+def test_ratios_of_a_reused_output_count_too(days: Days) -> None:
+    rows = rows_of(12, 5)
+    days.run("monday", rows[:30])
+    found = plan(days, "tuesday", rows[30:], reuse=["monday"])
+    assert "monday" in found["basis"]["tokens"]
+    assert "monday" in found["basis"]["seconds"]
+    days.run("tuesday", rows[30:], reuse=["monday"])
+    _holds(found, days.manifest("tuesday"))
+
+
+def _holds(found: dict[str, Any], manifest: dict[str, Any]) -> None:
+    for name, came in manifest["stages"].items():
+        for key in ("asks", "prompt_tokens", "output_tokens"):
+            low, _, high = found["stages"][name][key]
+            assert low <= came[key] <= high, (name, key, found["stages"][name][key], came[key])
+
+
+def test_a_file_that_did_not_change_is_counted_as_reused_without_reading_it(days: Days) -> None:
+    rows = rows_of(4, 5)
+    days.run("monday", rows)
+    found = plan(days, "tuesday", rows, reuse=["monday"])
+    assert found["rows_reused"] == [20, 20, 20]
+    assert found["rows_asked"] == [0, 0, 0]
+    assert found["seconds"] == [0, 0, 0]
+    found = plan(days, "wednesday", changed(rows, 1), reuse=["monday"])
+    low, value, high = found["rows_reused"]
+    assert (low, high) == (0, 20)
+    assert low < value < high
+
+
+def test_a_prompt_edit_shows_which_stages_it_invalidates(days: Days) -> None:
+    rows = rows_of(3, 4)
+    days.run("monday", rows)
+    second = days.templates("second", verdict=("judge one document", "weigh one document"))
+    first = days.templates("first", intent=("search|query", "question"))
+    (remark,) = plan(days, "a", rows, reuse=["monday"], labeler={"templates": second})["reuse"]
+    assert "0 rows reused, another templates (verdict.j2)" in remark
+    assert remark.endswith("asked again: verdict; kept: intent")
+    (remark,) = plan(days, "b", rows, reuse=["monday"], labeler={"templates": first})["reuse"]
+    assert remark.endswith("asked again: intent, verdict")
+    (remark,) = plan(days, "c", rows, reuse=["monday"], engine={"seed": 9})["reuse"]
+    assert "engine (seed)" in remark
+    assert remark.endswith("asked again: intent, verdict")
+    exact = plan(days, "d", rows, "--exact", reuse=["monday"], labeler={"templates": second})
+    assert {name: stage["asks"][1] for name, stage in exact["stages"].items()} == {"intent": 0, "verdict": 12}
+
+
+def test_cost_is_seconds_times_the_price(days: Days) -> None:
+    rows = rows_of(3, 4)
+    found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
+    assert found["cost"] == pytest.approx([second / 1000 for second in found["seconds"]], abs=1e-5)
+    assert plan(days, "tuesday", rows)["cost"] is None
+
+
+def test_status_and_manifest_hold_plan_against_actual(days: Days) -> None:
+    rows = rows_of(6, 5)
+    days.run("monday", rows)
+    days.run("tuesday", changed(rows, 3), reuse=["monday"])
+    for held in (days.manifest("tuesday")["plan_against_actual"], days.call("status", days.out("tuesday"))[1]["plan_against_actual"]):
+        lines = {line["figure"]: line for line in held}
+        assert lines["rows_reused"]["actual"] == 29
+        assert lines["verdict.asks"]["actual"] == 1
+        assert lines["worker_seconds"]["actual"] > 0
+        assert {"planned", "actual", "is_within"} < set(lines["prefix_hit"])
+
+
+def test_the_estimate_is_that_of_before_the_first_commit(days: Days) -> None:
+    rows = rows_of(6, 5)
+    job = days.job("monday", rows)
+    assert days.call("plan", job)[0] == 0
+    path = days.out("monday") / "estimate.json"
+    assert json.loads(path.read_bytes())["is_exact"] is False
+    assert days.call("plan", job, "--exact")[0] == 0
+    held = path.read_bytes()
+    assert json.loads(held)["is_exact"] is True
+    assert days.call("run", job, "--shard", "0/2")[0] == 0
+    _, result = days.call("plan", job, "--exact")
+    assert result["estimate"]["rows"] < 30
+    assert path.read_bytes() == held
+
+
+def test_a_plan_is_the_same_with_an_estimate_beside_it(days: Days) -> None:
+    rows = rows_of(6, 5)
+    job = days.job("monday", rows)
+    assert days.call("plan", job)[0] == 0
+    before = (days.out("monday") / "plan.json").read_bytes()
+    assert days.call("plan", job, "--exact")[0] == 0
+    assert (days.out("monday") / "plan.json").read_bytes() == before
+
+
+def test_prefix_hit_by_hand() -> None:
+    """Three prompts of 64 tokens (a letter each): the second shares half of the first, the third all of the first but its last block."""
+    first, second, third = "a" * 64, "a" * 32 + "b" * 32, "a" * 32 + "b" * 32
+    assert expected_prefix_hit([("s", first, 64)]) == 0.0
+    assert expected_prefix_hit([("s", first, 64), ("s", second, 64)]) == 32 / 128
+    # the last token is always computed, so 63 tokens are shared, of which three blocks are whole
+    assert expected_prefix_hit([("s", first, 64), ("s", second, 64), ("s", third, 64)]) == (32 + 48) / 192
+    assert expected_prefix_hit([("s", first, 64), ("s", second, 64)], block_tokens=64) == 0.0
+    hit = PrefixHit()
+    for prompt in (("intent", "q1" * 16, 32), ("verdict", "q1" * 16 + "d" * 32, 64), ("verdict", "q1" * 16 + "e" * 32, 64)):
+        hit.add(*prompt)
+    assert (hit.share("intent"), hit.share("verdict")) == (0.0, 0.5)
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
+def test_common_prefix_is_the_longest(shared: str, one: str, other: str) -> None:
+    length = common_prefix(shared + one, shared + other)
+    assert length >= len(shared)
+    assert (shared + one)[:length] == (shared + other)[:length]
+    assert (shared + one)[length : length + 1] != (shared + other)[length : length + 1] or length == min(
+        len(shared + one), len(shared + other)
+    )
+
+
+def test_ratio_by_hand() -> None:
+    assert ratio_range([], [], num_to_come=3) is None
+    assert ratio_range([0, 0], [1, 2], num_to_come=3) is None
+    assert ratio_range([10], [30], num_to_come=3) == Range(1.5, 3.0, 6.0)
+    # equal ratios leave no doubt
+    assert ratio_range([10, 20, 30], [20, 40, 60], num_to_come=9) == pytest.approx(Range(2.0, 2.0, 2.0))
+    # residuals 0, 2, -2 over chunks of 10: s = 2, error = 2 / 10 * sqrt(1/3 + 1/3), t(2) = 4.303
+    low, value, high = ratio_range([10, 10, 10], [20, 22, 18], num_to_come=3) or Range.exact(0)
+    assert (value, high - value) == pytest.approx((2.0, 4.303 * 0.2 * (2 / 3) ** 0.5))
+    assert value - low == pytest.approx(high - value)

@@ -1,0 +1,180 @@
+"""Merging: what comes out is what went in, under one name only where it was made in one way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from distill.label_tables import load_labels
+from distill.specs import LabelSource
+from manifests.plans import load_plan
+from manifests.store import open_store
+from tests.reuse.conftest import Days, rows_of, said
+
+SUMS = ("labelled", "reused", "quarantined")
+
+
+def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> None:
+    rows = rows_of(10, 4)
+    args: dict[str, Any] = {"engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}}
+    days.run("monday", rows[:24], **args)
+    days.run("tuesday", rows[20:], reuse=["monday"], **{**args, "input": {"limit": 18}})
+    code, result = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
+    assert code == 0, result
+    week = days.manifest("week")
+    parts = [days.manifest(day)["rows"] for day in ("monday", "tuesday")]
+    assert week["rows"]["in"] == 24 + 18
+    assert {key: week["rows"][key] for key in SUMS} == {key: sum(part[key] for part in parts) for key in SUMS}
+    assert min(week["rows"][key] for key in SUMS) > 0
+    assert days.call("verify", days.out("week"))[0] == 0
+    assert days.call("status", days.out("week"))[1]["is_finished"]
+    labels = days.labels("week")
+    assert said(labels) == said([*days.labels("monday"), *days.labels("tuesday")])
+    # a row id is the row's place in the list of inputs, whatever stands between
+    texts = [row for file in week["inputs"] for row in pq.read_table(file["path"]).to_pylist()]
+    assert all((texts[row["row_id"]]["query_id"], texts[row["row_id"]]["doc_id"]) == (row["query_id"], row["doc_id"]) for row in labels)
+    monday, tuesday = (days.manifest(day)["fingerprint"] for day in ("monday", "tuesday"))
+    assert {row["origin"] for row in labels} == {monday, tuesday}
+    assert [source["first_row_id"] for source in week["merged_from"]] == [0, 24]
+    assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 10
+
+
+def test_a_merged_output_can_be_judged_learned_from_and_reused(days: Days, no_engine: Any) -> None:
+    rows = rows_of(6, 4)
+    graded = [{**row, "grade": number % 3} for number, row in enumerate(rows)]
+    days.run("monday", graded[:12])
+    days.run("tuesday", graded[12:])
+    assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 0
+    qrels = days.folder / "qrels.parquet"
+    pq.write_table(pq.ParquetDataset([days.folder / "monday.parquet", days.folder / "tuesday.parquet"]).read(), qrels)
+    code, judged = days.call("evaluate", days.out("week"), "--qrels", qrels)
+    assert code == 0, judged
+    assert judged["counts"]["judged"] == 24
+    table = load_labels(LabelSource(path=str(days.out("week"))), allow_over_limit=False)
+    assert [(pair.doc_id, pair.document) for pair in table.pairs] == [(row["doc_id"], row["document"]) for row in rows]
+    no_engine()
+    days.run("again", rows, reuse=["week"])
+    assert {row["origin"] for row in days.labels("again")} == {days.manifest(day)["fingerprint"] for day in ("monday", "tuesday")}
+
+
+def test_scattered_queries_merge_by_row_ids(days: Days) -> None:
+    rows = rows_of(6, 4)
+    random.Random(5).shuffle(rows)
+    days.run("monday", rows[:12])
+    days.run("tuesday", rows[12:])
+    assert days.manifest("monday")["rows"]["in"] == 12
+    assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 0
+    plan = load_plan(open_store(days.out("week")))
+    assert plan is not None
+    assert plan.is_scattered
+    assert days.call("verify", days.out("week"))[0] == 0
+    assert [row["doc_id"] for row in days.labels("week")] == [row["doc_id"] for row in rows]
+
+
+def test_shards_of_one_run_that_were_done_in_two_places_come_together(days: Days) -> None:
+    rows = rows_of(8, 5)
+    job = days.job("whole", rows)
+    assert days.call("run", job)[0] == 0
+    parts = []
+    for number in (0, 1):
+        part = days.folder / f"node-{number}"
+        assert days.call("run", job, "--shard", f"{number}/2", "--set", f"output={part}")[0] == 0
+        parts.append(part)
+    code, message = days.call("merge", parts[0], "--to", days.out("half"))
+    assert (code, "not finished" in message) == (3, True)
+    assert days.call("merge", *parts, "--to", days.out("merged"))[0] == 0
+    assert said(days.labels("merged")) == said(days.labels("whole"))
+    assert days.call("verify", days.out("merged"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"labeler": {"max_text_tokens": 99}}, "max_text_tokens"),
+        ({"engine": {"seed": 8}}, "seed"),
+        ({"engine": {"args": {"p_garbage": 0.01}}}, "args"),
+    ],
+    ids=str,
+)
+def test_outputs_made_in_two_ways_are_refused_with_what_differs(days: Days, change: dict[str, Any], what: str) -> None:
+    rows = rows_of(6, 4)
+    days.run("monday", rows[:12])
+    days.run("tuesday", rows[12:], **change)
+    merge = ("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
+    code, message = days.call(*merge)
+    assert code == 5
+    assert what in message
+    assert not days.out("week").exists()
+    assert days.call(*merge, "--allow-mixed")[0] == 0
+    assert what in str(days.manifest("week")["mixed"])
+    assert days.manifest("week")["mixed"]["allowed"] is True
+    # rows of both ways are found again by what made each
+    days.run("again", rows, reuse=["week"], **change)
+    assert days.manifest("again")["rows"]["reused"] == 12
+
+
+def test_templates_and_engine_versions_are_refused_too(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(6, 4)
+    days.run("monday", rows[:12])
+    templates = days.templates("edited", verdict=("judge one document", "weigh one document"))
+    days.run("tuesday", rows[12:], labeler={"templates": templates})
+    code, message = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
+    assert (code, "verdict.j2" in message) == (5, True)
+    receipt = next((days.out("monday") / "receipts").rglob("*.json"))
+    held = json.loads(receipt.read_bytes())
+    days.run("wednesday", rows[12:])
+    held["engine"]["version"] = "99"
+    receipt.write_text(json.dumps(held))
+    code, message = days.call("merge", days.out("monday"), days.out("wednesday"), "--to", days.out("week"))
+    assert (code, "engine version: " in message) == (5, True)
+
+
+def test_a_file_that_stands_in_both_is_refused(days: Days) -> None:
+    rows = rows_of(4, 3)
+    days.run("monday", rows)
+    days.run("again", rows, run={"chunk_rows": 5})
+    code, message = days.call("merge", days.out("monday"), days.out("again"), "--to", days.out("week"))
+    assert (code, "the same file" in message) == (3, True)
+
+
+def test_a_merge_that_is_killed_goes_on_and_a_changed_label_file_stops_it(days: Days) -> None:
+    rows = rows_of(10, 4)
+    days.run("monday", rows[:20])
+    days.run("tuesday", rows[20:])
+    days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("undisturbed"))
+
+    def merge(failpoint: str) -> int:
+        command = [sys.executable, "-m", "jobs", "merge", str(days.out("monday")), str(days.out("tuesday")), "--to", str(days.out("week"))]
+        environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
+        return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode
+
+    for failpoint in ("after_plan", "before_temp_rename:3", "before_temp_sync:4", "before_manifest", "after_manifest"):
+        assert merge(failpoint) == -signal.SIGKILL, failpoint
+    assert merge("") == 10
+    assert _bytes(days.out("week")) == _bytes(days.out("undisturbed"))
+    shutil.rmtree(days.out("week"))
+    file = days.out("tuesday") / days.manifest("tuesday")["labels"][0]["path"]
+    file.write_bytes(file.read_bytes()[:-9] + b"x" + file.read_bytes()[-8:])
+    code, message = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
+    assert (code, "sha256" in message) == (3, True)
+    assert not (days.out("week") / "manifest.json").exists()
+
+
+def _bytes(out: Path) -> dict[str, Any]:
+    """Every file; of the manifest all but the mark of this place's receipts."""
+    found: dict[str, Any] = {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.suffix in (".parquet", ".json")
+    }
+    manifest = json.loads(found["manifest.json"])
+    del manifest["receipts_mark"]
+    return found | {"manifest.json": manifest}

@@ -1,0 +1,245 @@
+"""A job whose input and output are on S3: planned, run, looked at, verified and retried, as on a disk; killed and resumed; many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manifests.object_store import open_object_store
+from tests import seaweed
+from tests.s3.conftest import ROWS, Outcome, call, command, labels
+
+
+@pytest.fixture
+def undisturbed(write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]) -> dict[str, str]:
+    """Labels of a run that nobody disturbs, at an output of its own."""
+    done = relabel("run", write_job({"output": f"{s3}/undisturbed"}, name="undisturbed.yaml"))
+    assert done.returncode == 0, done.stderr
+    return labels(f"{s3}/undisturbed")
+
+
+def test_a_job_on_s3_runs_from_plan_to_retry(write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]) -> None:
+    job = write_job()
+    planned = relabel("plan", job)
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["chunks_open"] == 10
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    first = labels(f"{s3}/out")
+    status = json.loads(relabel("status", f"{s3}/out").stdout)
+    assert status["is_finished"]
+    assert {shard["state"] for shard in status["shards"]} == {"done"}
+    verified = relabel("verify", job)
+    assert verified.returncode == 0, verified.stderr
+    retried = relabel("retry", job)
+    assert retried.returncode == 0, retried.stderr
+    assert relabel("verify", f"{s3}/out").returncode == 0
+    assert labels(f"{s3}/out").keys() != first.keys()
+
+
+def test_nothing_to_do_takes_five_requests_and_reads_no_receipt(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    job = write_job()
+    assert relabel("run", job).returncode == 0
+    proxy = through()
+    started = time.perf_counter()
+    again = call("run", job)
+    seconds = time.perf_counter() - started
+    assert again.returncode == 10, again.stderr
+    assert not [seen for seen in proxy.seen if seen.method not in ("GET", "HEAD")]
+    assert not [seen for seen in proxy.seen if "/receipts/shard" in seen.path]
+    assert len(proxy.seen) <= 9, [(seen.method, seen.path) for seen in proxy.seen]
+    assert seconds < 20.0  # two seconds on an idle machine; see docs/storage.md
+
+
+def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_undisturbed_one(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
+) -> None:
+    job = write_job({"run": {"lease_s": 3}}, args={"p_slow": 0.5, "slow_s": 0.02, "capacity": 8})
+    store = open_object_store(f"{s3}/out")
+    process = subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60.0
+    while not store.marks("receipts") and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    left = store.marks("receipts")
+    assert 0 < len(left) < 10
+    time.sleep(5.0)  # its time to live, and the second that the server's dates are rounded to
+    again = call("run", job, "--shard", "0/1")
+    assert again.returncode == 0, again.stderr
+    assert labels(f"{s3}/out") == undisturbed
+    assert relabel("verify", job).returncode == 0
+    now = store.marks("receipts")
+    assert {name: now[name] for name in left} == left
+
+
+@pytest.mark.parametrize("failpoint", ["before_receipt:3", "before_manifest:1"])
+def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str], failpoint: str
+) -> None:
+    job = write_job({"run": {"lease_s": 3}})
+    killed = call("run", job, RELABEL_FAILPOINT=failpoint)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    # without --shard what the dead one held needs no waiting: a helper needs no lease
+    assert call("run", job).returncode in (0, 10)
+    assert labels(f"{s3}/out") == undisturbed
+    assert relabel("verify", job).returncode == 0
+
+
+def test_four_workers_that_race_lose_and_double_nothing(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
+) -> None:
+    job = write_job(args={"p_slow": 0.5, "slow_s": 0.03, "capacity": 8})
+    workers = [subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [worker.communicate(timeout=90)[1] for worker in workers]
+    assert {worker.returncode for worker in workers} <= {0, 10}, said
+    assert labels(f"{s3}/out") == undisturbed
+    assert relabel("verify", job).returncode == 0
+
+
+def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
+    write_job: Callable[..., Path],
+    s3: str,
+    relabel: Callable[..., Outcome],
+    undisturbed: dict[str, str],
+    through: Callable[..., seaweed.Proxy],
+) -> None:
+    """Every third request is answered badly: not at all though performed, not at all and not performed, 503, 500, or half."""
+    chance = random.Random(7)
+    verdicts: list[str] = []
+
+    def decide(exchange: seaweed.Exchange) -> str:
+        verdicts.append(chance.choice(["drop", "refuse", "503", "500", "cut"]) if chance.random() < 0.3 else "pass")
+        return verdicts[-1]
+
+    job = write_job()
+    proxy = through(decide)
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    assert len(set(verdicts)) == 6
+    proxy.decide = lambda exchange: "pass"
+    assert labels(f"{s3}/out") == undisturbed
+    assert relabel("verify", job).returncode == 0
+    receipts = open_object_store(f"{s3}/out").marks("receipts")
+    assert len(receipts) == 10
+    assert json.loads(done.stdout)["this_run"]["chunks_lost"] == 0
+
+
+def test_a_lost_reply_to_every_receipt_is_recognised_as_our_own_commit(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    dropped: list[str] = []
+
+    def decide(exchange: seaweed.Exchange) -> str:
+        is_receipt = exchange.method == "PUT" and "/receipts/" in exchange.path
+        if is_receipt and exchange.path not in dropped:
+            dropped.append(exchange.path)
+            return "drop"
+        return "pass"
+
+    job = write_job()
+    through(decide)
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    assert len(dropped) == 10
+    counted = json.loads(done.stdout)["this_run"]
+    assert (counted["chunks_committed"], counted["chunks_lost"]) == (10, 0)
+    assert relabel("verify", job).returncode == 0
+
+
+def test_a_burst_of_throttling_is_waited_out(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    job = write_job()
+    begun: list[float] = []
+
+    def decide(exchange: seaweed.Exchange) -> str:
+        begun.append(time.monotonic())
+        return "503" if len(begun) > 20 and begun[-1] < begun[20] + 2.0 else "pass"
+
+    through(decide)
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    assert relabel("verify", job).returncode == 0
+
+
+def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(
+    write_job: Callable[..., Path],
+    s3: str,
+    relabel: Callable[..., Outcome],
+    undisturbed: dict[str, str],
+    through: Callable[..., seaweed.Proxy],
+) -> None:
+    job = write_job({"run": {"store_retry_s": 1}})
+    commits = 0
+
+    def decide(exchange: seaweed.Exchange) -> str:
+        nonlocal commits
+        commits += exchange.method == "PUT" and "/receipts/" in exchange.path
+        return "503" if commits > 3 else "pass"
+
+    proxy = through(decide)
+    ended = relabel("run", job)
+    assert ended.returncode == 20, ended.stderr
+    assert "503 SlowDown" in ended.stderr
+    assert "run the same command again" in ended.stderr
+    proxy.decide = lambda exchange: "pass"
+    assert len(open_object_store(f"{s3}/out").marks("receipts")) == 3
+    assert relabel("run", job).returncode == 0
+    assert labels(f"{s3}/out") == undisturbed
+
+
+def test_wrong_credentials_and_a_missing_bucket_are_told_at_once(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
+    job = write_job()
+    started = time.perf_counter()
+    for changed, said in (
+        ({"AWS_SECRET_ACCESS_KEY": "wrong-9f3ab"}, "the secret key is not the one of this access key"),
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "the access key is not known there"),
+    ):
+        refused = relabel("run", job, **changed)
+        assert refused.returncode == 3, refused.stderr
+        assert said in refused.stderr
+        assert "wrong-9f3ab" not in refused.stderr + refused.stdout
+    anonymous = subprocess.run(
+        command("run", job),
+        env={name: value for name, value in os.environ.items() if name not in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert anonymous.returncode == 3, anonymous.stderr
+    assert "no credentials" in anonymous.stderr
+    missing = relabel("run", job, "--set", "output=s3://no-such-bucket-here/out")
+    assert missing.returncode == 3, missing.stderr
+    assert "no bucket 'no-such-bucket-here'" in missing.stderr
+    assert time.perf_counter() - started < 60.0
+
+
+def test_a_store_that_ignores_conditions_is_refused_and_works_for_a_single_writer(
+    write_job: Callable[..., Path],
+    s3: str,
+    relabel: Callable[..., Outcome],
+    undisturbed: dict[str, str],
+    through: Callable[..., seaweed.Proxy],
+) -> None:
+    job = write_job()
+    through(lambda exchange: "careless")
+    refused = relabel("run", job)
+    assert refused.returncode == 3, refused.stderr
+    assert "accepts `If-None-Match: *` and ignores it" in refused.stderr
+    assert "single_writer" in refused.stderr
+    assert set(open_object_store(f"{s3}/out").marks("")) == {"leases/probe"}
+    vouched = relabel("run", job, "--set", "run.single_writer=true")
+    assert vouched.returncode == 0, vouched.stderr
+    assert labels(f"{s3}/out") == undisturbed
+    assert json.loads(vouched.stdout)["rows"] == ROWS

@@ -1,0 +1,162 @@
+"""Every path of every command takes `s3://`; storage options are never shown; other filesystems are dealt with honestly."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.errors import ModelError
+from manifests.models import resolve_model
+from manifests.object_store import open_object_store
+from tests import seaweed
+from tests.s3.conftest import ROWS, Outcome, call, put_parquet
+
+TEMPLATE = Path(__file__).parents[2] / "labelers" / "templates" / "r3a"
+
+
+def test_templates_are_read_from_s3_and_are_part_of_the_job(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
+) -> None:
+    name = sorted(path.name for path in TEMPLATE.glob("*.j2"))[0]
+    store = open_object_store(f"{s3}/templates", single_writer=True)
+    store.put(name, (TEMPLATE / name).read_bytes())
+    job = write_job({"labeler": {"templates": f"{s3}/templates"}})
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    store.put(name, b"Heed this. " + (TEMPLATE / name).read_bytes())
+    refused = relabel("run", job)
+    assert refused.returncode == 3, refused.stderr
+    assert f"templates.{name}" in refused.stderr
+    absent = relabel("run", job, "--set", f"labeler.templates={s3}/nowhere")
+    assert absent.returncode == 3
+    assert "is no folder" in absent.stderr
+
+
+def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_path: Path) -> None:
+    store = open_object_store(f"{s3}/model", single_writer=True)
+    store.put("config.json", b"{}")
+    store.put("deep/er.safetensors", b"w" * 100_000)
+    store.put("model.safetensors", b"v" * 200_000)
+    found = resolve_model(f"{s3}/model", cache_dir=tmp_path)
+    assert (found.path / "deep" / "er.safetensors").read_bytes() == b"w" * 100_000
+    assert (found.path / "model.safetensors").read_bytes() == b"v" * 200_000
+    store.put("model.safetensors", b"x")
+    assert resolve_model(f"{s3}/model", cache_dir=tmp_path) == found
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve_model(f"{s3}/nowhere", cache_dir=tmp_path)
+
+
+def test_labels_and_qrels_on_s3_are_judged(write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str) -> None:
+    assert relabel("run", write_job()).returncode == 0
+    manifest = json.loads(open_object_store(f"{s3}/out").read("manifest.json"))
+    pairs = pq.read_table(fsspec.open(f"{s3}/{'pairs.parquet'}").open())
+    graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
+    put_parquet(f"{s3}/graded.parquet", graded)
+    lines = "".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in graded.slice(0, 50).to_pylist())
+    open_object_store(s3, single_writer=True).put("qrels.txt", lines.encode())
+    for qrels in ("graded.parquet", "qrels.txt"):
+        judged = relabel("evaluate", f"{s3}/out", "--qrels", f"{s3}/{qrels}", "--resamples", "50")
+        assert judged.returncode == 0, judged.stderr
+        assert json.loads(judged.stdout)["counts"]
+    assert manifest["labels"]
+
+
+def test_storage_options_open_the_door_and_are_written_nowhere(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"key": seaweed.KEY, "secret": seaweed.SECRET, "endpoint_url": server.url}
+    job = write_job({"storage_options": {"s3": {**options, "secret": "${env.MY_STORE_PASSWORD}"}}})
+    for name in server.environment:
+        monkeypatch.delenv(name, raising=False)
+    closed = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    given = {**closed, "MY_STORE_PASSWORD": seaweed.SECRET}
+    said = ""
+    for arguments, code in (
+        (("run", job), 0),
+        (("status", job), 0),
+        (("run", job, "--set", "engine.seed=9"), 3),
+        (("run", job, "--set", f"storage_options.s3.secret={seaweed.SECRET}x"), 3),
+        (("run", job, "--set", f"storage_options.s3={seaweed.SECRET}"), 3),
+        (("run", job, "--set", f"storage_options.s3.{{={seaweed.SECRET}"), 3),
+        (("run", job, "--set", "storage_options.s3.no_such_option=1"), 3),
+        (("run", job, "--set", "engine.sed=1"), 3),
+    ):
+        done = (call if arguments == ("run", job) else relabel)(*arguments, **given)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        said += done.stdout + done.stderr
+    from manifests.filesystems import use_storage_options
+
+    use_storage_options({"s3": options})
+    try:
+        store = open_object_store(f"{s3}/out")
+        held = b"".join(store.read(name) for name in store.marks(""))
+        assert len(store.marks("logs")) >= 3
+    finally:
+        use_storage_options({})
+    for secret in (seaweed.SECRET, seaweed.KEY):
+        assert secret not in said
+        assert secret.encode() not in held
+    assert "MY_STORE_PASSWORD" not in held.decode("latin-1")
+
+
+def test_doctor_says_whether_commits_hold_there(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, through: Callable[..., seaweed.Proxy]
+) -> None:
+    job = write_job()
+    well = relabel("doctor", job)
+    assert well.returncode == 0, well.stdout
+    assert "heeds conditions" in json.loads(well.stdout)["job"]["output"]
+    through(lambda exchange: "careless")
+    ill = relabel("doctor", job)
+    assert ill.returncode == 3
+    assert "ignores it" in json.loads(ill.stdout)["job"]["output"]
+
+
+def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
+    from jobs.job_files import load_job
+    from manifests.filesystems import use_storage_options
+
+    job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))
+    use_storage_options({})
+    for text in (repr(job), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):
+        assert "hidden-3c1" not in text
+    assert job.spec.storage_options["s3"]["secret"] == "hidden-3c1"
+
+
+def test_a_password_in_a_url_is_refused_without_being_shown(write_job: Callable[..., Path], relabel: Callable[..., Outcome]) -> None:
+    refused = relabel("run", write_job({"output": "ftp://user:hidden-77@host/out"}))
+    assert refused.returncode == 3
+    assert "holds a password" in refused.stderr
+    assert "hidden-77" not in refused.stderr + refused.stdout
+
+
+def test_a_filesystem_without_conditional_writes_works_for_a_single_writer_alone(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome]
+) -> None:
+    job = write_job({"output": "memory://bucket/single"})
+    refused = relabel("run", job)
+    assert refused.returncode == 3, refused.stderr
+    assert "no conditional write" in refused.stderr
+    assert not fsspec.filesystem("memory").find("/bucket/single")
+    done = relabel("run", job, "--set", "run.single_writer=true")
+    assert done.returncode == 0, done.stderr
+    assert relabel("verify", job).returncode == 0
+    again = relabel("run", job, "--set", "run.single_writer=true")
+    assert again.returncode == 10, again.stderr
+    retried = relabel("retry", job, "--set", "run.single_writer=true")
+    assert retried.returncode == 0, retried.stderr
+    assert relabel("verify", "memory://bucket/single").returncode == 0
+    fsspec.filesystem("memory").rm("/bucket/single", recursive=True)
+
+
+def test_an_output_inside_the_input_is_refused_on_s3_too(write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str) -> None:
+    refused = relabel("run", write_job({"input": {"path": s3}}))
+    assert refused.returncode == 3
+    assert re.search(r"lies inside input\.path", refused.stderr), refused.stderr

@@ -1,0 +1,155 @@
+"""What a shard reads from S3 is what its columns weigh; a file that is replaced under a reader is told, never mixed."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import Dataset, open_dataset
+from manifests.errors import InputError, StoreUnreachableError
+from manifests.plans import Plan, make_plan
+from manifests.rows import read_chunks
+from manifests.specs import InputSpec
+from manifests.url_files import TAIL_BYTES, UrlFile, read_url
+from tests import seaweed
+from tests.s3.conftest import put_parquet
+
+ROWS, GROUP = 4000, 500
+
+
+def text(chance: random.Random, length: int) -> str:
+    """Text that does not compress away."""
+    return "".join(chance.choices(string.ascii_letters + string.digits, k=length))
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    """Queries of ten rows each, and beside what a job reads a column that weighs twenty times as much."""
+    chance = random.Random(5)
+    rows = range(ROWS)
+    return pa.table(
+        {
+            "embedding": [text(chance, 2000) for _ in rows],
+            "query_id": [f"q{row // 10}" for row in rows],
+            "query": [text(chance, 20) for row in rows],
+            "crawl": [text(chance, 400) for row in rows],
+            "doc_id": [f"d{row}" for row in rows],
+            "document": [text(chance, 300) for _ in rows],
+        }
+    )
+
+
+def planned(url: str, *, shards: int) -> tuple[Dataset, Plan, dict[str, bytes]]:
+    dataset = open_dataset(InputSpec(path=(url,)), reads_context=False)
+    plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=64)
+    return dataset, plan, beside
+
+
+def weight(data: bytes, groups: range, columns: tuple[str, ...] = ("query_id", "query", "doc_id", "document")) -> int:
+    """Compressed bytes of the columns that a job reads, in some row groups."""
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    leaves = [leaf for leaf in range(metadata.num_columns) if metadata.schema.column(leaf).path in columns]
+    return sum(metadata.row_group(group).column(leaf).total_compressed_size for group in groups for leaf in leaves)
+
+
+def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
+) -> None:
+    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
+    proxy = through()
+    dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=4)
+    assert not plan.is_scattered
+    for number, shard in enumerate(plan.shards):
+        proxy.seen.clear()
+        rows = [pair for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
+        assert len(rows) == shard.rows
+        fetched = sum(seen.sent_bytes for seen in proxy.seen)
+        assert shard.first_row is not None
+        touched = range(shard.first_row // GROUP, (shard.first_row + shard.rows - 1) // GROUP + 1)
+        weighs = weight(data, touched)
+        assert weighs <= fetched <= 1.2 * weighs + TAIL_BYTES, f"shard {number}: {fetched} for {weighs}"
+        assert len(proxy.seen) <= 4 * len(touched) + 1
+
+
+def test_a_row_group_without_an_open_chunk_is_not_fetched(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
+    proxy = through()
+    dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=1)
+    proxy.seen.clear()
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1])
+    assert chunk.pairs[-1].row_id == ROWS - 1
+    assert sum(seen.sent_bytes for seen in proxy.seen) <= 1.2 * weight(data, range(7, 8)) + TAIL_BYTES
+
+
+def test_scattered_shards_fetch_what_the_plan_said(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+    """Half of the row groups hold only queries of the first half; the plan says which shard needs which."""
+    ids = [f"q{row // 10}" if row < ROWS // 2 else f"q{(row - ROWS // 2) // 10 + 50}" for row in range(ROWS)]
+    scattered = table.set_column(table.schema.get_field_index("query_id"), "query_id", pa.array(ids))
+    data = put_parquet(f"{s3}/pairs.parquet", scattered, row_group_size=GROUP)
+    proxy = through()
+    dataset, plan, beside = planned(f"{s3}/pairs.parquet", shards=4)
+    assert plan.is_scattered
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    whole = weight(data, range(metadata.num_row_groups))
+    for shard in plan.shards:
+        assert shard.row_ids is not None
+        row_ids = pq.read_table(pa.BufferReader(beside[shard.row_ids["path"]])).column("row_id").to_numpy()
+        proxy.seen.clear()
+        rows = [pair.row_id for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks))) for pair in chunk.pairs]
+        assert rows == row_ids.tolist()
+        fetched = sum(seen.sent_bytes for seen in proxy.seen)
+        said = shard.read_bytes / plan.text_bytes * whole  # the plan counts uncompressed bytes; all groups compress alike here
+        assert fetched <= 1.2 * said + TAIL_BYTES
+
+
+def test_planning_fetches_footers_and_query_ids_alone(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
+    proxy = through()
+    planned(f"{s3}/pairs.parquet", shards=4)
+    fetched = sum(seen.sent_bytes for seen in proxy.seen)
+    assert fetched <= 1.2 * weight(data, range(8), ("query_id",)) + 2 * TAIL_BYTES + 5000
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_told(table: pa.Table, s3: str) -> None:
+    url = f"{s3}/pairs.parquet"
+    put_parquet(url, table, row_group_size=GROUP)
+    dataset, plan, _ = planned(url, shards=1)
+    chunks = read_chunks(dataset, plan.shards[0], None, range(len(plan.shards[0].chunks)))
+    next(chunks)
+    put_parquet(url, table.slice(0, ROWS - 10), row_group_size=GROUP)
+    with pytest.raises(InputError, match="replaced while it was read"):
+        list(chunks)
+    with pytest.raises(InputError, match="changed while this run was under way"):
+        next(read_chunks(dataset, plan.shards[0], None, [0]))
+
+
+def test_reads_are_tried_again_and_a_short_reply_is_no_file(
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy], patience: Callable[[float], None]
+) -> None:
+    url = f"{s3}/pairs.parquet"
+    data = put_parquet(url, table, row_group_size=GROUP)
+    verdicts = iter(["cut", "503", "refuse", "drop", *["pass"] * 100])
+    proxy = through(lambda exchange: next(verdicts))
+    assert read_url(url) == data
+    patience(0.5)
+    proxy.decide = lambda exchange: "cut"
+    with pytest.raises(StoreUnreachableError, match="no good answer"):
+        UrlFile(url)
+
+
+def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> None:
+    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
+    file = UrlFile(f"{s3}/pairs.parquet")
+    chance = random.Random(3)
+    for _ in range(20):
+        start, length = chance.randrange(len(data) + 5), chance.randrange(100_000)
+        assert file.seek(start) == start
+        assert file.read(length) == data[start : start + length]
+        assert file.tell() == max(min(start + length, len(data)), min(start, len(data)))
+    assert file.seek(-4, 2) == len(data) - 4
+    assert file.readall() == b"PAR1"

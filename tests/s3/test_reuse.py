@@ -1,0 +1,34 @@
+"""Labels taken over from S3 to S3, and outputs merged there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from manifests.object_store import open_object_store
+from tests.s3.conftest import ROWS, Outcome
+
+
+def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_one(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
+    first = relabel("run", write_job({"output": f"{s3}/first"}, name="first.yaml"))
+    assert first.returncode == 0, first.stderr
+    labelled = json.loads(first.stdout)["labelled"]
+    second = write_job({"output": f"{s3}/second", "reuse": f"{s3}/first", "run": {"chunk_rows": 7}}, name="second.yaml")
+    planned = relabel("plan", second, "--exact")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["estimate"]["rows_reused"] == [labelled] * 3
+    done = relabel("run", second)
+    assert done.returncode == 0, done.stderr
+    assert relabel("verify", f"{s3}/second").returncode == 0
+    manifest = json.loads(open_object_store(f"{s3}/second").read("manifest.json"))
+    assert manifest["rows"]["reused"] == labelled
+    assert manifest["reused_from"][0]["output"] == f"{s3}/first"
+    refused = relabel("merge", f"{s3}/first", f"{s3}/second", "--to", f"{s3}/merged")
+    assert refused.returncode == 3, refused.stderr
+    merged = relabel("merge", f"{s3}/second", "--to", f"{s3}/merged")
+    assert merged.returncode == 0, merged.stderr
+    assert json.loads(merged.stdout)["rows"] == ROWS
+    assert relabel("verify", f"{s3}/merged").returncode == 0

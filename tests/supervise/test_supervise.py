@@ -1,0 +1,278 @@
+"""`--workers` and `--gpus`: engines that go down are started again, rows to blame are set aside, nothing is lost, nobody is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.supervise.crew_jobs import command, files, processes_of, relabel, rows, verified, write_job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Labels of one process and an engine that stays up."""
+    job = write_job(tmp_path_factory.mktemp("undisturbed"))
+    assert relabel(job)[0] == 0
+    return files(job)
+
+
+def wait_for(what: Any, *, within_s: float = 20.0) -> Any:
+    until = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def ended_at_once(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not alive
+
+
+def test_three_workers_give_the_labels_and_the_report_of_one_process(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    jobs = {name: write_job(tmp_path / name) for name in ("alone", "crew")}
+    alone, crew = relabel(jobs["alone"])[1], relabel(jobs["crew"], "--workers", "3")[1]
+    assert files(jobs["crew"]) == undisturbed
+    assert crew.pop("engine_restarts") == 0
+    assert crew.keys() == alone.keys()
+    for same in ("exit_code", "shards", "busy_shards", "rows", "labelled", "quarantined", "rows_open", "stopped", "stages", "remarks"):
+        assert crew[same] == alone[same], same
+    assert crew["this_run"]["pairs"] >= 60  # a helper may have asked a row too
+    assert crew["this_run"]["statuses"]["ok"] >= 60
+    code, again, _ = relabel(jobs["crew"], "--workers", "3")
+    assert (code, again["engine_restarts"]) == (10, 0)
+
+
+def test_fewer_shards_than_workers_and_a_chosen_shard_are_fine(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    job = write_job(tmp_path)
+    assert relabel(job, "--workers", "2", "--shard", "1/3")[0] == 0
+    assert {path.parent.name for path in (tmp_path / "out" / "receipts").rglob("*.json")} == {"shard-00001"}
+    assert relabel(job, "--workers", "4")[0] == 0
+    assert files(job) == undisturbed
+
+
+@pytest.mark.parametrize("crash", ["exit", "memory"])  # the other ways come below
+def test_two_poisonous_rows_of_one_chunk_are_set_aside_and_every_other_row_gets_its_label(
+    tmp_path: Path, undisturbed: dict[str, str], crash: str
+) -> None:
+    job = write_job(tmp_path, poison=(25, 27), crash=crash)
+    code, report, said = relabel(job, "--workers", "1")
+    assert code == 0, said
+    assert (report["labelled"], report["quarantined_by_status"]) == (58, {"engine": 2})
+    assert report["engine_restarts"] >= 4
+    quarantined = rows(job, "quarantine")
+    assert set(quarantined) == {25, 27}
+    for row in quarantined.values():
+        assert row["status"] == "engine"
+        assert row["reason"].startswith("the engine went down 2 times while it was asked this row and nothing else: ")
+    assert set(rows(job)) == set(range(60)) - {25, 27}
+    others = {path: digest for path, digest in files(job).items() if path in undisturbed}
+    assert len(others) == 9, "the nine chunks without poison are those of an undisturbed run, byte for byte"
+    assert all(undisturbed[path] == digest for path, digest in others.items())
+    assert verified(job)
+
+
+@pytest.mark.parametrize("crash", ["silence", "hang"])
+def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash: str) -> None:
+    job = write_job(tmp_path, rows=12, poison=(3,), crash=crash, run={"ask_timeout_s": 1.0})
+    code, report, said = relabel(job, "--workers", "1")
+    assert (code, report["quarantined_by_status"]) == (0, {"engine": 1}), said
+    assert "ask_timeout_s" in rows(job, "quarantine")[3]["reason"]
+    assert verified(job)
+
+
+def test_a_poisonous_row_in_a_retry_is_set_aside_again_and_the_round_is_the_one_that_was_begun(tmp_path: Path) -> None:
+    job = write_job(tmp_path, rows=24, poison=(9,), p_garbage=0.6, crash="kill")
+    assert relabel(job, "--workers", "1")[0] == 0
+    before = set(rows(job, "quarantine"))
+    assert len(before) > 1
+    code, report, said = relabel(job, "--workers", "2", verb="retry")
+    assert code == 0, said
+    assert set(rows(job, "quarantine")) <= before
+    assert rows(job, "quarantine")[9]["status"] == "engine"
+    assert report["quarantined_by_status"]["engine"] == 1
+    attempts = {path.name.partition(".")[2] for path in (tmp_path / "out" / "receipts").rglob("*.json")}
+    assert attempts == {"json", "2.json"}, "a worker that came late or again must not begin a further round"
+    assert verified(job)
+
+
+def test_three_crashes_at_the_start_fail_the_run_with_the_last_words_and_the_log(tmp_path: Path) -> None:
+    job = write_job(tmp_path, crash="start")
+    code, report, _ = relabel(job, "--workers", "1")
+    assert (code, report["error"]) == (4, "EngineLostError")
+    assert "went down 3 times without a commit" in report["message"]
+    assert "killed by signal 9" in report["message"]
+    log = tmp_path / report["message"].partition("See ")[2].partition(";")[0]
+    assert log.read_text().count("the engine went down") == 3
+
+
+def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quarantine_the_input(tmp_path: Path) -> None:
+    job = write_job(tmp_path, rows=30, poison=range(30), crash="kill")
+    code, report, said = relabel(job, "--workers", "2")
+    assert (code, report["error"]) == (4, "EngineLostError"), said
+    assert "it is not the rows" in report["message"]
+    assert said.count("the engine went down") < 60
+
+
+def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
+    """Each of its lives ends at the first request, a made-up pair's included: three of them, and not one row is set aside."""
+    job = write_job(tmp_path, p_crash=1.0)
+    code, report, said = relabel(job, "--workers", "1")
+    assert (code, report["error"]) == (4, "EngineLostError")
+    assert said.count("the engine went down") == 3
+    assert "quarantine as `engine`" not in said
+    assert not (tmp_path / "out" / "quarantine").exists()
+
+
+def test_crashes_at_random_set_no_row_aside_while_commits_come_between(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    job = write_job(tmp_path, p_crash=0.02, capacity=6)
+    code, report, said = relabel(job, "--workers", "2")
+    assert code == 0, said
+    assert report["quarantined"] == 0
+    assert files(job) == undisturbed
+    assert verified(job)
+
+
+@pytest.mark.parametrize("failpoint", ["after_labels:3", "after_receipt:1"])
+def test_a_worker_killed_in_every_commit_still_gets_on_and_loses_nothing(tmp_path: Path, failpoint: str) -> None:
+    """After a receipt it dies before it can say so; the supervisor finds the receipt, and counts it as the progress that it is."""
+    jobs = [write_job(tmp_path / name, rows=30) for name in ("undisturbed", "killed")]
+    assert relabel(jobs[0])[0] == 0
+    assert relabel(jobs[1], verb="plan")[0] == 0
+    code, report, said = relabel(jobs[1], "--workers", "1", variables={"RELABEL_FAILPOINT": failpoint})
+    assert code == 0, said
+    assert report["engine_restarts"] >= (2 if failpoint.endswith(":1") else 1)  # two commits may be under way
+    assert files(jobs[1]) == files(jobs[0])
+    assert verified(jobs[1])
+
+
+def test_a_broken_spec_is_told_once_as_one_process_tells_it(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    code, report, _ = relabel(job, "--workers", "2", "--set", "engine.max_prompt_tokens=64")
+    assert (code, report["error"]) == (3, "ConfigError")
+    assert "its instructions do not fit" in report["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_all_workers_and_leaves_none(tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=4)
+    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 3, "two workers and the guard"
+    sent = time.monotonic()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert time.monotonic() - sent < 25
+    assert process.returncode == 20
+    assert json.loads(out)["stopped"] == ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
+    assert ended_at_once(family)
+    write_job(tmp_path)
+    assert relabel(job, "--workers", "2")[0] == 0
+    assert files(job) == undisturbed
+
+
+def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=30.0)
+    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "makes its answers up" not in (line := process.stderr.readline()) and line:
+        pass
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    while "Ctrl-C" not in (line := process.stderr.readline()) and line:
+        pass
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    process.stderr.close()
+    assert ended_at_once(family)
+
+
+@pytest.mark.parametrize("crash", ["raise", "hang"])
+def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(tmp_path: Path, undisturbed: dict[str, str], crash: str) -> None:
+    """Also where the engines hang and would never look at a pipe again."""
+    job = write_job(tmp_path, p_slow=1.0, slow_s=5.0, crash=crash, **({"crash_on": "Red"} if crash == "hang" else {}))
+    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "makes its answers up" not in (line := process.stderr.readline()) and line:
+        pass
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 3
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    assert ended_at_once(family)
+    assert not processes_of(job)
+    write_job(tmp_path)
+    assert relabel(job, "--workers", "2")[0] == 0
+    assert files(job) == undisturbed
+
+
+def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.1, capacity=4)
+    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    for count in (1, 4):
+        wait_for(lambda count=count: len(list((tmp_path / "out" / "receipts").rglob("*.json"))) >= count)
+        workers = [child for child in psutil.Process(process.pid).children() if "jobs.workers" in child.cmdline()]
+        workers[0].kill()
+    out, _ = process.communicate(timeout=60)
+    report = json.loads(out)
+    assert (process.returncode, report["quarantined"]) == (0, 0)
+    assert report["engine_restarts"] >= 2
+    assert files(job) == undisturbed
+    assert verified(job)
+
+
+def test_one_process_alone_ends_in_20_at_a_crash_and_keeps_what_it_committed(tmp_path: Path) -> None:
+    for crash in ("raise", "memory", "silence"):
+        job = write_job(tmp_path / crash, poison=(40,), crash=crash, capacity=4, run={"ask_timeout_s": 1.0})
+        code, report, said = relabel(job)
+        assert (code, report["error"]) == (20, "EngineCrashError"), said
+        assert list((tmp_path / crash / "out" / "receipts").rglob("*.json"))
+
+
+def test_one_process_alone_whose_engine_never_comes_back_ends_in_20(tmp_path: Path) -> None:
+    job = write_job(tmp_path, poison=(40,), crash="hang", capacity=4, run={"ask_timeout_s": 1.0})
+    done = subprocess.run(command(job), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (20, ""), done.stderr
+    assert "has not come back from its work" in done.stderr
+    assert list((tmp_path / "out" / "receipts").rglob("*.json"))
+
+
+def test_options_that_do_not_go_together_are_usage_errors(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    for options in (("--gpus", "all", "--workers", "2"), ("--gpus", "0", "--backend", "ray"), ("--address", "auto")):
+        assert relabel(job, *options)[0] == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpus_where_there_are_none_is_a_missing_device_and_says_what_to_do(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    code, report, _ = relabel(job, "--gpus", "all", variables={"CUDA_VISIBLE_DEVICES": ""})
+    assert code == 4
+    assert "--workers N" in report["message"]
+
+
+def test_each_worker_sees_its_own_gpu_and_no_other(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.1, capacity=4)
+    environment_of = {}
+    process = subprocess.Popen(
+        command(job, "--gpus", "all"),
+        env={**psutil.Process().environ(), "CUDA_VISIBLE_DEVICES": "3,5"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
+    for child in psutil.Process(process.pid).children():
+        if "jobs.workers" in child.cmdline():
+            environment_of[child.pid] = child.environ()["CUDA_VISIBLE_DEVICES"]
+    assert sorted(environment_of.values()) == ["3", "5"]
+    assert process.wait(60) == 0
+    assert files(job) == undisturbed

@@ -1,0 +1,93 @@
+"""Which rows are blamed for a crash: the poisonous ones, all of them, no other, after few crashes."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.suspects import PIECES, TIMES_CAUGHT, Suspects
+from manifests.receipts import ChunkId
+
+
+def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Suspects, dict[int, str], int]:
+    """Ask chunk by chunk, as a worker does, with an engine that goes down whenever a poisonous row is in flight."""
+    suspects, condemned, crashes = Suspects(), {}, 0
+    left = dict(chunks)
+    while left:
+        for chunk, rows in list(left.items()):
+            case = suspects.cases.get(chunk)
+            groups = [list(group) for group in case.groups] if case is not None else []
+            crashed = False
+            for group in groups:
+                if poison & set(group):
+                    suspects.crashed_apart(chunk, group, "died")
+                    crashed = True
+                    break
+                suspects.cleared(chunk, group)
+            set_aside = set(case.condemned) if case is not None else set()
+            apart = {row for group in groups for row in group}
+            ordinary = [row for row in rows if row not in apart | set_aside]
+            if not crashed:
+                for start in range(0, len(ordinary), width):
+                    window = ordinary[start : start + width]
+                    if poison & set(window):
+                        suspects.crashed({chunk: window})
+                        crashed = True
+                        break
+            if crashed:
+                crashes += 1
+                break
+            if case is not None:
+                condemned.update(case.condemned)
+            suspects.committed(chunk)
+            del left[chunk]
+    return suspects, condemned, crashes
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[ChunkId, list[int]], set[int], int]:
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+    chunks, row = {}, 0
+    for number, size in enumerate(sizes):
+        chunks[ChunkId(0, number)] = list(range(row, row + size))
+        row += size
+    poison = draw(st.sets(st.integers(0, row - 1), max_size=8))
+    return chunks, poison, draw(st.integers(1, 64))
+
+
+@given(cases())
+def test_exactly_the_poisonous_rows_are_condemned_and_the_number_of_crashes_is_bounded(
+    case: tuple[dict[ChunkId, list[int]], set[int], int],
+) -> None:
+    chunks, poison, width = case
+    suspects, condemned, crashes = drive(chunks, poison, width=width)
+    assert set(condemned) == poison
+    assert suspects.num_condemned == len(poison)
+    assert not suspects.cases
+    levels = math.ceil(math.log(max(map(len, chunks.values())), PIECES)) + 1
+    assert crashes <= len(poison) * (1 + levels + TIMES_CAUGHT)
+
+
+def test_one_row_among_512_is_found_after_five_crashes() -> None:
+    _, condemned, crashes = drive({ChunkId(0, 0): list(range(512))}, {300}, width=512)
+    assert (set(condemned), crashes) == ({300}, 5)
+
+
+def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
+    suspects, chunk = Suspects(), ChunkId(0, 0)
+    suspects.crashed({chunk: [1]})
+    assert suspects.crashed_apart(chunk, [1], "died") is None
+    suspects.cleared(chunk, [1])
+    assert suspects.cases[chunk].groups == []
+    suspects.crashed({chunk: [1]})
+    assert suspects.crashed_apart(chunk, [1], "died") is None, "caught once, by chance; then answered; this is the first time again"
+
+
+def test_two_workers_that_catch_one_row_at_the_same_time_condemn_it_once() -> None:
+    suspects, chunk = Suspects(), ChunkId(0, 0)
+    for _ in range(3):
+        suspects.crashed_apart(chunk, [1], "died")
+    assert suspects.num_condemned == 1
+    assert list(suspects.cases[chunk].condemned) == [1]

@@ -1,0 +1,137 @@
+"""What the run loop does for whoever watches over it: suspects asked apart, condemned rows not at all, silence told from patience."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.stops import Stop
+from manifests.asks import Answer, Ask, Message, Request
+from manifests.errors import EngineCrashError
+from manifests.schemas import QuarantineRow
+from manifests.specs import LabelerOptions
+from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good
+
+
+class Probed(TwoStage):
+    """Has an ask about a made-up pair."""
+
+    def probe(self) -> list[Ask]:
+        return [Ask("intent", (Message("user", ("made up",)),), None, 8)]
+
+
+class Notes:
+    """A watch that lays suspicion on one chunk and keeps all it is told."""
+
+    def __init__(self, apart: list[list[int]], condemned: dict[int, str]) -> None:
+        self.apart, self.condemned = apart, condemned
+        self.told: list[Any] = []
+        self.open: set[int] = set()
+
+    def begins(self, work: ChunkWork) -> None:
+        if work.id.chunk == 1:
+            work.apart, work.condemned = self.apart, self.condemned
+
+    def tries(self, work: ChunkWork, indexes: list[int]) -> None:
+        self.told.append(("tries", [work.pairs[index].row_id for index in indexes], set(self.open)))
+
+    def asks(self, work: ChunkWork, index: int) -> None:
+        self.open.add(work.pairs[index].row_id)
+
+    def ends(self, work: ChunkWork, index: int) -> None:
+        self.open.discard(work.pairs[index].row_id)
+
+    def flush(self) -> None:
+        self.told.append(("polls", set(self.open)))
+
+    def commits(self, work: ChunkWork, *, was_first: bool) -> None:
+        self.told.append(("commits", work.id.chunk, was_first))
+
+
+def work_through(engine: Scripted, works: list[ChunkWork], watch: Notes | None = None, **more: Any) -> list[ChunkWork]:
+    committed: list[ChunkWork] = []
+
+    def commit(work: ChunkWork) -> bool:
+        committed.append(work)
+        return True
+
+    options = LabelerOptions(name="probed")
+    RunLoop(Probed(), options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(iter(works))
+    return committed
+
+
+def test_suspects_are_asked_with_nothing_else_in_flight_and_condemned_rows_never() -> None:
+    works = chunks_of(6, 6, 6, queries=9)
+    watch = Notes([[1, 2], [4]], {0: "it did it twice"})
+    engine = Scripted(good, capacity=8, batch=3)
+    committed = work_through(engine, works, watch)
+    assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
+    assert [note for note in watch.told if note[0] == "tries"] == [("tries", [7, 8], set()), ("tries", [10], set())]
+    tried = [watch.told.index(note) for note in watch.told if note[0] == "tries"]
+    for start, group in zip(tried, ({7, 8}, {10}), strict=True):
+        polls = [note[1] for note in watch.told[start + 1 :] if note[0] == "polls"]
+        while polls[0] & group:
+            assert polls.pop(0) <= group
+    assert watch.told.index(("commits", 0, True)) < tried[0], "what was finished before is committed before anything is risked"
+    row = works[1].rows[0]
+    assert isinstance(row, QuarantineRow)
+    assert (row.row_id, row.status, row.reason) == (6, "engine", "it did it twice")
+    assert not any("doc 6" in part for request in engine.seen for message in request.ask.messages for part in message.parts)
+    assert all(row is not None and row.status == "ok" for work in works for row in work.rows if row is not works[1].rows[0])
+
+
+def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
+    works = chunks_of(3, 3)[1:]
+    engine = Scripted(good)
+    work_through(engine, works, Notes([[0]], {}))
+    assert engine.seen[0].ask.messages[0].parts == ("made up",)
+
+    def goes_down(request: Request) -> Answer:
+        raise EngineCrashError("at anything")
+
+    watch = Notes([[0]], {})
+    with pytest.raises(EngineCrashError):
+        work_through(Scripted(goes_down), chunks_of(3, 3)[1:], watch)
+    assert not [note for note in watch.told if note[0] == "tries"], "no row was at stake when it went down"
+
+
+class Slow(Scripted):
+    """Each poll takes a while; requests for one document are never answered."""
+
+    def __init__(self, answer: Any, *, poll_s: float, never: str = "\0", capacity: int = 4) -> None:
+        super().__init__(answer, capacity)
+        self.poll_s, self.never = poll_s, never
+
+    def poll(self) -> list[Answer]:
+        time.sleep(self.poll_s)
+        kept = [request for request in self.waiting if any(self.never in part for m in request.ask.messages for part in m.parts)]
+        self.waiting = [request for request in self.waiting if request not in kept]
+        answers = super().poll()
+        self.waiting += kept
+        return answers
+
+
+def test_a_request_that_others_overtake_for_too_long_is_a_crash() -> None:
+    engine = Slow(good, poll_s=0.01, never="doc 3")
+    with pytest.raises(EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"):
+        work_through(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
+
+
+def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
+    assert len(work_through(Slow(good, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
+
+
+def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is paused for an hour in the middle of a poll goes on where it was."""
+    clock = [0.0]
+    monkeypatch.setattr("jobs.loop.time.perf_counter", lambda: clock[0])
+
+    class Paused(Scripted):
+        def poll(self) -> list[Answer]:
+            clock[0] += 3600.0 if len(self.seen) == 9 else 0.5
+            return super().poll()
+
+    assert len(work_through(Paused(good), chunks_of(20), ask_timeout_s=60.0)) == 1
