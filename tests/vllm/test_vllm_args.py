@@ -72,6 +72,12 @@ def test_what_is_not_said_is_left_to_vllm_and_a_cpu_gets_a_small_cache():
     assert (cpu["enforce_eager"], cpu["kv_cache_memory_bytes"]) == (True, 4 * 2**30)
 
 
+def test_prompts_share_small_blocks_on_a_cpu_unless_the_user_wants_others():
+    assert "block_size" not in planned()
+    assert planned(is_cpu=True)["block_size"] == 32
+    assert planned(is_cpu=True, extra={"block_size": 64})["block_size"] == 64
+
+
 def test_the_widest_part_of_an_adapter_decides_its_room(tmp_path):
     assert planned(lora=adapter(tmp_path / "a", 8, rank_pattern={"q_proj": 40}))["max_lora_rank"] == 64
     with pytest.raises(ModelError, match="rank 600"):
