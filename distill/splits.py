@@ -1,0 +1,46 @@
+"""Which side a query falls on: train, dev or test, by a hash of the query alone.
+
+So all rows of a query stay together, however many runs and files they come from, and a query never changes sides when data is added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from manifests.digests import digest_of
+
+TRAIN, DEV, TEST = 0, 1, 2
+SIDES = ("train", "dev", "test")
+_PRECISION = 2.0**64
+
+
+def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) -> np.ndarray:
+    """The side of each key: int8 [N], 0 train, 1 dev, 2 test.
+
+    Args:
+        keys: query ids (or folded query texts), one a row; equal keys get equal sides.
+        dev, test: expected shares of the distinct keys.
+    """
+    side_of: dict[str, int] = {}
+    for key in keys:
+        if key not in side_of:
+            place = int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()[:8], "big") / _PRECISION
+            side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
+    return np.array([side_of[key] for key in keys], dtype=np.int8)
+
+
+def folded(text: str) -> str:
+    """A query's text as a key: case folded, runs of white space one blank."""
+    return " ".join(text.casefold().split())
+
+
+def describe_split(keys: Sequence[str], side_N: np.ndarray) -> dict[str, object]:
+    """Rows and queries a side, and a digest of which query lies where, for the manifest."""
+    queries: list[set[str]] = [set(), set(), set()]
+    for key, side in zip(keys, side_N.tolist(), strict=True):
+        queries[side].add(key)
+    counts = {name: {"rows": int((side_N == side).sum()), "queries": len(queries[side])} for side, name in enumerate(SIDES)}
+    return {**counts, "sha256": digest_of([sorted(keys_of) for keys_of in queries])}

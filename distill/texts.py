@@ -1,0 +1,238 @@
+"""Pairs as token rows, and token rows as padded batches: the same for training, scoring and export.
+
+Documents are hostile: text that spells a control token (`[SEP]`, `<|im_end|>`) is encoded as the ordinary characters it consists of, so a
+document can neither end its segment nor open a turn of its own. A pair that is too long loses the end of its longer part (encoder) or of
+its document (decoder).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from manifests.errors import ConfigError, ModelError
+
+# B rows, T tokens
+
+PAD_MULTIPLE = 8
+"""Batches are padded to a multiple of this many tokens: tensor cores want it, and few shapes spare a compiler recompilations."""
+
+
+class TokenRow(NamedTuple):
+    """One pair as token ids; `types` are segment numbers (0 query, 1 document), None where the model knows none.
+
+    `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have, being of full length).
+    """
+
+    ids: list[int]
+    types: list[int] | None = None
+    is_cut: bool = False
+
+
+class PairTexts(Protocol):
+    """What turns pairs into token rows and rows into a batch."""
+
+    max_tokens: int
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """Token rows of (query, document) pairs, each at most `max_tokens` long."""
+        ...
+
+    def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
+        """Padded int64 tensors [B, T] by the names that the student's module takes."""
+        ...
+
+
+class EncoderTexts:
+    """`[CLS] query [SEP] document [SEP]`, or what the tokenizer makes of a pair.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        max_tokens: longest row, special tokens included.
+    """
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._tokenizer = tokenizer
+        self._has_types = "token_type_ids" in tokenizer.model_input_names
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """Token rows of (query, document) pairs; of two texts that do not fit together the longer one is cut first."""
+        if not pairs:
+            return []
+        queries, documents = zip(*pairs, strict=True)
+        found = self._tokenizer(
+            list(queries),
+            list(documents),
+            truncation="longest_first",
+            max_length=self.max_tokens,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=self._has_types,
+        )
+        types = found["token_type_ids"] if self._has_types else [None] * len(pairs)
+        is_full = [len(ids) >= self.max_tokens for ids in found["input_ids"]]
+        parts = found.encodings or [None] * len(pairs)
+        is_cut = [full and (part is None or bool(part.overflowing)) for full, part in zip(is_full, parts, strict=True)]
+        return [TokenRow(*row) for row in zip(found["input_ids"], types, is_cut, strict=True)]
+
+    def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
+        """Right-padded `input_ids`, `attention_mask` and, where the model knows segments, `token_type_ids`."""
+        width = _width(rows, self.max_tokens, pad_multiple)
+        pad = self._tokenizer.pad_token_id
+        batch = {"input_ids": _padded([row.ids for row in rows], width, pad, is_left=False)}
+        batch["attention_mask"] = _mask(rows, width, is_left=False)
+        if self._has_types:
+            pad_type = self._tokenizer.pad_token_type_id
+            batch["token_type_ids"] = _padded([row.types or [] for row in rows], width, pad_type, is_left=False)
+        return _tensors(batch)
+
+
+class DecoderTexts:
+    """A prompt around the pair that ends where the grade token would stand.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        max_tokens: longest row.
+        pieces: the prompt's text before the query, between query and document, and after the document; template text, in which control
+            tokens count as such.
+        packs: put a batch's rows behind each other into one row without padding instead of padding them on the left.
+    Raises:
+        ConfigError: the prompt alone is longer than `max_tokens`.
+    """
+
+    def __init__(self, tokenizer: Any, max_tokens: int, pieces: Sequence[str], *, packs: bool = False) -> None:
+        self.max_tokens = max_tokens
+        self._tokenizer = tokenizer
+        self._packs = packs
+        before, between, after = pieces
+        has_start = tokenizer.chat_template is None or not before.startswith(tokenizer.bos_token or "\0")
+        start = list(tokenizer("")["input_ids"]) if has_start else []
+        self._pieces = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
+        num_fixed = sum(map(len, self._pieces))
+        if num_fixed >= max_tokens:
+            raise ConfigError(f"the prompt alone has {num_fixed} tokens, max_tokens is {max_tokens}. Raise it, or shorten student.prompt.")
+        self._room = max_tokens - num_fixed
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """Token rows; what does not fit is cut from the document's end, and from the query's where the query alone is too long."""
+        if not pairs:
+            return []
+        queries, documents = zip(*pairs, strict=True)
+        before, between, after = self._pieces
+        rows = []
+        for query, document in zip(self._data_ids(queries), self._data_ids(documents), strict=True):
+            kept = query[: self._room]
+            ids = before + kept + between + document[: self._room - len(kept)] + after
+            rows.append(TokenRow(ids, None, len(query) + len(document) > self._room))
+        return rows
+
+    def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
+        """`input_ids`, `position_ids` and `last` (the place of each row's last token), with `attention_mask` where rows are padded."""
+        if self._packs:
+            lengths = [len(row.ids) for row in rows]
+            flat = {
+                "input_ids": np.concatenate([row.ids for row in rows])[None],
+                "position_ids": np.concatenate([np.arange(length) for length in lengths])[None],
+                "last": np.cumsum(lengths) - 1,
+            }
+            return _tensors(flat)
+        width = _width(rows, self.max_tokens, pad_multiple)
+        pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
+        mask = _mask(rows, width, is_left=True)
+        return _tensors(
+            {
+                "input_ids": _padded([row.ids for row in rows], width, pad or 0, is_left=True),
+                "attention_mask": mask,
+                "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
+            }
+        )
+
+    def _template_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _data_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        # No document is longer than the room: characters far beyond it need not be tokenized (a token holds under 64 characters but for
+        # runs of blanks, and then the cut is still a cut of the document's end).
+        cut = [text[: self._room * 64] for text in texts]
+        found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return found
+
+
+def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending: str) -> tuple[str, str, str]:
+    """The prompt's three pieces of template text, see `DecoderTexts`.
+
+    Args:
+        style: `chat` renders the tokenizer's chat template, `plain` joins system, user and `ending` by blank lines.
+        user: text with `{query}` and `{document}`, once each and in this order.
+    Raises:
+        ConfigError: `user` lacks a place or has it twice, or `chat` is asked of a tokenizer without a chat template.
+    """
+    if user.count("{query}") != 1 or user.count("{document}") != 1 or user.index("{query}") > user.index("{document}"):
+        raise ConfigError("`student.prompt.user` wants {query} and then {document}, once each.")
+    if style == "chat":
+        if not tokenizer.chat_template:
+            raise ConfigError("`student.prompt.style` is chat, and the model's tokenizer has no chat template. Use plain.")
+        turns = [{"role": "system", "content": system}] if system else []
+        turns.append({"role": "user", "content": user})
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    else:
+        text = "\n\n".join(filter(None, (system, user, ending)))
+    found = re.split(r"\{query\}|\{document\}", text)
+    if len(found) != 3:
+        raise ConfigError("the chat template shows the pair not once; use `student.prompt.style: plain`.")
+    return found[0], found[1], found[2]
+
+
+def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
+    """The tokens `0` to `K-1` as they stand right after the prompt's end.
+
+    Args:
+        after: the prompt's last piece.
+    Raises:
+        ModelError: a grade is no single token there, is unknown, or two grades share one.
+    """
+    end = list(tokenizer(after, add_special_tokens=False)["input_ids"])
+    found = []
+    for grade in range(grades):
+        ids = list(tokenizer(f"{after}{grade}", add_special_tokens=False)["input_ids"])
+        if ids[: len(end)] != end or len(ids) != len(end) + 1 or ids[-1] == tokenizer.unk_token_id:
+            raise ModelError(
+                f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} "
+                f"(it makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise (student.prompt)."
+            )
+        found.append(ids[-1])
+    if len(set(found)) != grades:
+        raise ModelError(f"the tokenizer gives several grades one token ({found}); take another model.")
+    return found
+
+
+def _width(rows: Sequence[TokenRow], max_tokens: int, multiple: int) -> int:
+    longest = max(len(row.ids) for row in rows)
+    return min(-(-longest // multiple) * multiple, max(max_tokens, longest))
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:
+    out = np.full((len(rows), width), pad, dtype=np.int64)
+    for number, row in enumerate(rows):
+        if is_left:
+            out[number, width - len(row) :] = row
+        else:
+            out[number, : len(row)] = row
+    return out
+
+
+def _mask(rows: Sequence[TokenRow], width: int, *, is_left: bool) -> np.ndarray:
+    lengths_B = np.array([len(row.ids) for row in rows])
+    columns_T = np.arange(width)
+    seen_BT = columns_T >= width - lengths_B[:, None] if is_left else columns_T < lengths_B[:, None]
+    return seen_BT.astype(np.int64)
+
+
+def _tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)) for name, values in batch.items()}

@@ -1,0 +1,121 @@
+"""`distill`: labels become a student."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import yaml
+
+from jobs.commands.options import emit, output_option, table
+from jobs.exits import Exit
+from jobs.job_files import CACHE_VARIABLE, read_yaml
+from manifests.errors import ConfigError, UsageError
+
+LINE_EVERY_S = 15.0
+SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
+
+
+@click.command(epilog="Example: relabel distill student.yaml --resume")
+@click.argument("spec_file", metavar="STUDENT.YAML")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the spec, for instance train.epochs=3. Repeatable."
+)
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, or begin if there is none.")
+@click.option("--restart", is_flag=True, help="Throw away checkpoints, or a student, that the output holds.")
+@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the student is there already.")
+@output_option
+def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
+    """Train a student on finished label runs.
+
+    The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights, tokenizer, manifest,
+    training curves and a model card. A student that a gate (`require`) refuses is kept, and the exit code is 5.
+    """
+    from distill.distilling import distill as train
+    from distill.specs import DistillSpec
+    from manifests.specs import validate_spec
+
+    if resume and restart:
+        raise UsageError("--resume and --restart: one goes on, the other begins anew; give one of them.")
+    start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
+    spec = validate_spec(DistillSpec, read_spec(spec_file, overrides), where=spec_file)
+    if "://" in spec.output:
+        raise ConfigError(
+            f"{spec_file}: `output` = {spec.output}: students are written to local folders; `relabel publish` carries them on."
+        )
+    cache = os.environ.get(CACHE_VARIABLE)
+    is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
+    say = _teller() if is_first else lambda _: None
+    report = train(spec, start=start, cache_dir=Path(cache) if cache else None, say=say, is_writer=is_first)
+    code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
+    if is_first:
+        emit({**_result(report.manifest), "output": str(report.output), "was_done": report.was_done}, _text(report), output)
+    return code
+
+
+def read_spec(path: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """A spec's plain values with `KEY=VALUE` flags laid over them.
+
+    Raises:
+        ConfigError: the file is no YAML mapping, or a flag sets a key below something that is no mapping.
+        UsageError: a flag without `=`.
+    """
+    values = read_yaml(path)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set train.epochs=3")
+        inner = values
+        *outer, last = key.split(".")
+        for step in outer:
+            inner = inner.setdefault(step, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {override}: `{step}` is {inner!r}, not a mapping")
+        try:
+            inner[last] = yaml.safe_load(text)
+        except yaml.YAMLError as exc:
+            raise ConfigError(f"--set {override}: {text!r} is not YAML.") from exc
+    return values
+
+
+def _teller() -> Callable[[str], None]:
+    """Says lines on stderr; of the steps one every quarter of a minute."""
+    last = [float("-inf")]
+
+    def say(line: str) -> None:
+        is_step = line.startswith("step ") and ", dev:" not in line
+        now = time.monotonic()
+        if is_step and now - last[0] < LINE_EVERY_S:
+            return
+        last[0] = now if is_step else last[0]
+        click.echo(line, err=True)
+
+    return say
+
+
+def _result(manifest: dict[str, Any]) -> dict[str, Any]:
+    keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics", "gate", "notes")
+    return {key: manifest[key] for key in keys}
+
+
+def _text(report: Any) -> str:
+    manifest = report.manifest
+    training, test, split = manifest["training"], manifest["metrics"]["test"], manifest["split"]
+    rows = [
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest["heads"].items())),
+        ("rows", ", ".join(f"{side} {split[side]['rows']:,} of {split[side]['queries']:,} queries" for side in ("train", "dev", "test"))),
+        ("trained", f"{training['steps']:,} steps, {training['rows_per_s'] or 0:,} rows/s on {training['device']}"),
+    ]
+    for who in ("student", "teacher"):
+        figures = test.get(who) or {}
+        found = [f"{name} {figures[name]:.4f}" for name in SHOWN if figures.get(name) is not None]
+        if found:
+            rows.append((f"{who}, by {test['judged_by']}", ", ".join(found)))
+    rows += [("gate", check["text"]) for check in manifest["gate"]["checks"]]
+    rows += [("note", note) for note in manifest["notes"]]
+    head = "Nothing to do: this student is in" if report.was_done else "The student is in"
+    return f"{head} {report.output}\n{table(rows)}"

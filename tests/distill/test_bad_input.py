@@ -1,0 +1,238 @@
+"""What is wrong is refused before it costs training time, and the message says what, where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distill.specs import DistillSpec
+from manifests.errors import ConfigError, InputError, ManifestError, ModelError
+from manifests.schemas import LABELS
+from manifests.specs import validate_spec
+from tests.distill.conftest import label_rows, make_pairs, write_labels
+
+JOB = """
+name: nodes
+input: {{path: {pairs}}}
+labeler: {{name: graph-grpo}}
+engine: {{name: fake, args: {{p_garbage: {garbage}}}}}
+shards: 2
+run: {{chunk_rows: 32}}
+output: {output}
+"""
+
+
+@pytest.fixture
+def label_run(tmp_path: Path, pairs_file: Path) -> Callable[..., Path]:
+    """A run of the fake teacher over the pairs."""
+    from click.testing import CliRunner
+
+    from jobs.cli import relabel
+
+    def make(name: str = "run", *, garbage: float = 0.0, shard: str | None = None, labeler: str = "graph-grpo") -> Path:
+        output = tmp_path / name
+        file = tmp_path / f"{name}.yaml"
+        text = JOB.format(pairs=pairs_file, output=output, garbage=garbage).replace("graph-grpo", labeler)
+        file.write_text(text)
+        CliRunner().invoke(
+            relabel, ["run", str(file), *(["--shard", shard] if shard else [])], standalone_mode=False, catch_exceptions=False
+        )
+        return output
+
+    return make
+
+
+def labels(path: Path, pairs: Path) -> list[dict[str, Any]]:
+    return [{"path": str(path), "pairs": {"path": str(pairs)}}]
+
+
+def test_a_finished_run_is_read_through_its_manifest_with_nodes_and_lineage(
+    run: Callable[..., Any], label_run: Callable[..., Path]
+) -> None:
+    """The issue's first spec, on the fake teacher's labels."""
+    output = label_run()
+    report = run(labels=[str(output)], train={"max_steps": 2})
+    (source,) = report.manifest["labels"]
+    assert (source["kind"], source["labeler"]) == ("run", "graph-grpo")
+    assert source["rows"]["in"] == 144
+    assert len(source["manifest_sha256"]) == 64
+    assert report.manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
+
+
+def test_an_unfinished_run_is_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+    output = label_run(shard="0/2")
+    with pytest.raises(ManifestError, match=r"not finished \(\d+ of 144 rows are done\).*Run the job again"):
+        run(labels=[str(output)])
+
+
+def test_a_run_that_fails_verify_is_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+    output = label_run()
+    file = next((output / "labels").rglob("*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ManifestError, match="sha256"):
+        run(labels=[str(output)])
+
+
+def test_a_run_over_its_limit_is_refused_unless_allowed(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+    output = label_run(garbage=0.95)
+    with pytest.raises(ManifestError, match=r"over its limit.*allow_over_limit"):
+        run(labels=[str(output)])
+    report = run(labels=[str(output)], allow_over_limit=True, train={"max_steps": 1}, student={"heads": "auto"})
+    assert report.manifest["labels"][0]["over_limit"]
+
+
+def test_inputs_that_changed_since_the_run_are_refused(
+    run: Callable[..., Any], label_run: Callable[..., Path], tmp_path: Path, pairs_file: Path
+) -> None:
+    held = pairs_file.read_bytes()
+    output = label_run()
+    try:
+        pq.write_table(pq.read_table(pairs_file).slice(0, 140), pairs_file)
+        with pytest.raises(ManifestError, match="changed since"):
+            run(labels=[str(output)])
+    finally:
+        pairs_file.write_bytes(held)
+
+
+def test_labels_about_queries_train_no_student_of_pairs(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="about queries"):
+        run(labels=[str(label_run(labeler="complexity"))])
+
+
+def test_different_numbers_of_grades_are_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="different numbers of grades"):
+        run(labels=[str(label_run("three")), str(label_run("four", labeler="direct"))])
+
+
+def test_another_label_schema_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+    table = pa.Table.from_pylist(label_rows(make_pairs()), schema=LABELS)
+    path = tmp_path / "other.parquet"
+    pq.write_table(table.replace_schema_metadata({"relabel.schema": "quarantine-1"}), path)
+    with pytest.raises(InputError, match="quarantine-1"):
+        run(labels=labels(path, pairs_file))
+    pq.write_table(table.drop_columns(["grade"]), path)
+    with pytest.raises(InputError, match="no column grade"):
+        run(labels=labels(path, pairs_file))
+    pq.write_table(table.set_column(4, "grade", pa.array(["1"] * 144)), path)
+    with pytest.raises(InputError, match="`grade` holds string"):
+        run(labels=labels(path, pairs_file))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"status": "format", "grade": None}, "no row with status ok"),
+        ({"grade": 1, "probs": [0.1, 0.8, 0.1]}, "one class alone"),
+        ({"probs": [0.9, 0.9, 0.9]}, "sum to 1"),
+        ({"probs": [float("nan"), 0.5, 0.5]}, "sum to 1"),
+        ({"grade": 7, "probs": None}, "one class alone|off the scale"),
+        ({"row_id": 4000}, "label of row 4000"),
+        ({"row_id": 3}, "Are they the right pairs"),
+        ({"nodes": {"subject": 9}}, "off the scale 0 to 4"),
+    ],
+)
+def test_labels_that_teach_nothing_or_are_wrong_are_refused(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path, change: dict[str, Any], says: str
+) -> None:
+    path = write_labels(tmp_path / "labels.parquet", label_rows(make_pairs(), **change))
+    with pytest.raises(InputError, match=says):
+        run(labels=labels(path, pairs_file))
+
+
+def test_a_head_that_is_named_and_has_no_rows_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+    path = write_labels(tmp_path / "labels.parquet", label_rows(make_pairs(), has_nodes=False))
+    with pytest.raises(InputError, match="names subject, attribute, and no row"):
+        run(labels=labels(path, pairs_file), student={"heads": {"relevance": 3, "subject": 5, "attribute": 5}})
+    assert run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest["heads"] == {"relevance": 3}
+
+
+def test_a_label_file_wants_its_texts(run: Callable[..., Any], labels_file: Path) -> None:
+    with pytest.raises(ConfigError, match="without their texts"):
+        run(labels=[str(labels_file)])
+    with pytest.raises(InputError, match="no such file or folder"):
+        run(labels=["nowhere"])
+
+
+def test_an_encoder_is_no_decoder_and_a_decoder_no_encoder(
+    run: Callable[..., Any], encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path]
+) -> None:
+    with pytest.raises(ModelError, match=r"\(a bert\) is an encoder, and student\.kind is decoder"):
+        run(student={"kind": "decoder", "model": str(encoder_dir())})
+    with pytest.raises(ModelError, match=r"\(a qwen2\) is a decoder, and student\.kind is encoder"):
+        run(student={"kind": "encoder", "model": str(decoder_dir())})
+
+
+def test_a_tokenizer_without_the_grade_tokens_is_refused(run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    from tests.distill.conftest import word_tokenizer
+
+    model = Path(shutil.copytree(decoder_dir(), tmp_path / "model"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / name).unlink(missing_ok=True)
+    word_tokenizer(has_types=False).save_pretrained(model)
+    with pytest.raises(ModelError, match="no token of its own for grade 0"):
+        run(student={"kind": "decoder", "model": str(model)}, train={"max_tokens": 60})
+
+
+def test_max_tokens_over_the_models_limit_is_refused(run: Callable[..., Any], encoder_dir: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"max_tokens is 65; model .* reads at most 64"):
+        run(train={"max_tokens": 65})
+    with pytest.raises(ConfigError, match="at most 64"):
+        run(student={"model": str(encoder_dir("xlm-roberta"))}, train={"max_tokens": 66})
+
+
+def test_weights_that_are_pickle_are_refused(run: Callable[..., Any], encoder_dir: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file
+
+    model = Path(shutil.copytree(encoder_dir(), tmp_path / "model"))
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="can't be loaded"):
+        run(student={"model": str(model)})
+
+
+def test_a_gate_with_nothing_to_judge_by_is_refused_before_training(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="no figure `f1_makro`"):
+        run(require={"f1_makro": ">=0.5"})
+    with pytest.raises(InputError, match="none of its rows has a grade"):
+        run(require={"macro_f1": ">=0.5"}, split={"dev": 0.0, "test": 0.0001})
+
+
+def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="no query fell there"):
+        run(split={"dev": 0.0001, "test": 0.1}, train={"early_stopping": {"metric": "loss"}})
+    report = run(split={"dev": 0.0001, "test": 0.0}, train={"max_steps": 1})
+    assert any("dev split is empty" in note for note in report.manifest["notes"])
+    assert report.manifest["temperature"]["relevance"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"labels": []}, "nothing to learn from"),
+        ({"loss": {"relevence": 1.0}}, "did you mean `relevance`"),
+        ({"loss": {"gold_weight": 0.5}}, "there is no `gold`"),
+        ({"loss": {"relevance": 0.0, "consistency": 0.0}}, "nothing trains the relevance head"),
+        ({"require": {"macro_f1": "0.9"}}, "is no gate"),
+        ({"require": {"macro_f1": ">=0.9*teacher"}}, "needs `labels` and `gold`"),
+        ({"split": {"dev": 0.5, "test": 0.5}}, "leave nothing to train on"),
+        ({"student": {"lora": {"r": 4}}}, "are for decoders"),
+        ({"student": {"heads": {"subject": 5}}}, "needs the head relevance"),
+        ({"student": {"heads": {"relevance": 3, "colour": 2}}}, "no head is called 'colour'"),
+        ({"train": {"class_balance": "sampler", "tokens_per_batch": 64}}, "does not go with batches of like length"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(spec: Callable[..., dict[str, Any]], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate_spec(DistillSpec, spec(**changes), where="student.yaml")

@@ -1,0 +1,214 @@
+"""A distillation from end to end on tiny models: what is in the folder, and that a loaded student says what the trained one said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from distill.students import load_student, read_student, student_digest, student_files
+from manifests.errors import ManifestError, StaleRunError
+from tests.distill.conftest import make_pairs
+
+PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+
+
+def assert_no_pickle(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            head = file.read_bytes()[:2]
+            assert file.suffix not in PICKLE_SUFFIXES, file
+            assert head != b"PK", f"{file}: a zip, as torch.save writes"
+            assert not (head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")), f"{file}: a pickle"
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
+) -> tuple[Path, Any, list[str]]:
+    """A student with three heads that was trained long enough to have learned its tiny world."""
+    from distill.distilling import distill
+    from distill.specs import DistillSpec
+
+    output, said = tmp_path_factory.mktemp("student") / "out", []
+    spec = DistillSpec(
+        name="tiny",
+        labels=[{"path": str(labels_file), "pairs": {"path": str(pairs_file)}}],
+        gold={"path": str(pairs_file), "grade": "grade"},
+        student={"kind": "encoder", "model": str(encoder_dir())},
+        train={"epochs": 12, "batch_size": 16, "learning_rate": 5e-3, "max_tokens": 32},
+        split={"dev": 0.2, "test": 0.2},
+        require={"macro_f1": ">=0.5*teacher"},
+        output=str(output),
+    )  # type: ignore[arg-type]
+    report = distill(spec, say=said.append)
+    return output, report, said
+
+
+def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pickle(trained: tuple[Path, Any, list[str]]) -> None:
+    output, report, _ = trained
+    names = {file.name for file in output.iterdir()}
+    assert {"student.json", "config.json", "model.safetensors", "heads.safetensors", "tokenizer.json", "manifest.json"} <= names
+    assert {"curves.parquet", "curves.svg", "README.md"} <= names
+    assert "checkpoints" not in names
+    assert_no_pickle(output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest == json.loads(json.dumps(report.manifest))
+    assert manifest["kind"] == "student"
+    assert manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
+    assert manifest["files"] == student_files(output)
+    (source,) = manifest["labels"]
+    assert source["rows_by_status"] == {"ok": 144}
+    assert len(source["sha256"]) == 64
+    assert manifest["versions"]["torch"]
+    assert manifest["spec"]["train"]["epochs"] == 12
+
+
+def test_the_student_learns_and_passes_its_gate(trained: tuple[Path, Any, list[str]]) -> None:
+    _, report, said = trained
+    test = report.manifest["metrics"]["test"]
+    assert test["judged_by"] == "gold"
+    assert test["student"]["f1_macro"] > 0.6
+    assert test["teacher"]["f1_macro"] == 1.0
+    assert test["to_teacher"]["kl"] < 0.4
+    assert report.has_passed
+    assert any(line.startswith("step ") and "dev:" in line for line in said)
+
+
+def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, list[str]]) -> None:
+    output, report, _ = trained
+    rows = pq.read_table(output / "curves.parquet").to_pylist()
+    losses = [row["value"] for row in rows if (row["split"], row["name"]) == ("train", "loss")]
+    assert len(losses) == report.manifest["training"]["steps"]
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    assert {row["name"] for row in rows if row["split"] == "train"} >= {"relevance", "subject", "attribute", "consistency", "learning_rate"}
+    assert {row["name"] for row in rows if row["split"] == "dev"} >= {"loss", "f1_macro"}
+    assert (output / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:
+    split = trained[1].manifest["split"]
+    assert sum(split[side]["queries"] for side in ("train", "dev", "test")) == 24
+    assert all(split[side]["rows"] == 6 * split[side]["queries"] for side in ("train", "dev", "test"))
+
+
+def test_a_loaded_student_gives_calibrated_rows_that_depend_on_no_batch(trained: tuple[Path, Any, list[str]]) -> None:
+    output, report, _ = trained
+    record = read_student(output)
+    assert record.temperature == report.manifest["temperature"]
+    assert record.temperature["relevance"] != 1.0
+    student = load_student(output)
+    pairs = [(row["query"], row["document"]) for row in make_pairs()[:17]]
+    found = student.probabilities(pairs)
+    assert {name: values.shape for name, values in found.items()} == {"relevance": (17, 3), "subject": (17, 5), "attribute": (17, 5)}
+    np.testing.assert_allclose(found["relevance"].sum(1), 1.0, rtol=1e-6)
+    one_by_one = np.concatenate([student.probabilities([pair])["relevance"] for pair in pairs])
+    np.testing.assert_allclose(found["relevance"], one_by_one, atol=1e-6)
+    tempered = np.exp(student.logits(pairs)["relevance"] / record.temperature["relevance"])
+    np.testing.assert_allclose(found["relevance"], tempered / tempered.sum(1, keepdims=True), rtol=1e-5)
+    assert student.probabilities([])["relevance"].shape == (0, 3)
+
+
+def test_the_digest_names_the_student_and_not_its_story(trained: tuple[Path, Any, list[str]], tmp_path: Path) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(trained[0], tmp_path / "copy"))
+    (copy / "README.md").write_text("another story")
+    assert student_digest(copy) == student_digest(trained[0])
+    record = json.loads((copy / "student.json").read_text())
+    (copy / "student.json").write_text(json.dumps({**record, "temperature": {"relevance": 9.0}}))
+    assert student_digest(copy) != student_digest(trained[0])
+
+
+def test_a_folder_without_a_student_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"holds no student\.json"):
+        load_student(tmp_path)
+    (tmp_path / "student.json").write_text('{"version": 99}')
+    with pytest.raises(ManifestError, match="version 99"):
+        read_student(tmp_path)
+    (tmp_path / "student.json").write_text("[]")
+    with pytest.raises(ManifestError, match="not a student's record"):
+        read_student(tmp_path)
+
+
+def test_hostile_text_opens_no_segment(trained: tuple[Path, Any, list[str]]) -> None:
+    student = load_student(trained[0])
+    clean, hostile = student.texts.encode([("red shoe", "blue lamp"), ("red shoe", "blue [SEP] lamp [CLS] [PAD]")])
+    assert [clean.ids.count(token) for token in (2, 3)] == [1, 2]
+    assert [hostile.ids.count(token) for token in (2, 3)] == [1, 2]
+    assert hostile.ids.count(0) == 0
+
+
+def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Callable[..., Any]) -> None:
+    first = run(train={"max_steps": 2})
+    assert not first.was_done
+    again = run(train={"max_steps": 2})
+    assert again.was_done
+    assert again.manifest["fingerprint"] == first.manifest["fingerprint"]
+    with pytest.raises(StaleRunError, match="another spec"):
+        run(train={"max_steps": 3})
+    assert not run(start="restart", train={"max_steps": 3}).was_done
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "xlm-roberta"])
+def test_other_encoders_train_and_load(run: Callable[..., Any], encoder_dir: Callable[..., Path], kind: str) -> None:
+    report = run(student={"model": str(encoder_dir(kind)), "pooling": "cls"}, train={"max_steps": 3})
+    found = load_student(report.output).probabilities([("red shoe", "a red shoe"), ("lamp", "")])
+    assert found["subject"].shape == (2, 5)
+    assert np.isfinite(found["relevance"]).all()
+
+
+def test_gold_alone_trains_a_student(run: Callable[..., Any], pairs_file: Path) -> None:
+    """The issue's second spec: no labels, gold with weight 1."""
+    gold = {"path": str(pairs_file), "grade": "grade", "map": {0: 0, 1: 1, 2: 1}}
+    report = run(labels=[], gold=gold, loss={"gold_weight": 1.0}, train={"max_steps": 3})
+    assert report.manifest["heads"] == {"relevance": 2}
+    assert report.manifest["metrics"]["test"]["judged_by"] == "gold"
+    assert report.manifest["rows"] == {"all": 144, "labelled": 0, "gold_alone": 144}
+
+
+def test_label_only_builds_no_node_heads_and_its_head_starts_as_in_the_full_student(run: Callable[..., Any]) -> None:
+    report = run(loss={"subject": 0, "attribute": 0, "consistency": 0}, train={"max_steps": 2})
+    assert report.manifest["heads"] == {"relevance": 3}
+
+
+def test_a_gate_that_fails_keeps_the_student_and_says_so(run: Callable[..., Any]) -> None:
+    report = run(train={"max_steps": 1}, require={"macro_f1": ">=0.999"})
+    assert not report.has_passed
+    assert not report.manifest["gate"]["has_passed"]
+    assert "FAILED" in (report.output / "README.md").read_text()
+    assert load_student(report.output).record.name == "tiny"
+
+
+def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Two stages are two specs: hard labels first, then soft ones."""
+    from safetensors.numpy import load_file
+
+    first = run(loss={"targets": "hard"}, train={"max_steps": 3}, output=str(tmp_path / "one"))
+    second = run(student={"model": str(first.output)}, train={"max_steps": 1, "learning_rate": 1e-12}, output=str(tmp_path / "two"))
+    heads = [load_file(report.output / "heads.safetensors")["relevance.weight"] for report in (first, second)]
+    np.testing.assert_allclose(heads[0], heads[1], atol=1e-8)
+    assert second.manifest["model"]["reference"] == str(first.output)
+
+
+def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
+    report = run(
+        train={"epochs": 30, "eval_every": 2, "learning_rate": 3e-2, "early_stopping": {"metric": "loss", "patience": 1}, "warmup": 0.0}
+    )
+    training = report.manifest["training"]
+    rows = pq.read_table(report.output / "curves.parquet").to_pylist()
+    dev = {row["step"]: row["value"] for row in rows if (row["split"], row["name"]) == ("dev", "loss")}
+    assert training["best_step"] == min(dev, key=dev.__getitem__)
+    assert training["steps"] < 30 * 6
+    assert sum(step > training["best_step"] for step in dev) == 1
+
+
+def test_batches_of_a_token_budget_and_of_like_length_train_every_row_once(run: Callable[..., Any]) -> None:
+    report = run(train={"epochs": 1, "tokens_per_batch": 96})
+    assert report.manifest["training"]["padding_share"] < 0.05
+    assert report.manifest["training"]["batch_size"] is None

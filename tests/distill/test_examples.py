@@ -1,0 +1,167 @@
+"""Targets, weights and splits: what is learned from which row; and the specs of the docs, each run on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill.examples import Examples, load_examples
+from distill.figures import graded_figures, teacher_figures
+from distill.specs import DistillSpec, student_schema
+from distill.splits import TRAIN, describe_split, folded, split_queries
+from manifests.specs import validate_spec
+from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
+
+STUDENTS = Path(__file__).parent.parent.parent / "docs" / "students"
+
+
+@pytest.fixture
+def examples(spec: Callable[..., dict[str, Any]]) -> Callable[..., Examples]:
+    return lambda **changes: load_examples(validate_spec(DistillSpec, spec(**changes), where="student.yaml"))
+
+
+def source(path: Path, pairs: Path, **extra: Any) -> dict[str, Any]:
+    return {"path": str(path), "pairs": {"path": str(pairs)}, **extra}
+
+
+def test_soft_targets_are_the_teachers_and_hard_ones_the_grade_that_it_wrote(examples: Callable[..., Examples]) -> None:
+    soft, hard = examples(), examples(loss={"targets": "hard"})
+    for row, pair in enumerate(make_pairs()):
+        np.testing.assert_allclose(soft.targets["relevance"][row], softened(pair["grade"], 3), rtol=1e-6)
+        assert hard.targets["relevance"][row].tolist() == [float(grade == pair["grade"]) for grade in range(3)]
+        np.testing.assert_allclose(soft.targets["subject"][row], softened(pair["subject"], 5), rtol=1e-6)
+
+
+def test_rows_without_a_node_are_masked_and_not_guessed(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+    rows = label_rows(make_pairs())
+    for row in rows[::2]:
+        row["nodes"] = None
+    found = examples(labels=[source(write_labels(tmp_path / "l.parquet", rows), pairs_file)])
+    assert (found.weights["subject"][::2] == 0).all()
+    assert (found.weights["subject"][1::2] == 1).all()
+    assert (found.targets["subject"][::2] == 0).all()
+    assert (found.weights["relevance"] == 1).all()
+
+
+def test_gold_is_mixed_into_the_target_and_rows_with_gold_alone_weigh_its_share(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
+) -> None:
+    pairs = make_pairs()
+    labelled = write_labels(tmp_path / "l.parquet", label_rows(pairs)[:100])
+    found = examples(labels=[source(labelled, pairs_file)], gold={"path": str(pairs_file)}, loss={"gold_weight": 0.25})
+    assert len(found.texts) == 144
+    for row, pair in enumerate(pairs[:100]):
+        wanted = 0.75 * np.array(softened(pair["grade"], 3)) + 0.25 * np.eye(3)[pair["grade"]]
+        np.testing.assert_allclose(found.targets["relevance"][row], wanted, rtol=1e-6)
+    np.testing.assert_allclose(found.weights["relevance"], [1.0] * 100 + [0.25] * 44)
+    assert (found.teacher[100:] == -1).all()
+    assert found.gold.tolist() == [pair["grade"] for pair in pairs]
+
+
+def test_gold_that_only_judges_is_no_row_to_learn_from(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+    labelled = write_labels(tmp_path / "l.parquet", label_rows(make_pairs())[:100])
+    found = examples(labels=[source(labelled, pairs_file)], gold={"path": str(pairs_file)})
+    assert len(found.texts) == 100
+    np.testing.assert_allclose(found.targets["relevance"][0], softened(make_pairs()[0]["grade"], 3), rtol=1e-6)
+
+
+def test_rows_weigh_what_source_confidence_and_outside_mass_say(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
+) -> None:
+    one = write_labels(tmp_path / "one.parquet", label_rows(make_pairs())[:72])
+    two = write_labels(tmp_path / "two.parquet", label_rows(make_pairs(), has_probs=False)[72:])
+    found = examples(
+        labels=[source(one, pairs_file, weight=2.0), source(two, pairs_file)], loss={"weight_by": ["confidence", "outside_mass"]}
+    )
+    np.testing.assert_allclose(found.weights["relevance"][:72], 2.0 * 0.8 * 0.9, rtol=1e-6)
+    np.testing.assert_allclose(found.weights["relevance"][72:], 1.0)
+
+
+def test_balanced_weights_give_every_grade_the_same_say(examples: Callable[..., Examples]) -> None:
+    found = examples(train={"class_balance": "weights"})
+    rows = found.rows_of(TRAIN)
+    grade, weight = found.targets["relevance"][rows].argmax(1), found.weights["relevance"][rows]
+    totals = [weight[grade == one].sum() for one in np.unique(grade)]
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-4)
+    assert weight.sum() == pytest.approx(len(rows), rel=1e-4)
+
+
+@given(st.lists(st.text(max_size=6), min_size=1, max_size=40), st.integers(0, 5))
+def test_a_querys_side_follows_from_the_query_alone(keys: list[str], seed: int) -> None:
+    side = split_queries(keys, dev=0.3, test=0.3, seed=seed)
+    again = split_queries([*reversed(keys), "another"], dev=0.3, test=0.3, seed=seed)
+    assert dict(zip(reversed(keys), again.tolist(), strict=False)) == dict(zip(keys, side.tolist(), strict=True))
+
+
+def test_sides_take_about_their_shares_of_the_queries() -> None:
+    side = split_queries([f"q{number}" for number in range(5000)], dev=0.1, test=0.2, seed=0)
+    assert abs((side == 1).mean() - 0.1) < 0.02
+    assert abs((side == 2).mean() - 0.2) < 0.02
+    about = describe_split(["a", "a", "b"], np.array([0, 0, 2], dtype=np.int8))
+    assert (about["train"], about["test"]) == ({"rows": 2, "queries": 1}, {"rows": 1, "queries": 1})
+
+
+def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
+    assert folded("Red  Shoe\n") == folded("red shoe")
+
+
+def test_figures_are_those_of_evaluate() -> None:
+    pytest.importorskip("ir_measures")
+    from manifests.evaluation import evaluate
+    from manifests.judged import Judged
+
+    chance = np.random.default_rng(2)
+    probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
+    judged = Judged(3, gold, probs.argmax(1), None, 0, [""] * 60, probs, None, None)
+    theirs = evaluate(judged, resamples=0, seed=0, calibrate=None).plain()["figures"]
+    ours = graded_figures(probs, gold)
+    for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "ece", "brier", "auc_0/12", "auc_01/2"):
+        found = next(value for key, value in theirs.items() if key.replace(" ", "_") == name)
+        assert ours[name] == pytest.approx(found["value"], rel=1e-9), name
+
+
+def test_distance_to_the_teacher_is_the_mean_kl_of_rows_that_have_one() -> None:
+    student, teacher = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.25, 0.75], [np.nan, np.nan]])
+    found = teacher_figures(student, teacher, np.array([1, 0]))
+    assert found["kl"] == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+    assert found["agreement"] == 0.5
+
+
+def test_the_docs_have_specs_and_the_schema_accepts_each() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    files = sorted(STUDENTS.glob("*.yaml"))
+    assert len(files) == 6
+    validator = jsonschema.Draft202012Validator(student_schema())
+    for file in files:
+        values = yaml.safe_load(file.read_text())
+        validate_spec(DistillSpec, values, where=file.name)
+        validator.validate(values)
+
+
+@pytest.mark.parametrize("name", [file.stem for file in sorted(STUDENTS.glob("*.yaml"))])
+def test_every_spec_of_the_docs_runs(
+    name: str, tmp_path: Path, encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
+) -> None:
+    """With tiny models, made-up labels and one step; all other keys as they stand."""
+    if "lora" in (STUDENTS / f"{name}.yaml").read_text():
+        pytest.importorskip("peft")
+    from distill.distilling import distill
+
+    values = yaml.safe_load((STUDENTS / f"{name}.yaml").read_text())
+    kind = values["student"]["kind"]
+    values["student"]["model"] = str(encoder_dir() if kind == "encoder" else decoder_dir())
+    values["labels"] = [source(labels_file, pairs_file) for _ in values["labels"]]
+    if "gold" in values:
+        values["gold"]["path"] = str(pairs_file)
+        values["gold"]["map"] = {0: 0, 1: 1, 2: 2}
+    values["train"] |= {"max_steps": 1, "max_tokens": 60 if kind == "encoder" else 300}
+    values |= {"output": str(tmp_path / "out"), "split": {"dev": 0.2, "test": 0.2}}
+    report = distill(validate_spec(DistillSpec, values, where=name))
+    assert report.manifest["training"]["steps"] == 1

@@ -1,0 +1,189 @@
+"""Every loss against an independent computation: numpy loops, cases made by hand, torch's own functions, gradcheck in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distill.losses import consistency, cross_entropy, induced_log_probs, phi_mask, soft_targets, weighted_sum
+from distill.objective import Objective
+from distill.specs import LossSection
+from manifests.phi import DEFAULT_PHI
+
+MASK = phi_mask(DEFAULT_PHI, 3)
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    raised = np.exp(row - row.max())
+    return raised / raised.sum()
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape) * 2
+
+
+def induced_by_loop(subject: np.ndarray, attribute: np.ndarray, grades: int = 3) -> np.ndarray:
+    found = np.zeros((len(subject), grades))
+    for row in range(len(subject)):
+        p_s, p_a = softmax(subject[row]), softmax(attribute[row])
+        for s, a in itertools.product(range(5), range(5)):
+            found[row, DEFAULT_PHI[s][a]] += p_s[s] * p_a[a]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5, 0.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_soft_cross_entropy_is_the_sum_over_grades(temperature: float, smoothing: float) -> None:
+    logits, teacher = draw(6, 3), np.apply_along_axis(softmax, 1, draw(6, 3, seed=1))
+    wanted = []
+    for z, p in zip(logits, teacher, strict=True):
+        target = p ** (1 / temperature)
+        target = (1 - smoothing) * target / target.sum() + smoothing / 3
+        q = softmax(z / temperature)
+        wanted.append(-(temperature**2) * sum(target[k] * math.log(q[k]) for k in range(3)))
+    target = soft_targets(torch.tensor(teacher), temperature=temperature, smoothing=smoothing)
+    found = cross_entropy(torch.tensor(logits), target, temperature=temperature)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12)
+
+
+def test_hard_targets_are_torchs_cross_entropy() -> None:
+    logits, grade = torch.tensor(draw(8, 4)), torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
+    one_hot = torch.nn.functional.one_hot(grade, 4).double()
+    ours = cross_entropy(logits, soft_targets(one_hot, smoothing=0.1))
+    torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(logits, grade, reduction="none", label_smoothing=0.1))
+
+
+def test_soft_targets_differ_from_torchs_kl_by_the_teachers_entropy() -> None:
+    logits, teacher = torch.tensor(draw(5, 3)), torch.softmax(torch.tensor(draw(5, 3, seed=2)), -1)
+    kl = torch.nn.functional.kl_div(torch.log_softmax(logits, -1), teacher, reduction="none").sum(-1)
+    entropy = -(teacher * teacher.log()).sum(-1)
+    torch.testing.assert_close(cross_entropy(logits, teacher), kl + entropy)
+
+
+def test_equation_3_on_a_case_made_by_hand() -> None:
+    found = cross_entropy(torch.log(torch.tensor([[0.5, 0.25, 0.25]])), torch.tensor([[0.5, 0.5, 0.0]]))
+    assert found.item() == pytest.approx(-(0.5 * math.log(0.5) + 0.5 * math.log(0.25)))
+
+
+def test_induced_distribution_is_the_sum_over_phis_cells() -> None:
+    subject, attribute = draw(7, 5), draw(7, 5, seed=1)
+    found = induced_log_probs(torch.tensor(subject), torch.tensor(attribute), MASK).exp()
+    np.testing.assert_allclose(found.numpy(), induced_by_loop(subject, attribute), rtol=1e-12)
+    torch.testing.assert_close(found.sum(-1), torch.ones(7, dtype=torch.float64))
+
+
+def test_induced_distribution_of_sure_nodes_is_phi() -> None:
+    sure = torch.eye(5, dtype=torch.float64) * 200
+    for s, a in itertools.product(range(5), range(5)):
+        found = induced_log_probs(sure[s][None], sure[a][None], MASK).exp()[0]
+        assert found.argmax().item() == DEFAULT_PHI[s][a]
+        assert found.max().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("direction", ["induced_to_direct", "direct_to_induced"])
+def test_consistency_is_the_kl_that_its_name_says(direction: str) -> None:
+    relevance, subject, attribute = draw(6, 3, seed=4), draw(6, 5), draw(6, 5, seed=1)
+    induced, direct = induced_by_loop(subject, attribute), np.apply_along_axis(softmax, 1, relevance)
+    p, q = (induced, direct) if direction == "induced_to_direct" else (direct, induced)
+    wanted = [sum(p[row, k] * math.log(p[row, k] / q[row, k]) for k in range(3)) for row in range(6)]
+    tensors = (torch.tensor(values) for values in (relevance, subject, attribute))
+    np.testing.assert_allclose(consistency(*tensors, MASK, direction=direction).numpy(), wanted, rtol=1e-10)
+    kl = torch.nn.functional.kl_div(torch.tensor(np.log(q)), torch.tensor(p), reduction="none").sum(-1)
+    np.testing.assert_allclose(kl.numpy(), wanted, rtol=1e-10)
+
+
+logit_rows = st.lists(st.floats(-8, 8), min_size=5, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(subject=logit_rows, attribute=logit_rows, shift=st.floats(-5, 5), nudge=st.floats(0.05, 4), grade=st.integers(0, 2))
+def test_consistency_is_zero_iff_both_distributions_agree(
+    subject: list[float], attribute: list[float], shift: float, nudge: float, grade: int
+) -> None:
+    nodes = torch.tensor([subject], dtype=torch.float64), torch.tensor([attribute], dtype=torch.float64)
+    agreeing = induced_log_probs(*nodes, MASK) + shift
+    assert consistency(agreeing, *nodes, MASK).item() == pytest.approx(0.0, abs=1e-12)
+    off = agreeing.clone()
+    off[0, grade] += nudge
+    gap = (torch.softmax(off, -1) - torch.softmax(agreeing, -1)).abs().max().item()
+    found = consistency(off, *nodes, MASK).item()
+    assert found >= gap**2 / 2 * (1 - 1e-6)  # Pinsker: KL is at least half the squared total variation
+
+
+def test_a_grade_that_no_cell_gives_costs_nothing_and_has_a_finite_gradient() -> None:
+    never_one = tuple(tuple(2 if grade else 0 for grade in row) for row in DEFAULT_PHI)
+    logits = [torch.tensor(draw(3, width, seed=width), requires_grad=True) for width in (3, 5, 5)]
+    losses = consistency(*logits, phi_mask(never_one, 3))
+    losses.sum().backward()
+    assert torch.isfinite(losses).all()
+    assert all(torch.isfinite(one.grad).all() for one in logits)
+
+
+@pytest.mark.parametrize("direction", ["induced_to_direct", "direct_to_induced"])
+def test_gradients_are_those_of_finite_differences(direction: str) -> None:
+    relevance, subject, attribute = (torch.tensor(draw(3, width, seed=width), requires_grad=True) for width in (3, 5, 5))
+    target = torch.softmax(torch.tensor(draw(3, 3, seed=9)), -1)
+    assert torch.autograd.gradcheck(lambda *heads: consistency(*heads, MASK, direction=direction), (relevance, subject, attribute))
+    assert torch.autograd.gradcheck(lambda z: cross_entropy(z, target, temperature=1.7), (relevance,))
+
+
+def test_a_masked_row_can_be_anything() -> None:
+    losses = torch.tensor([1.0, float("nan"), 3.0], requires_grad=True)
+    total = weighted_sum(losses, torch.tensor([0.5, 0.0, 2.0]))
+    total.backward()
+    assert total.item() == 6.5
+    assert losses.grad is not None
+    assert losses.grad.tolist() == [0.5, 0.0, 2.0]
+
+
+def batch(rows: int = 4, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    widths = {"relevance": 3, "subject": 5, "attribute": 5}
+    logits = {name: torch.tensor(draw(rows, width, seed=seed + place)) for place, (name, width) in enumerate(widths.items())}
+    targets = {name: torch.softmax(torch.tensor(draw(rows, width, seed=seed + 10 + width)), -1) for name, width in widths.items()}
+    weights = {"relevance": torch.tensor([1.0, 2.0, 0.5, 1.0]), "subject": torch.tensor([1.0, 0.0, 0.0, 3.0]), "attribute": torch.ones(4)}
+    held = {"targets": targets, "weights": {name: values.double() for name, values in weights.items()}}
+    return logits, {**held, "row_weight": torch.tensor([1.0, 2.0, 0.5, 1.0]).double()}
+
+
+def test_objective_is_equations_16_to_19_with_masks_and_weights() -> None:
+    spec = LossSection(relevance=1.0, subject=0.5, attribute=0.25, consistency=0.2)
+    logits, held = batch()
+    objective = Objective(spec, {"relevance": 3, "subject": 5, "attribute": 5}, DEFAULT_PHI)
+    totals = {name: weight.sum() for name, weight in objective.row_weights(held).items()}
+    found = objective.loss(objective.sums(logits, held), totals).item()
+
+    wanted = 0.0
+    for name, weight in (("relevance", 1.0), ("subject", 0.5), ("attribute", 0.25)):
+        target, weights = held["targets"][name].numpy(), held["weights"][name].numpy()  # type: ignore[index]
+        rows = [-(target[row] * np.log(softmax(logits[name][row].numpy()))).sum() for row in range(4)]
+        wanted += weight * float(np.average(rows, weights=weights))
+    induced = induced_by_loop(logits["subject"].numpy(), logits["attribute"].numpy())
+    direct = np.apply_along_axis(softmax, 1, logits["relevance"].numpy())
+    kl = (induced * np.log(induced / direct)).sum(1)
+    wanted += 0.2 * float(np.average(kl, weights=held["row_weight"].numpy()))  # type: ignore[union-attr]
+    assert found == pytest.approx(wanted, rel=1e-10)
+
+
+def test_weights_of_zero_leave_the_label_alone() -> None:
+    logits, held = batch()
+    heads = {"relevance": 3, "subject": 5, "attribute": 5}
+    objective = Objective(LossSection(subject=0, attribute=0, consistency=0), heads, DEFAULT_PHI)
+    assert list(objective.weights) == ["relevance"]
+    sums = objective.sums(logits, held)
+    assert list(sums) == ["relevance"]
+
+
+def test_a_head_without_a_weighted_row_adds_nothing() -> None:
+    logits, held = batch()
+    held["weights"]["subject"] = torch.zeros(4).double()  # type: ignore[index]
+    objective = Objective(LossSection(consistency=0), {"relevance": 3, "subject": 5}, DEFAULT_PHI)
+    sums = objective.sums(logits, held)
+    totals = {name: weight.sum() for name, weight in objective.row_weights(held).items()}
+    alone = Objective(LossSection(consistency=0, subject=0), {"relevance": 3}, DEFAULT_PHI)
+    assert objective.loss(sums, totals).item() == alone.loss({"relevance": sums["relevance"]}, totals).item()

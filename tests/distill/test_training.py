@@ -1,0 +1,270 @@
+"""The loop's promises: accumulation changes nothing, a killed training resumes bit for bit, NaN and lack of memory are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from safetensors.numpy import load_file
+
+from distill import checkpoints
+from distill.batches import BatchPlan, batch_sizes
+from distill.encoder import EncoderStudent
+from manifests.errors import LockHeldError, StaleRunError, TrainingError
+from manifests.failpoints import DISTILL_FAILPOINTS
+from tests.distill.test_distill import assert_no_pickle
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def curve(output: Path) -> list[dict[str, Any]]:
+    return pq.read_table(output / "curves.parquet").to_pylist()
+
+
+def command(values: dict[str, Any], folder: Path, *flags: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
+    """`relabel distill` in a process of its own."""
+    file = folder / "student.yaml"
+    file.write_text(yaml.safe_dump(values))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | {"OMP_NUM_THREADS": "1"}
+    if failpoint:
+        environment["RELABEL_FAILPOINT"] = failpoint
+    call = [sys.executable, "-m", "jobs", "distill", str(file), "--output", "json", *flags]
+    return subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    return all(
+        np.array_equal(value, load_file(other / file)[name])
+        for file in ("model.safetensors", "heads.safetensors")
+        for name, value in load_file(one / file).items()
+    )
+
+
+def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_bit_for_bit(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    train = {"epochs": 2, "save_every": 3, "eval_every": 4}
+    alone = run(train=train, output=str(tmp_path / "alone"))
+    values = {"train": train, "output": str(tmp_path / "killed")}
+    killed = command(spec(**values), tmp_path, failpoint="after_training_step:8")  # in the second epoch, two steps past a checkpoint
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = checkpoints.list_checkpoints(tmp_path / "killed" / "checkpoints")
+    assert [checkpoints.step_of(path) for path in left] == [3, 6]
+    assert_no_pickle(tmp_path / "killed")
+    with pytest.raises(StaleRunError, match="--resume"):
+        run(**values)
+    said: list[str] = []
+    resumed = run(start="resume", say=said.append, **values)
+    assert "resuming from checkpoint-000006" in said
+    assert curve(resumed.output) == curve(alone.output)
+    assert same_weights(resumed.output, alone.output)
+    assert resumed.manifest["metrics"] == alone.manifest["metrics"]
+    assert not (tmp_path / "killed" / "checkpoints").exists()
+    assert run(start="resume", **values).was_done
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_that_accumulates(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path, encoder_dir: Callable[..., Path]
+) -> None:
+    """DDP over gloo: the same rows a step, the same losses, and only the first process writes and speaks."""
+    student = {"model": str(_without_dropout(encoder_dir(), tmp_path)), "dropout": 0.0}
+    train = {"max_steps": 4, "batch_size": 8, "learning_rate": 1e-3}
+    alone = run(student=student, train={**train, "accumulation": 2}, output=str(tmp_path / "alone"))
+    file = tmp_path / "student.yaml"
+    file.write_text(yaml.safe_dump(spec(student=student, train=train, output=str(tmp_path / "both"))))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "jobs"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    call = [*launch, "distill", str(file), "--output", "json"]
+    done = subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["training"]["steps"] == 4
+    one, other = ([row["value"] for row in curve(output) if row["name"] == "loss"] for output in (alone.output, tmp_path / "both"))
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+@pytest.mark.parametrize("place", DISTILL_FAILPOINTS)
+def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    hits = []
+
+    def die(name: str) -> None:
+        hits.append(name)
+        if name == place and hits.count(name) == 2 - (place == "before_student"):
+            raise Killed
+
+    train = {"max_steps": 6, "save_every": 2}
+    monkeypatch.setattr("manifests.failpoints.hit", die)
+    with pytest.raises(Killed):
+        run(train=train)
+    monkeypatch.undo()
+    report = run(start="resume", train=train)
+    assert report.manifest["training"]["steps"] == 6
+    steps = [row["step"] for row in curve(report.output) if row["name"] == "loss" and row["split"] == "train"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_accumulating_small_batches_is_the_loss_of_a_large_one(run: Callable[..., Any], tmp_path: Path, encoder_dir: Any) -> None:
+    """Also with masked nodes and row weights, where a mean of means would be another number."""
+    whole, halved = (
+        run(
+            train={"max_steps": 4, "batch_size": size, "accumulation": 16 // size, "learning_rate": 1e-3},
+            loss={"weight_by": ["confidence", "outside_mass"]},
+            student={"dropout": 0.0, "model": str(_without_dropout(encoder_dir(), tmp_path))},
+            output=str(tmp_path / f"out{size}"),
+        )
+        for size in (16, 4)
+    )
+    one, other = ([row["value"] for row in curve(report.output) if row["name"] == "loss"] for report in (whole, halved))
+    np.testing.assert_allclose(one, other, rtol=2e-4)
+
+
+def _without_dropout(model: Path, folder: Path) -> Path:
+    import shutil
+
+    copy = folder / "still"
+    if not copy.exists():
+        shutil.copytree(model, copy)
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+    return copy
+
+
+def test_a_loss_that_is_no_number_stops_names_the_rows_and_keeps_the_last_good_checkpoint(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, calls = EncoderStudent.forward, []
+
+    def poisoned(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = whole(self, *args, **kwargs)
+        calls.append(self.training)
+        return {**found, "relevance": found["relevance"] * float("nan")} if sum(calls) == 4 and self.training else found
+
+    monkeypatch.setattr(EncoderStudent, "forward", poisoned)
+    with pytest.raises(TrainingError) as caught:
+        run(train={"max_steps": 6, "save_every": 2, "batch_size": 8})
+    text = str(caught.value)
+    assert "step 4: the loss is no number" in text
+    named = [word for word in text.replace(",", " ").split() if "labels.parquet:" in word]
+    assert len(named) == 8
+    assert all(0 <= int(word.rstrip(".").rpartition(":")[2]) < 144 for word in named)
+    (kept,) = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
+    assert str(kept) in text
+    assert all(np.isfinite(values).all() for values in load_file(kept / checkpoints.WEIGHTS).values())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def without_room_for(rows: int) -> Callable[..., Any]:
+    whole = EncoderStudent.forward
+
+    def forward(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and len(input_ids) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return whole(self, input_ids, *args, **kwargs)
+
+    return forward
+
+
+def test_out_of_memory_halves_the_batch_once_and_says_so(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(EncoderStudent, "forward", without_room_for(8))
+    report = run(say=said.append, train={"max_steps": 3, "batch_size": 16})
+    assert report.manifest["training"]["was_batch_halved"]
+    assert (report.manifest["training"]["batch_size"], report.manifest["training"]["accumulation"]) == (8, 2)
+    assert any("going on with 8" in line for line in said)
+    assert any("out of memory" in note for note in report.manifest["notes"])
+    monkeypatch.undo()
+    monkeypatch.setattr(EncoderStudent, "forward", without_room_for(4))
+    with pytest.raises(TrainingError, match=r"also with half the batch \(8 rows\).*train\.batch_size"):
+        run(start="restart", train={"max_steps": 3, "batch_size": 16})
+
+
+def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(name: str) -> None:
+        if name == "after_checkpoint":
+            raise Killed
+
+    monkeypatch.setattr("manifests.failpoints.hit", die)
+    with pytest.raises(Killed):
+        run(train={"max_steps": 4, "save_every": 2})
+    monkeypatch.undo()
+    with pytest.raises(StaleRunError, match="another spec"):
+        run(start="resume", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})
+    assert run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}).manifest["training"]["steps"] == 4
+
+
+def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:
+    from manifests.file_locks import FileLock
+
+    lock = FileLock(tmp_path / "out" / "checkpoints" / "distill.lock", "the student")
+    lock.acquire()
+    try:
+        with pytest.raises(LockHeldError):
+            run()
+    finally:
+        lock.release()
+
+
+def test_a_checkpoint_is_the_state_to_the_last_bit(tmp_path: Path) -> None:
+    values = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(4)}},
+        "groups": [{"lr": 0.1 + 0.2, "betas": (0.9, 0.999)}],
+        "x": None,
+    }
+    checkpoints.save_state(tmp_path, values)
+    found = checkpoints.load_state(tmp_path)
+    assert torch.equal(found["state"][0]["exp_avg"], values["state"][0]["exp_avg"])  # type: ignore[index]
+    assert found["groups"] == [{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}]
+    assert found["x"] is None
+    torch.rand(3)
+    tensors, plain = checkpoints.random_states()
+    wanted = torch.rand(5), np.random.rand(3)
+    checkpoints.restore_random(tensors, json.loads(json.dumps(plain)))
+    assert torch.equal(torch.rand(5), wanted[0])
+    assert np.array_equal(np.random.rand(3), wanted[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": True}, {"tokens_per_batch": 64}])
+def test_every_epoch_takes_each_row_once_in_batches_that_follow_from_seed_and_epoch(options: dict[str, Any]) -> None:
+    lengths = np.random.default_rng(0).integers(4, 33, size=100).tolist()
+    rows = np.arange(0, 100, 2)
+    plans = [BatchPlan(lengths, rows, seed=3, batch_size=8, **options) for _ in range(2)]
+    epochs = [plans[0].batches(epoch) for epoch in range(3)]
+    assert all(sorted(row for batch in batches for row in batch) == rows.tolist() for batches in epochs)
+    assert len({len(batches) for batches in epochs}) == 1
+    assert epochs[0] != epochs[1]
+    assert plans[1].batches(2) == epochs[2]
+    if "tokens_per_batch" in options:
+        assert all(len(batch) * max(lengths[row] for row in batch) <= 64 for batches in epochs for batch in batches)
+
+
+def test_processes_get_the_same_number_of_batches() -> None:
+    plan = BatchPlan([5] * 50, np.arange(50), seed=0, batch_size=8, num_shards=4)
+    assert len(plan) == len(list(plan)) == 8
+
+
+def test_a_row_longer_than_the_budget_stands_alone() -> None:
+    assert batch_sizes(np.array([90, 40, 30, 10]), batch_size=8, tokens_per_batch=80) == [1, 2, 1]
+
+
+def test_the_sampler_draws_rare_grades_as_often_as_common_ones() -> None:
+    weight = np.array([1.0] * 90 + [9.0] * 10)
+    plan = BatchPlan([4] * 100, np.arange(100), seed=1, batch_size=10, draw_weight=weight)
+    drawn = np.concatenate([batch for epoch in range(20) for batch in plan.batches(epoch)])
+    assert 0.45 < (drawn >= 90).mean() < 0.55
