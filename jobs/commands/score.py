@@ -1,0 +1,184 @@
+"""`score`: a student's labels for any pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs import log_format
+from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP, report_json, verdict
+from jobs.commands.options import emit, log_option, output_option, table
+from jobs.deadlines import Deadline, choose_deadline
+from jobs.exits import Exit
+from jobs.labeling import RunReport, open_run
+from jobs.loop import Progress
+from jobs.progress import Display
+from jobs.sessions import Session
+from jobs.shard_choice import choose_shards
+from jobs.signals import stopping
+from jobs.stops import Stop
+from manifests.specs import nearest
+
+if TYPE_CHECKING:
+    from manifests.asks import EngineFacts
+
+ROLES = ("query_id", "query", "doc_id", "document")
+LISTS = ("document",)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `score` was asked for; the fields are the options of the command.
+
+    Args:
+        lasting: `--for`.
+    """
+
+    student: str
+    input: tuple[str, ...]
+    columns: str | None
+    to: str
+    name: str | None
+    limit: int | None
+    shards: int
+    chunk_rows: int
+    batch_tokens: int
+    device: str
+    dtype: str
+    shard: str | None
+    until: str | None
+    lasting: str | None
+    dry_run: bool
+    done_ok: bool
+    output: str
+
+
+@click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")
+@click.argument("student", metavar="STUDENT")
+@click.option("--input", "input", multiple=True, required=True, metavar="PAIRS", help="Parquet file, folder, glob or URL. Repeatable.")
+@click.option(
+    "--columns",
+    metavar="ROLE=COLUMN,...",
+    help="Columns other than those the student was trained on, say query=text,document=title+body.",
+)
+@click.option("--to", required=True, metavar="DIR", help="Folder or URL that the scores go to.")
+@click.option("--name", metavar="NAME", help="Name of the run.  [default: the student's]")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Score the first N rows only.")
+@click.option("--shards", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Units that --shard hands out.")
+@click.option(
+    "--chunk-rows", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="Rows per commit, sorted by length together."
+)
+@click.option(
+    "--batch-tokens", type=click.IntRange(1), default=8192, show_default=True, metavar="N", help="Tokens of a batch, padding included."
+)
+@click.option("--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="In what the student computes.",
+)
+@click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
+@click.option("--until", metavar="TIME", help=UNTIL_HELP)
+@click.option("--for", "lasting", metavar="LENGTH", help=FOR_HELP)
+@click.option("--dry-run", is_flag=True, help="Say what would be scored and what is done already; score nothing.")
+@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it.")
+@log_option
+@output_option
+def score(**options: Any) -> int:
+    """Label pairs with a trained student.
+
+    STUDENT is the output of `relabel distill`. The scores lie in DIR like a run's labels: chunks with receipts, a manifest at the end, and
+    the same exit codes; status, verify and evaluate read them. The same command again goes on where the last one stopped.
+    """
+    work = Work(**options)
+    deadline = choose_deadline(work.until, work.lasting)
+    session = _open(work, deadline)
+    if work.dry_run:
+        total, rows = session.rows_to_ask(), session.opened.plan.rows
+        result = {"output": work.to, "shards": session.shards, "rows_to_ask": total, "rows": rows}
+        emit(result, f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.", work.output)
+        return Exit.DONE
+    report = _execute(session)
+    code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+    emit({**report_json(report), "exit_code": int(code)}, _text(report), work.output)
+    if report.exit is Exit.OVER_LIMIT:
+        advice = f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other weights."
+        log_format.say(advice, event="advice")
+    return code
+
+
+def _open(work: Work, deadline: Deadline | None) -> Session:
+    """Plan the job if nobody has, and make ready to work on its shards."""
+    from jobs.scoring import ScoreRequest, score_job
+
+    request = ScoreRequest(
+        student=work.student,
+        input=work.input,
+        columns=_columns(work.columns),
+        output=work.to,
+        name=work.name,
+        limit=work.limit,
+        shards=work.shards,
+        chunk_rows=work.chunk_rows,
+        batch_tokens=work.batch_tokens,
+        device=work.device,
+        dtype=work.dtype,
+    )
+    choose_shards(work.shard, work.shards)  # a wrong --shard is told before anything is planned or written
+    opened = open_run(score_job(request), may_write=not work.dry_run)
+    shards = choose_shards(work.shard, len(opened.plan.shards))
+    return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())
+
+
+def _execute(session: Session) -> RunReport:
+    """Do a session's work with progress on stderr; signals and a deadline drain it."""
+    from jobs.score_loop import score as score_session
+
+    stop = session.stop
+    with Display(session.progress, session.rows_to_ask()) as display, stopping(stop, display.say):
+
+        def told(facts: EngineFacts) -> None:
+            display.say(f"student {facts.model} on torch {facts.version} ({facts.device}, {facts.dtype})")
+
+        return score_session(session, tick=display.tick, on_engine=told)
+
+
+def _columns(text: str | None) -> dict[str, Any]:
+    """`query=text,document=title+body` as columns by role."""
+    found: dict[str, Any] = {}
+    for item in (text or "").split(",") if text else []:
+        role, equals, column = (part.strip() for part in item.partition("="))
+        if not equals or not column or role not in ROLES:
+            hint = nearest(role, list(ROLES))
+            raise click.UsageError(
+                f"--columns {text}: `{item.strip()}` is no role and column. Write for instance query=text,document=title+body; roles are "
+                + ", ".join(ROLES)
+                + (f". Did you mean {hint}?" if hint and hint != role else ".")
+            )
+        found[role] = column.split("+") if role in LISTS else column
+    return found
+
+
+def _text(report: RunReport) -> str:
+    """The end table."""
+    did, tally = report.did, report.tally
+    if report.exit is Exit.NOTHING_TO_DO:
+        share = "all" if report.rows == tally.rows else "these"
+        counts = f"{tally.labelled:,} labelled, {tally.num_quarantined:,} quarantined"
+        return f"{report.name}: nothing to do, {share} shards are done ({counts})."
+    seconds = max(did["seconds"], 1e-9)
+    is_finished = report.rows == tally.rows
+    return f"{report.name}: {verdict(report)}\n" + table(
+        [
+            ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
+            ("labelled", f"{tally.labelled:,}"),
+            ("quarantined", f"{tally.num_quarantined:,}"),
+            ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
+            ("tokens", f"{did['prompt_tokens']:,}, {did['prompt_tokens'] / seconds:,.0f} tokens/s"),
+            ("scores", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"),
+        ]
+    )

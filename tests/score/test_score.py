@@ -1,0 +1,241 @@
+"""`relabel score` from end to end: what it writes, that nothing is lost, who may read it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from distill.students import load_student, student_digest
+from manifests.phi import DEFAULT_PHI
+from tests.score.conftest import write_tiny_student
+
+Rows = list[dict[str, Any]]
+Score = Callable[..., Any]
+
+
+def read(folder: Path, output: str = "out/scores") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / output / "manifest.json").read_bytes())
+    return found
+
+
+def test_every_row_gets_the_students_own_distributions_in_the_order_of_the_input(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows, tiny: Path
+) -> None:
+    write_pairs()
+    assert score().code == 0
+    labels = committed("labels", "out/scores")
+    assert list(labels) == list(range(24))
+    probs = load_student(tiny).probabilities([(row["query"], f"{row['title']}\n\n{row['body']}") for row in pairs])
+    for row, label in labels.items():
+        assert (label["query_id"], label["doc_id"]) == (pairs[row]["query_id"], pairs[row]["doc_id"])
+        assert label["probs"] == pytest.approx(probs["relevance"][row], abs=1e-5)
+        assert label["grade"] == int(np.argmax(label["probs"]))
+        assert label["expected_grade"] == pytest.approx(np.dot(label["probs"], [0, 1, 2]))
+        assert label["nodes"]["subject_probs"] == pytest.approx(probs["subject"][row], abs=1e-5)
+        assert label["nodes"]["attribute"] == int(np.argmax(label["nodes"]["attribute_probs"]))
+        assert label["nodes"]["phi_grade"] == DEFAULT_PHI[label["nodes"]["subject"]][label["nodes"]["attribute"]]
+        assert label["nodes"]["phi_agrees"] == (label["nodes"]["phi_grade"] == label["grade"])
+        assert label["prompt_tokens"] > 0
+    assert len({label["grade"] for label in labels.values()}) > 1  # a student that says one thing would hide a wrong order
+
+
+def test_a_student_without_node_heads_has_no_nodes(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], tmp_path: Path
+) -> None:
+    write_pairs()
+    assert score(student=write_tiny_student(tmp_path / "plain", heads={"relevance": 4})).code == 0
+    labels = committed("labels", "out/scores")
+    assert {len(label["probs"]) for label in labels.values()} == {4}
+    assert all(label["nodes"] is None for label in labels.values())
+
+
+def test_a_pair_that_is_too_long_is_cut_as_in_training_and_flagged(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows, tiny: Path
+) -> None:
+    for row in pairs[::2]:
+        row["body"] = "running " * 40
+    fits = "red shoe 0", "shoe 0", " ".join(["red"] * (24 - 3 - 3 - 2))  # [CLS] q [SEP] title body [SEP] fill the 24 tokens exactly
+    pairs[1] |= dict(zip(("query", "title", "body"), fits, strict=True))
+    write_pairs()
+    assert score().code == 0
+    labels = committed("labels", "out/scores")
+    assert [row for row, label in labels.items() if label["flags"] == ["document_truncated"]] == list(range(0, 24, 2))
+    assert {labels[row]["prompt_tokens"] for row in (0, 1, 2)} == {24}
+    student = load_student(tiny)
+    cut = student.probabilities([(pairs[0]["query"], f"{pairs[0]['title']}\n\n{pairs[0]['body']}")])["relevance"][0]
+    assert labels[0]["probs"] == pytest.approx(cut, abs=1e-5)
+
+
+def test_done_means_done_and_starts_no_student(score: Score, write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pairs()
+    assert score().code == 0
+
+    def never(*_: Any) -> None:
+        raise AssertionError("nothing to do, and the student was loaded")
+
+    monkeypatch.setattr("jobs.score_loop.start_student", never)
+    again = score("--output", "json")
+    assert (again.code, again.json["labelled"], again.json["this_run"]["pairs"]) == (10, 24, 0)
+    assert score("--done-ok").code == 0
+
+
+def test_shards_of_two_workers_make_up_one_run(
+    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], folder: Path
+) -> None:
+    write_pairs()
+    first = score("--shard", "0/2", "--output", "json").json
+    assert (first["exit_code"], first["shards"], first["rows_open"]) == (0, [0], 12)
+    assert not (folder / "out/scores/manifest.json").exists()
+    assert score("--shard", "1/2").code == 0
+    assert read(folder)["rows"] == {"in": 24, "labelled": 24, "reused": 0, "quarantined": 0}
+    assert score("--shard", "1/2").code == 10
+    assert relabel("verify", "out/scores").code == 0
+
+
+def test_status_and_verify_read_scores_as_any_run(score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any]) -> None:
+    write_pairs()
+    assert score("--shard", "0/2").code == 0
+    status = relabel("status", "out/scores", "--output", "json").json
+    assert (status["rows_done"], status["is_finished"], [shard["state"] for shard in status["shards"]]) == (12, False, ["done", "open"])
+    relabel("verify", "out/scores").refused(3, "is not finished")
+    assert score().code == 0
+    assert relabel("verify", "out/scores", "--output", "json").json["labelled"] == 24
+
+
+def test_the_manifest_says_that_a_student_made_it_and_which(
+    score: Score, write_pairs: Callable[..., Path], folder: Path, tiny: Path
+) -> None:
+    write_pairs()
+    assert score().code == 0
+    manifest = read(folder)
+    assert manifest["provenance"]["kind"] == "student"
+    assert manifest["provenance"]["model"] == student_digest(tiny)
+    assert manifest["provenance"]["labeler"]["grades"] == 3
+    engine = manifest["engines"][0]
+    assert (engine["family"], engine["model"], engine["model_digest"]) == ("student", "tiny", student_digest(tiny))
+    assert len(engine["details"]["manifest_sha256"]) == 64
+    assert manifest["stages"]["score"]["asks"] == 24
+
+
+def test_columns_are_the_students_unless_others_are_named(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows
+) -> None:
+    write_pairs()
+    assert score().code == 0
+    renamed = [{"qid": row["query_id"], "q": row["query"], "id": row["doc_id"], "t": row["title"], "b": row["body"]} for row in pairs]
+    write_pairs(renamed)
+    score(to="out/other").refused(3, "`query_id`", "qid, q, id, t, b")
+    assert score("--columns", "query_id=qid,query=q, doc_id=id,document=t+b", to="out/other").code == 0
+    ours, theirs = committed("labels", "out/scores"), committed("labels", "out/other")
+    assert [label["probs"] for label in ours.values()] == [label["probs"] for label in theirs.values()]
+
+
+@pytest.mark.parametrize("columns", ["query", "query=", "qery=q", "document=a+b,=x"])
+def test_columns_that_are_none_are_a_usage_error(score: Score, write_pairs: Callable[..., Path], columns: str) -> None:
+    write_pairs()
+    score("--columns", columns).refused(2, "--columns", "query=text,document=title+body")
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(score: Score, write_pairs: Callable[..., Path], folder: Path) -> None:
+    write_pairs()
+    done = score("--dry-run")
+    assert (done.code, done.out) == (0, "Would score 24 of 24 rows in 2 shard(s) of out/scores.\n")
+    assert not (folder / "out").exists()
+
+
+def test_batch_size_and_device_change_no_score_and_no_fingerprint(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], folder: Path
+) -> None:
+    write_pairs()
+    assert score().code == 0
+    assert score("--batch-tokens", "1", "--device", "cpu", to="out/single").code == 0
+    assert read(folder)["fingerprint"] == read(folder, "out/single")["fingerprint"]
+    for one, other in zip(committed("labels", "out/scores").values(), committed("labels", "out/single").values(), strict=True):
+        assert one["probs"] == pytest.approx(other["probs"], abs=1e-5)
+
+
+def test_another_student_into_the_same_folder_is_refused(score: Score, write_pairs: Callable[..., Path], tmp_path: Path) -> None:
+    write_pairs()
+    assert score().code == 0
+    score(student=write_tiny_student(tmp_path / "other", seed=5)).refused(3, "out/scores: belongs to another job", "model")
+    score("--dtype", "bfloat16").refused(3, "belongs to another job", "engine.args.dtype")
+
+
+def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
+    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], committed: Callable[..., Any], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from distill.students import student_files
+
+    broken = write_tiny_student(tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    word = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]["7"]
+    weights["embeddings.word_embeddings.weight"][word] = torch.nan  # "7" stands in one body alone
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    (broken / "manifest.json").write_text(json.dumps({"files": student_files(broken)}))
+    write_pairs()
+    done = score("--output", "json", student=broken)
+    assert done.code == 0
+    assert done.json["this_run"]["statuses"] == {"ok": 23, "engine": 1}
+    lost = committed("quarantine", "out/scores")
+    assert {(row["status"], row["reason"]) for row in lost.values()} == {("engine", "the student's probabilities are NaN")}
+    assert list(lost) == [7]
+    assert len(committed("labels", "out/scores")) == 23
+    assert relabel("verify", "out/scores").code == 0
+
+
+def test_a_folder_that_is_no_student_is_refused(score: Score, write_pairs: Callable[..., Path], folder: Path) -> None:
+    write_pairs()
+    (folder / "empty").mkdir()
+    score(student="empty").refused(3, "holds no student.json")
+    score(student="absent").refused(3, "holds no student.json")
+
+
+def test_a_student_whose_training_has_not_ended_is_refused(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path
+) -> None:
+    write_pairs()
+    shutil.copytree(tiny, tmp_path / "half")
+    (tmp_path / "half/manifest.json").unlink()
+    score(student=tmp_path / "half").refused(3, "without manifest.json", "relabel distill")
+    (tmp_path / "half/manifest.json").write_text("{}")
+    score(student=tmp_path / "half").refused(3, "does not name all of the student's files")
+
+
+def test_a_student_with_changed_weights_is_refused(score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path) -> None:
+    write_pairs()
+    shutil.copytree(tiny, tmp_path / "bent")
+    data = bytearray((tmp_path / "bent/model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "bent/model.safetensors").write_bytes(bytes(data))
+    score(student=tmp_path / "bent").refused(3, "model.safetensors changed since the student was trained")
+
+
+def test_a_device_that_is_not_here_is_told(score: Score, write_pairs: Callable[..., Path]) -> None:
+    write_pairs()
+    score("--device", "abacus").refused(4, "--device abacus")
+
+
+def test_input_that_can_not_be_read_is_told_after_what_came_before_is_safe(
+    score: Score, write_pairs: Callable[..., Path], folder: Path, relabel: Callable[..., Any]
+) -> None:
+    path = write_pairs(row_group_size=8)
+    score("--shard", "9/2").refused(2, "--shard 9/2")
+    column = pq.ParquetFile(path).metadata.row_group(2).column(4)  # the bodies of the last eight rows
+    data = bytearray(path.read_bytes())
+    start = column.dictionary_page_offset
+    data[start : start + 40] = b"\xff" * 40
+    path.write_bytes(bytes(data))
+    done = score("--chunk-rows", "4")
+    assert done.code == 3, done
+    assert "pairs.parquet" in done.err
+    assert 0 < relabel("status", "out/scores", "--output", "json").json["rows_done"] <= 16
