@@ -1,0 +1,239 @@
+"""A bundle: one folder with a student ready to deploy, and `manifest.json`, which says what every file in it must be.
+
+`seal_bundle` writes the manifest last, `open_bundle` believes a folder only after each name, size and digest was held against it. The
+manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from export.file_names import check_names
+from manifests.depots import MAX_RECORD_BYTES
+from manifests.digests import canonical_json, readable_json, sha256_bytes, sha256_file
+from manifests.disk_errors import told
+from manifests.errors import ManifestError
+from manifests.local_store import LocalStore
+
+MANIFEST_NAME = "manifest.json"
+BUNDLE_FORMAT = 1
+OWN_KEYS = ("kind", "format", "files")
+"""Keys of the manifest that `seal_bundle` writes itself."""
+VERSION_DIGITS = 16
+
+
+class BundleFile(NamedTuple):
+    """A file of a bundle: its name relative to the folder, size in bytes, sha256 of its bytes."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A folder that was held against its manifest.
+
+    Args:
+        folder: where it lies.
+        facts: the whole manifest.
+        files: what it lists; the manifest itself is not among them.
+        manifest: the manifest as a file.
+    """
+
+    folder: Path
+    facts: Mapping[str, Any]
+    files: tuple[BundleFile, ...]
+    manifest: BundleFile
+
+    @property
+    def name(self) -> str:
+        """What the bundle calls itself, the default of where it is published."""
+        return str(self.facts["name"])
+
+    @property
+    def version(self) -> str:
+        """Its version by default: the first digits of its manifest's sha256."""
+        return self.manifest.sha256[:VERSION_DIGITS]
+
+    @property
+    def all_files(self) -> tuple[BundleFile, ...]:
+        """Every file to be moved, the manifest last."""
+        return (*self.files, self.manifest)
+
+
+def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
+    """Write the manifest over what lies in a folder; an earlier manifest is replaced.
+
+    Args:
+        facts: `name` and `lineage`, and any further sections (heads, inputs, parity, latency, licence …), as plain JSON values without
+            times.
+    Raises:
+        ManifestError: a file's name, or something that is no plain file, has no place in a bundle; a fact is missing or not JSON.
+    """
+    if taken := [key for key in OWN_KEYS if key in facts]:
+        raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
+    LocalStore(folder).sweep("")
+    names = [name for name in _names_in(folder) if name != MANIFEST_NAME]
+    check_names([*names, MANIFEST_NAME], str(folder))
+    files = [BundleFile(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
+    held = {"kind": "bundle", "format": BUNDLE_FORMAT, **facts, "files": [file._asdict() for file in files]}
+    try:
+        data = readable_json(held)
+    except (TypeError, ValueError) as exc:
+        raise ManifestError(f"{folder}: a fact of the bundle can't be written as JSON ({exc}).") from exc
+    read_manifest(data, f"{folder}/{MANIFEST_NAME}")
+    LocalStore(folder).put(MANIFEST_NAME, data)
+    return open_bundle(folder, check_bytes=False)
+
+
+def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
+    """Hold a folder against its manifest: the same files, no more and no fewer, each with its size and digest.
+
+    Args:
+        check_bytes: also read every file and compare its sha256; otherwise names and sizes alone.
+    Raises:
+        ManifestError: says what is missing, strange or damaged.
+    """
+    where = f"{folder}/{MANIFEST_NAME}"
+    data = _manifest_bytes(folder)
+    facts, files = read_manifest(data, where)
+    listed = {file.path: file for file in files}
+    found = _names_in(folder)
+    if missing := sorted(listed.keys() - set(found)):
+        raise ManifestError(f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again.")
+    if strange := sorted(set(found) - listed.keys() - {MANIFEST_NAME}):
+        raise ManifestError(
+            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal the bundle again."
+        )
+    for file in files:
+        check_file(folder / file.path, file, check_bytes=check_bytes)
+    manifest = BundleFile(MANIFEST_NAME, len(data), sha256_bytes(data))
+    return Bundle(folder, facts, files, manifest)
+
+
+def check_file(path: Path, file: BundleFile, *, check_bytes: bool) -> None:
+    """Hold one file against what is written of it.
+
+    Raises:
+        ManifestError: it is another file.
+    """
+    with told("read", path):
+        size = path.stat().st_size
+        if size != file.size_bytes:
+            raise ManifestError(f"{path}: {size:,} bytes, its manifest says {file.size_bytes:,}. Export or pull the bundle again.")
+        if check_bytes and (found := sha256_file(path)) != file.sha256:
+            raise ManifestError(f"{path}: sha256 {found[:16]}…, its manifest says {file.sha256[:16]}…. Export or pull the bundle again.")
+
+
+def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[BundleFile, ...]]:
+    """A manifest's facts and files, everything checked that can be without the files.
+
+    Raises:
+        ManifestError: it is damaged, hostile, or of another format.
+    """
+    held = strict_json(data, where)
+    if held.get("kind") != "bundle":
+        raise ManifestError(f"{where}: not the manifest of a bundle (kind {held.get('kind')!r}).")
+    if held.get("format") != BUNDLE_FORMAT:
+        raise ManifestError(f"{where}: a bundle of format {held.get('format')!r}; this relabel reads {BUNDLE_FORMAT}.")
+    if not isinstance(held.get("name"), str) or not held["name"]:
+        raise ManifestError(f"{where}: `name` is missing: what the bundle is called.")
+    if not isinstance(held.get("lineage"), dict):
+        raise ManifestError(f"{where}: `lineage` is missing: what the bundle was made of.")
+    files = read_files(held.get("files"), where)
+    check_names([*(file.path for file in files), MANIFEST_NAME], where)
+    return held, files
+
+
+def read_files(held: Any, where: str) -> tuple[BundleFile, ...]:
+    """A list of files as JSON holds it; names are not checked yet.
+
+    Raises:
+        ManifestError: an item is not a path, a size and a digest.
+    """
+    if not isinstance(held, list):
+        raise ManifestError(f"{where}: `files` is no list.")
+    return tuple(_file(item, f"{where}: `files.{number}`") for number, item in enumerate(held))
+
+
+def strict_json(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object with no key twice and no NaN, as a signature needs it: two readers must not see two things.
+
+    Raises:
+        ManifestError: it is none.
+    """
+
+    def refuse(value: str) -> Any:
+        raise ValueError(f"{value} is no JSON number")
+
+    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands twice")
+        return found
+
+    try:
+        held = json.loads(data, object_pairs_hook=once, parse_constant=refuse)
+        canonical_json(held)  # what JSON can hold and a signature or a terminal can't: half a surrogate pair, 1e999
+    except (ValueError, RecursionError) as exc:
+        raise ManifestError(f"{where}: not readable as JSON ({type(exc).__name__}).") from exc
+    if not isinstance(held, dict):
+        raise ManifestError(f"{where}: not a JSON object.")
+    return held
+
+
+def is_sha256(value: object) -> bool:
+    """Whether a value is a digest as we write it: 64 lower-case hex digits."""
+    return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
+
+
+def _file(held: Any, where: str) -> BundleFile:
+    if not isinstance(held, dict) or held.keys() != set(BundleFile._fields):
+        raise ManifestError(f"{where} is not a path, size_bytes and sha256.")
+    size = held["size_bytes"]
+    if not isinstance(held["path"], str) or not is_sha256(held["sha256"]) or type(size) is not int or not 0 <= size < 2**53:
+        raise ManifestError(f"{where} is not a path, a size in bytes and a sha256 of 64 hex digits.")
+    return BundleFile(held["path"], size, held["sha256"])
+
+
+def _manifest_bytes(folder: Path) -> bytes:
+    path = folder / MANIFEST_NAME
+    try:
+        with told("read", path, is_missing_fine=True):
+            if path.stat().st_size > MAX_RECORD_BYTES:
+                raise ManifestError(f"{path}: too big to be a manifest.")
+            return path.read_bytes()
+    except FileNotFoundError as exc:
+        raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.") from exc
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Names of all files below a folder, sorted.
+
+    Raises:
+        ManifestError: a link, a socket or an empty folder lies among them: no manifest can say what it must be.
+    """
+    found: list[str] = []
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        with told("list", current), os.scandir(current) as entries:
+            held = list(entries)
+        if not held and current != folder:
+            raise ManifestError(f"{current}: an empty folder has no place in a bundle. Remove it.")
+        for entry in held:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                pending.append(Path(entry.path))
+            elif stat.S_ISREG(mode):
+                found.append(Path(entry.path).relative_to(folder).as_posix())
+            else:
+                raise ManifestError(f"{entry.path}: a link or a special file has no place in a bundle. Put the file itself there.")
+    return sorted(found)

@@ -1,0 +1,225 @@
+"""From a bundle to a version that a channel points to: objects first, each proven, then the version's record, then the pointer.
+
+Whatever is killed or lost on the way, a version's record exists only when all its objects are whole, and a pointer points only to a version
+whose record exists. The same command again does what is left.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from export.bundles import Bundle, BundleFile
+from export.channels import Channel, Reason, before, check_may_move, find_channel, load_channel, move_channel
+from export.condemned import spare
+from export.signatures import SigningKey
+from export.versions import (
+    Version,
+    check_name,
+    check_same,
+    check_whole,
+    find_version,
+    load_version,
+    object_name,
+    version_name,
+    version_of,
+    write_version,
+)  # fmt: skip
+from manifests import failpoints
+from manifests.depots import Depot, Held, digest_of_blocks
+from manifests.errors import GateError, InputError, StoreError
+
+UPLOAD_TRIES = 3
+"""Uploads of one file before a depot that keeps holding other bytes is given up."""
+
+Progress = Callable[[str, int], None]
+"""Told what is going on, and bytes that went through since the last call."""
+
+
+class Published(NamedTuple):
+    """What a publish did.
+
+    Args:
+        uploaded: objects that were uploaded, and their bytes; the rest was there.
+        channel: the pointer afterwards, None if none was asked for.
+        has_changed: whether anything was written at all.
+    """
+
+    version: Version
+    uploaded: int
+    uploaded_bytes: int
+    objects: int
+    channel: Channel | None
+    has_changed: bool
+
+
+class PublishOptions(NamedTuple):
+    """What a publisher may ask for.
+
+    Args:
+        name: under which name; the bundle's own by default.
+        version: instead of the first digits of its manifest's sha256.
+        channel: to be moved there.
+        key: to sign version and pointer with.
+        rereads: prove every object by reading it back, those of a published version too, and mend what is damaged.
+    """
+
+    name: str | None = None
+    version: str | None = None
+    channel: str | None = None
+    key: SigningKey | None = None
+    rereads: bool = False
+
+
+def publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Progress) -> Published:
+    """Make a bundle a version, and point a channel at it if one is given.
+
+    Args:
+        bundle: whose bytes were just held against its manifest.
+    Raises:
+        ManifestError: the version is there with other contents.
+        ChannelMovedError: somebody else moved the channel since this call began; the version is published all the same.
+        LockHeldError: gc is removing something that this version needs.
+    """
+    name = check_name(options.name or bundle.name, "name")
+    version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
+    pointer = _pointer(depot, name, options)  # read first, so that a move made during a long upload is not overruled
+    if find_channel(depot, name, version.version) is not None:
+        raise InputError(f"{depot.url}/{name}: {version.version} is a channel there. Give another --version.")
+    spare(depot, [version_name(name, version.version), *(object_name(file.sha256) for file in version.files)])
+    held = find_version(depot, name, version.version)
+    if held is not None:
+        check_same(depot, held, version)
+    ensure = functools.partial(_ensure_object, depot, bundle, is_vouched=held is not None, rereads=options.rereads, progress=progress)
+    uploaded = [file for file in _distinct(version) if ensure(file)]
+    failpoints.hit("after_objects")
+    has_changed = write_version(depot, version, held, options.key) or bool(uploaded)
+    failpoints.hit("after_version")
+    if options.channel is not None and (pointer is None or not pointer.points_to(version, options.key)):
+        pointer, has_changed = _move(depot, name, options.channel, pointer, version, "publish", options.key), True
+    size = sum(file.size_bytes for file in uploaded)
+    return Published(version, len(uploaded), size, len(_distinct(version)), pointer, has_changed)
+
+
+def set_channel(depot: Depot, name: str, channel: str, version: str, key: SigningKey | None) -> tuple[Channel, bool]:
+    """Point a channel at a version that is published and whole.
+
+    Returns:
+        The pointer, and whether it was moved (else it stood there already).
+    Raises:
+        InputError: no such version, or a version has the channel's name.
+        ManifestError: the version is not whole.
+        ChannelMovedError: somebody else moved it meanwhile.
+    """
+    check_name(channel, "channel")
+    held = find_channel(depot, name, channel)
+    _check_no_version(depot, name, channel)
+    wanted = load_version(depot, name, version)
+    if held is not None and held.points_to(wanted, key):
+        return held, False
+    _rely_on(depot, wanted)
+    return _move(depot, name, channel, held, wanted, "set", key), True
+
+
+def roll_back(depot: Depot, name: str, channel: str, key: SigningKey | None) -> Channel:
+    """Point a channel at the version that it pointed to before; again: one further back.
+
+    Raises:
+        GateError: its history holds nothing earlier, or is not signed by the key given.
+        ManifestError: that version is not whole any more.
+        ChannelMovedError: somebody else moved it meanwhile.
+    """
+    held = load_channel(depot, name, channel)
+    where = f"{depot.url}/{name}@{channel}"
+    check_may_move(held, key, where)
+    if key is not None and not held.is_signed_by(key):
+        raise GateError(
+            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to go: relabel channel set."
+        )
+    target = before(held, where)
+    version = load_version(depot, name, target.version)
+    if version.sha256 != target.version_sha256:
+        raise GateError(f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another one.")
+    _rely_on(depot, version)
+    return _move(depot, name, channel, held, version, "rollback", key, restores=target.restores or target.sequence)
+
+
+def _pointer(depot: Depot, name: str, options: PublishOptions) -> Channel | None:
+    if options.channel is None:
+        return None
+    check_name(options.channel, "channel")
+    _check_no_version(depot, name, options.channel)
+    pointer = find_channel(depot, name, options.channel)
+    check_may_move(pointer, options.key, f"{depot.url}/{name}@{options.channel}")
+    return pointer
+
+
+def _check_no_version(depot: Depot, name: str, channel: str) -> None:
+    if depot.size(version_name(name, channel)) is not None:
+        raise InputError(f"{depot.url}/{name}: {channel} is a version there, so no channel can be called that.")
+
+
+def _rely_on(depot: Depot, version: Version) -> None:
+    spare(depot, [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)])
+    check_whole(depot, version)
+
+
+def _move(
+    depot: Depot,
+    name: str,
+    channel: str,
+    held: Channel | None,
+    version: Version,
+    reason: Reason,
+    key: SigningKey | None,
+    restores: int | None = None,
+) -> Channel:
+    failpoints.hit("before_channel")
+    moved = move_channel(depot, name, channel, held, version, reason, key=key, restores=restores)
+    failpoints.hit("after_channel")
+    return moved
+
+
+def _distinct(version: Version) -> list[BundleFile]:
+    """One file for each digest: what is to be uploaded."""
+    return list({file.sha256: file for file in version.files}.values())
+
+
+def _ensure_object(depot: Depot, bundle: Bundle, file: BundleFile, *, is_vouched: bool, rereads: bool, progress: Progress) -> bool:
+    """See to it that the depot holds a file, whole; whether it had to be uploaded.
+
+    An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it is proven too.
+
+    Raises:
+        StoreError: the depot keeps holding other bytes than it was given.
+    """
+    failpoints.hit("before_object")
+    name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
+    is_there = depot.size(name) == file.size_bytes
+    if is_there and ((is_vouched and not rereads) or _holds(depot, name, wanted, progress, rereads=rereads)):
+        return False
+    for _ in range(UPLOAD_TRIES):
+        depot.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
+        if _holds(depot, name, wanted, progress, rereads=rereads):
+            failpoints.hit("after_object")
+            return True
+    raise StoreError(
+        f"{depot.url}/{name}: after {UPLOAD_TRIES} uploads the depot still holds other bytes than {file.path}. Check its disk."
+    )
+
+
+def _holds(depot: Depot, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
+    def tick(_count: int) -> None:
+        progress("checking", 0)
+
+    try:
+        found = digest_of_blocks(depot.blocks(name, 0), tick) if rereads else depot.digest(name, tick)
+        return found == wanted
+    except FileNotFoundError:
+        return False
+
+
+def _uploading(progress: Progress, file: BundleFile, count: int) -> None:
+    failpoints.hit("during_upload")
+    progress(f"uploading {file.path}", count)

@@ -1,0 +1,372 @@
+"""From a channel to a folder that serves: what may be trusted is decided first, then files come in, then one link is switched.
+
+Nothing that serves is touched until the new version lies beside it, whole and proven. The same command again resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_file, open_bundle
+from export.channels import CHANNEL_KIND, Channel, find_channel
+from export.destinations import PARTIAL, VERSIONS, Destination, Seen, Served, State
+from export.signatures import TrustedKeys
+from export.versions import VERSION_KIND, Address, Version, find_version, load_version, object_name
+from manifests import failpoints
+from manifests.depots import Depot, sync_folder
+from manifests.disk_errors import told
+from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
+
+DEFAULT_CHANNEL = "stable"
+DOWNLOAD_TRIES = 2
+"""Downloads of one file from its first byte on before its object is called damaged: the first may have grown from a bad part."""
+SPARE_BYTES = 16 << 20
+
+Progress = Callable[[str, int], None]
+"""Told what is going on, and bytes that came in since the last call; may raise to stop the pull."""
+
+
+class PullOptions(NamedTuple):
+    """What a puller may ask for.
+
+    Args:
+        keys: public keys; then version and channel must be signed by one of them.
+        keep: versions that stay in the destination, the serving one included.
+        lifts_hold: switch although somebody rolled back from this very move of the channel.
+    """
+
+    keys: TrustedKeys | None = None
+    keep: int = 3
+    lifts_hold: bool = False
+
+
+class Pulled(NamedTuple):
+    """What a pull did.
+
+    Args:
+        has_switched: whether another version serves now.
+        is_held: nothing was done because somebody rolled back from there.
+        fetched_bytes: bytes that came over; the rest was here already.
+    """
+
+    served: Served
+    has_switched: bool
+    is_held: bool
+    fetched_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A version that may be trusted, and the pointer that named it."""
+
+    version: Version
+    channel: Channel | None
+
+    @property
+    def seen(self) -> Seen | None:
+        return Seen(self.channel.head.sequence, self.version.sha256) if self.channel else None
+
+
+def pull(depot: Depot, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
+    """Let a destination serve what a channel points to, or a version that is named.
+
+    Raises:
+        InputError: no such bundle, channel or version; or the destination holds another bundle.
+        ManifestError: a record or file is damaged or hostile.
+        GateError: unsigned, signed by a stranger, or older than what was seen already.
+        LockHeldError: another pull to this destination is at work.
+        DiskFullError: no space for it.
+    """
+    destination.serving()
+    state = destination.state()
+    if state is not None and state.name != address.name:
+        raise InputError(f"{destination.folder}: holds {state.name}; {address.name} needs a folder of its own.")
+    wanted = find_wanted(depot, address, options.keys)
+    with destination.pulling():
+        state = _remember(destination, address.name, wanted)
+        if _is_held(state, wanted) and not options.lifts_hold:
+            return Pulled(state.served[0], False, True, 0)
+        if _serves(destination, state, wanted.version):
+            destination.tidy(state)
+            return Pulled(state.served[0], False, False, 0)
+        folder, fetched = _fetch(depot, destination, state, wanted.version, progress)
+        return _switch(destination, folder, wanted, options, fetched)
+
+
+def find_wanted(depot: Depot, address: Address, keys: TrustedKeys | None) -> Wanted:
+    """Read what an address names, and check that it may be trusted. A channel goes before a version of the same name.
+
+    Raises:
+        InputError: there is nothing of that name.
+        ManifestError, GateError: it is not to be trusted.
+    """
+    at = address.at or DEFAULT_CHANNEL
+    where = f"{depot.url}/{address.name}@{at}"
+    channel = find_channel(depot, address.name, at)
+    if channel is None:
+        version = find_version(depot, address.name, at)
+        if version is None:
+            raise InputError(f"{where}: neither a channel nor a version. See what there is: relabel show {depot.url}/{address.name}.")
+        _check_signed(keys, VERSION_KIND, version, where)
+        return Wanted(version, None)
+    _check_signed(keys, CHANNEL_KIND, channel, where)
+    version = load_version(depot, address.name, channel.head.version)
+    if version.sha256 != channel.head.version_sha256:
+        raise ManifestError(f"{where}: the record of version {version.version} is not the one that the channel names. Refused.")
+    _check_signed(keys, VERSION_KIND, version, where)
+    return Wanted(version, channel)
+
+
+def _check_signed(keys: TrustedKeys | None, kind: str, record: Channel | Version, where: str) -> None:
+    if keys is not None:
+        keys.check(kind, record.body, record.signatures, f"{where}: the {kind}'s record")
+
+
+def _remember(destination: Destination, name: str, wanted: Wanted) -> State:
+    """Note the newest sequence of the channel, before anything is fetched; refuse what is older than the newest."""
+    with destination.switching():
+        state = destination.reconciled() or State(name)
+        if wanted.channel is None or wanted.seen is None:
+            return state
+        channel = wanted.channel
+        _check_not_older(state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {name}@{channel.channel}")
+        if state.seen.get(channel.channel) != wanted.seen:
+            failpoints.hit("before_seen")
+            state = replace(state, seen={**state.seen, channel.channel: wanted.seen})
+            destination.write(state)
+            failpoints.hit("after_seen")
+        return state
+
+
+def _check_not_older(seen: Seen | None, now: Seen, where: str) -> None:
+    if seen is None or now.sequence > seen.sequence or now == seen:
+        return
+    if now.sequence == seen.sequence:
+        raise GateError(
+            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote over the channel."
+        )
+    raise GateError(
+        f"{where}: downgraded: its sequence is {now.sequence}, and {seen.sequence} was seen already. A rollback would have a higher one: "
+        "somebody put an old pointer back, or the store was restored from a copy. Set the channel anew until its sequence is higher."
+    )
+
+
+def _is_held(state: State, wanted: Wanted) -> bool:
+    if wanted.channel is None or not state.served:
+        return False
+    return wanted.channel.head.sequence <= state.held.get(wanted.channel.channel, 0)
+
+
+def _serves(destination: Destination, state: State, version: Version) -> bool:
+    """Whether a version serves already; sizes are looked at, no file is read."""
+    if not state.served or state.served[0].version_sha256 != version.sha256:
+        return False
+    return _is_whole(destination.path_of(state.served[0]), version, check_bytes=False)
+
+
+def _is_whole(folder: Path, version: Version, *, check_bytes: bool) -> bool:
+    try:
+        return _is_bundle_of(open_bundle(folder, check_bytes=check_bytes), version)
+    except (ManifestError, StoreError, FileNotFoundError):
+        return False
+
+
+def _is_bundle_of(bundle: Bundle, version: Version) -> bool:
+    return sorted(bundle.all_files) == sorted(version.files)
+
+
+def _fetch(depot: Depot, destination: Destination, state: State, version: Version, progress: Progress) -> tuple[str, int]:
+    """A folder in `.versions` that holds a version whole and proven, and the bytes that came over for it."""
+    versions = destination.folder / VERSIONS
+    for path in (versions / version.version, *sorted(versions.glob(f"{version.version}~*"))):
+        if path.is_dir() and _is_whole(path, version, check_bytes=True):
+            return path.name, 0
+    # by the digest of its body, so that a pull that was killed is found again, and one of other contents is not
+    building = versions / f".new-{version.sha256[:16]}"
+    fetched = _Download(depot, destination, state, version, building, progress).run()
+    try:
+        if not _is_bundle_of(open_bundle(building), version):
+            raise ManifestError(
+                f"{depot.url}/{version.name}: version {version.version} lists other files than its own {MANIFEST_NAME}. Refused."
+            )
+    except ManifestError:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    failpoints.hit("before_unpacked")
+    name = destination.free_name(version.version)
+    with told("unpack", building):
+        for folder in (building, *(path for path in building.rglob("*") if path.is_dir())):
+            sync_folder(folder)
+        building.rename(versions / name)
+        sync_folder(versions)
+    failpoints.hit("after_unpacked")
+    return name, fetched
+
+
+def _switch(destination: Destination, folder: str, wanted: Wanted, options: PullOptions, fetched: int) -> Pulled:
+    version, channel = wanted.version, wanted.channel
+    served = Served(
+        folder,
+        version.version,
+        version.sha256,
+        version.manifest.sha256,
+        channel.channel if channel else None,
+        channel.head.sequence if channel else None,
+    )
+    with destination.switching():
+        state = destination.reconciled() or State(version.name)
+        if _is_held(state, wanted) and not options.lifts_hold:  # somebody rolled back while files came in
+            return Pulled(state.served[0], False, True, fetched)
+        if channel is not None and wanted.seen is not None:
+            _check_not_older(state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {version.name}@{channel.channel}")
+            state = replace(state, held={name: sequence for name, sequence in state.held.items() if name != channel.channel})
+        was_serving = destination.serving()
+        state = destination.switch(state, served, options.keep)
+    destination.tidy(state)
+    return Pulled(served, was_serving != destination.path_of(served), False, fetched)
+
+
+class _Download:
+    """Files of one version on their way in: taken from a version that is here, else fetched, resumed where an earlier pull stopped."""
+
+    def __init__(self, depot: Depot, destination: Destination, state: State, version: Version, building: Path, progress: Progress) -> None:
+        self._depot = depot
+        self._version = version
+        self._building = building
+        self._partial = destination.folder / PARTIAL
+        self._progress = progress
+        self._here = _files_here(destination, state)
+        self._fetched = 0
+
+    def run(self) -> int:
+        """Bring all files in; returns the bytes that came over."""
+        with told("make the folder", self._building):
+            self._building.mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(parents=True, exist_ok=True)
+        self._remove_strangers()
+        missing = [file for file in self._version.files if not _is_file(self._building / file.path, file)]
+        self._check_space(missing)
+        for file in missing:
+            target = self._building / file.path
+            with told("make the folder", target.parent):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            if not self._take(file, target):
+                self._fetch(file, target)
+        return self._fetched
+
+    def _remove_strangers(self) -> None:
+        """Nothing but files of this version may lie in the new folder, whatever was left there."""
+        listed = {self._building / file.path for file in self._version.files}
+        for path in list(self._building.rglob("*")):
+            if path.is_symlink() or (path.is_file() and path not in listed):
+                path.unlink()
+
+    def _check_space(self, missing: list[BundleFile]) -> None:
+        needed = sum(file.size_bytes - _size_of(self._partial / file.sha256) for file in missing) + SPARE_BYTES
+        free = shutil.disk_usage(self._building).free
+        if needed > free:
+            raise DiskFullError(
+                f"{self._building.parent}: {needed:,} bytes are needed for version {self._version.version}, {free:,} are free. What serves "
+                "goes on; free some space or lower --keep, and run the same command again."
+            )
+
+    def _take(self, file: BundleFile, target: Path) -> bool:
+        """Copy a file of a version that is here; no link, since a change to one must not change the other."""
+        source = self._here.get(file.sha256)
+        if source is None:
+            return False
+        copy = self._partial / f"{file.sha256}.copy"
+        with told("copy to", copy):
+            try:
+                shutil.copyfile(source, copy)
+            except FileNotFoundError:
+                return False
+            if not _is_file(copy, file):
+                copy.unlink()
+                return False
+            _sync_file(copy)
+            copy.replace(target)
+        self._progress(f"copying {file.path}", 0)
+        return True
+
+    def _fetch(self, file: BundleFile, target: Path) -> None:
+        partial = self._partial / file.sha256
+        for left in reversed(range(DOWNLOAD_TRIES)):
+            if self._grow(file, partial):
+                failpoints.hit("after_download")
+                partial.replace(target)
+                return
+            partial.unlink(missing_ok=True)
+            if not left:
+                break
+        raise ManifestError(
+            f"{self._depot.url}/{object_name(file.sha256)} ({file.path}): its bytes are not those published. Refused; what serves goes on. "
+            "To mend it, publish the bundle again with --reread."
+        )
+
+    def _grow(self, file: BundleFile, partial: Path) -> bool:
+        """Fetch what is missing of a file; whether it is the right one then."""
+        found, size = hashlib.sha256(), 0
+        with told("write", partial), partial.open("a+b") as part:
+            part.seek(0)
+            while block := part.read(1 << 22):
+                found.update(block)
+                size += len(block)
+            if size < file.size_bytes:
+                for block in self._blocks(file, size):
+                    found.update(block)
+                    size += len(block)
+                    if size > file.size_bytes:  # an object that grew must not fill the disk
+                        return False
+                    part.write(block)
+                    self._fetched += len(block)
+                    failpoints.hit("during_download")
+                    self._progress(f"fetching {file.path}", len(block))
+            part.flush()
+            _sync_file(partial)
+        return (size, found.hexdigest()) == (file.size_bytes, file.sha256)
+
+    def _blocks(self, file: BundleFile, start: int) -> Iterator[bytes]:
+        name = object_name(file.sha256)
+        try:
+            yield from self._depot.blocks(name, start)
+        except FileNotFoundError as exc:
+            raise ManifestError(
+                f"{self._depot.url}/{name} ({file.path}): is missing from the store. What serves goes on. "
+                "Publish the bundle again to mend it."
+            ) from exc
+
+
+def _files_here(destination: Destination, state: State) -> dict[str, Path]:
+    """Files of versions that are kept, by the digest that they had when they came."""
+    found: dict[str, Path] = {}
+    for served in state.served:
+        folder = destination.path_of(served)
+        try:
+            found |= {file.sha256: folder / file.path for file in open_bundle(folder, check_bytes=False).files}
+        except (ManifestError, StoreError):
+            continue
+    return found
+
+
+def _is_file(path: Path, file: BundleFile) -> bool:
+    if not path.is_file() or path.is_symlink():
+        return False
+    try:
+        check_file(path, file, check_bytes=True)
+    except ManifestError:
+        return False
+    return True
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _sync_file(path: Path) -> None:
+    sync_folder(path)

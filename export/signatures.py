@@ -1,0 +1,151 @@
+"""Signatures by ed25519: who publishes holds the private key, who pulls is given the public one.
+
+What is signed is the canonical JSON of a record's body behind a line that says what kind of record it is, so that no signature of one kind
+can stand for another. Keys are PEM as `openssl genpkey -algorithm ed25519` writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manifests.digests import canonical_json, sha256_bytes
+from manifests.disk_errors import told
+from manifests.errors import ConfigError, GateError
+from manifests.extras import require
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+ALGORITHM = "ed25519"
+KEY_ID_DIGITS = 16
+MAX_SIGNATURES = 16
+_PEM_START = "-----BEGIN "
+
+
+class SigningKey:
+    """A private key.
+
+    Args:
+        source: path of a PEM file, or the PEM text itself.
+    Raises:
+        ConfigError: no unencrypted ed25519 private key there.
+        MissingExtraError: the package cryptography is not here.
+    """
+
+    def __init__(self, source: str) -> None:
+        ed25519 = _ed25519()
+        serialization = require("cryptography.hazmat.primitives.serialization", extra="sign", purpose="Signing")
+        where, pem = _pem(source, "the signing key")
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as exc:  # TypeError: it is encrypted
+            raise ConfigError(f"{where}: no unencrypted PEM private key. Make one: openssl genpkey -algorithm ed25519.") from exc
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise ConfigError(f"{where}: not an ed25519 key. Make one: openssl genpkey -algorithm ed25519.")
+        self._key: Ed25519PrivateKey = key
+        self.key_id = _key_id(key.public_key())
+
+    def sign(self, kind: str, body: Mapping[str, Any]) -> dict[str, str]:
+        """A signature, as a record holds it."""
+        signed = self._key.sign(_message(kind, body))
+        return {"algorithm": ALGORITHM, "key_id": self.key_id, "signature": base64.b64encode(signed).decode()}
+
+    def has_signed(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Mapping[str, str]]) -> bool:
+        """Whether one of the signatures is truly ours, of this very body; a key id alone proves nothing."""
+        return any(_is_true(self._key.public_key(), self.key_id, kind, body, signature) for signature in signatures)
+
+
+class TrustedKeys:
+    """Public keys, each of which is good enough: give the old and the new one while they change.
+
+    Args:
+        sources: paths of PEM files, or PEM text.
+    Raises:
+        ConfigError: one is no ed25519 public key.
+        MissingExtraError: the package cryptography is not here.
+    """
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        ed25519 = _ed25519()
+        serialization = require("cryptography.hazmat.primitives.serialization", extra="sign", purpose="Checking a signature")
+        self._keys: dict[str, Ed25519PublicKey] = {}
+        for source in sources:
+            where, pem = _pem(source, "the public key")
+            try:
+                key = serialization.load_pem_public_key(pem)
+            except ValueError as exc:
+                raise ConfigError(f"{where}: no PEM public key. Take it from the private one: openssl pkey -pubout.") from exc
+            if not isinstance(key, ed25519.Ed25519PublicKey):
+                raise ConfigError(f"{where}: not an ed25519 key.")
+            self._keys[_key_id(key)] = key
+
+    def check(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Mapping[str, str]], where: str) -> str:
+        """The id of the trusted key that signed this body.
+
+        Raises:
+            GateError: none of them did.
+        """
+        if not signatures:
+            raise GateError(f"{where}: is not signed, and a key was given. Have it signed (--sign-key), or pull without --key.")
+        for signature in signatures:
+            key = self._keys.get(signature["key_id"])
+            if key is not None and _is_true(key, signature["key_id"], kind, body, signature):
+                return signature["key_id"]
+        signers = sorted({signature["key_id"] for signature in signatures})
+        if claimed := [signer for signer in signers if signer in self._keys]:
+            raise GateError(f"{where}: its signature by key {claimed[0]} is false: somebody changed what was signed. Refused.")
+        raise GateError(
+            f"{where}: signed by {', '.join(signers)}, trusted are {', '.join(sorted(self._keys))}. Give that key with --key if it is good."
+        )
+
+
+def read_signatures(held: Any) -> list[dict[str, str]]:
+    """Signatures as JSON holds them.
+
+    Raises:
+        ValueError: they are none.
+    """
+    keys = {"algorithm", "key_id", "signature"}
+    if not isinstance(held, list) or len(held) > MAX_SIGNATURES:
+        raise ValueError("`signatures` is no list, or too long")
+    for item in held:
+        if not isinstance(item, dict) or item.keys() != keys or not all(isinstance(value, str) for value in item.values()):
+            raise ValueError("a signature is not algorithm, key_id and signature")
+        if len(item["key_id"]) != KEY_ID_DIGITS or set(item["key_id"]) - set("0123456789abcdef"):
+            raise ValueError(f"a signature's key_id is not {KEY_ID_DIGITS} hex digits")
+    return held
+
+
+def _is_true(key: Ed25519PublicKey, key_id: str, kind: str, body: Mapping[str, Any], signature: Mapping[str, str]) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    if (signature["algorithm"], signature["key_id"]) != (ALGORITHM, key_id):
+        return False
+    try:
+        key.verify(base64.b64decode(signature["signature"], validate=True), _message(kind, body))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _message(kind: str, body: Mapping[str, Any]) -> bytes:
+    return f"relabel {kind} 1\n".encode() + canonical_json(body)
+
+
+def _key_id(key: Ed25519PublicKey) -> str:
+    return sha256_bytes(key.public_bytes_raw())[:KEY_ID_DIGITS]
+
+
+def _ed25519() -> Any:
+    return require("cryptography.hazmat.primitives.asymmetric.ed25519", extra="sign", purpose="Signing and checking signatures")
+
+
+def _pem(source: str, what: str) -> tuple[str, bytes]:
+    """Where a key comes from, for messages that must not show it, and its bytes."""
+    if source.lstrip().startswith(_PEM_START):
+        return what, source.encode()
+    with told(f"read {what} from", Path(source)):
+        return source, Path(source).read_bytes()

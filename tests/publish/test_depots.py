@@ -1,0 +1,136 @@
+"""What publishing asks of a place to publish to, held against a folder and against S3."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from manifests.depots import Depot, Held, LocalDepot, open_depot
+from manifests.errors import InputError, ManifestError, StoreError, UsageError
+from manifests.s3_depots import BLOCK_BYTES, S3Depot
+from tests import seaweed
+from tests.publish.conftest import lead_to
+
+
+def quiet(_count: int) -> None:
+    return
+
+
+def held(data: bytes) -> Held:
+    return Held(len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_a_record_is_created_once_and_replaced_only_as_it_was_read(depot: Depot) -> None:
+    assert depot.create("a/b.json", b"one")
+    assert not depot.create("a/b.json", b"two")
+    read = depot.read("a/b.json")
+    assert read.data == b"one"
+    assert depot.replace("a/b.json", b"two", read.tag)
+    assert not depot.replace("a/b.json", b"three", read.tag)
+    assert depot.read("a/b.json").data == b"two"
+    assert not depot.replace("a/absent.json", b"one", read.tag)
+    depot.delete("a/b.json")
+    depot.delete("a/b.json")
+    with pytest.raises(FileNotFoundError):
+        depot.read("a/b.json")
+    assert depot.size("a/b.json") is None
+
+
+def test_of_sixteen_that_replace_at_once_one_wins(depot: Depot) -> None:
+    depot.create("pointer", b"0")
+    for _ in range(3):
+        tag = depot.read("pointer").tag
+        with ThreadPoolExecutor(16) as pool:
+            won = list(pool.map(lambda number, tag=tag: depot.replace("pointer", f"{number} {tag}".encode(), tag), range(16)))  # type: ignore[misc]
+        assert won.count(True) == 1
+        assert depot.read("pointer").data == f"{won.index(True)} {tag}".encode()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1])
+def test_a_file_comes_out_as_it_went_in_from_any_offset(depot: Depot, tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    (tmp_path / "file").write_bytes(data)
+    seen: list[int] = []
+    depot.upload("objects/x", tmp_path / "file", held(data), seen.append)
+    assert sum(seen) == size
+    assert depot.size("objects/x") == size
+    assert depot.digest("objects/x", quiet) == held(data)
+    for start in {0, size // 2, size}:
+        assert b"".join(depot.blocks("objects/x", start)) == data[start:]
+
+
+def test_a_file_that_is_not_what_was_promised_is_not_taken(depot: Depot, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"other")
+    with pytest.raises(InputError, match="changed while"):
+        depot.upload("objects/x", tmp_path / "file", held(b"these"), quiet)
+    assert depot.size("objects/x") is None
+
+
+def test_listings_show_files_with_sizes_and_the_depots_own_times(depot: Depot) -> None:
+    assert list(depot.entries("")) == []
+    assert depot.folders() == []
+    for name in ("a/one", "a/b/two", "c/three"):
+        depot.create(name, name.encode())
+    assert sorted(entry.name for entry in depot.entries("")) == ["a/b/two", "a/one", "c/three"]
+    assert sorted((entry.name, entry.size_bytes) for entry in depot.entries("a")) == [("a/b/two", 7), ("a/one", 5)]
+    assert all(abs(depot.now_s() - entry.written_s) < 60 for entry in depot.entries(""))
+    assert depot.folders() == ["a", "c"]
+
+
+@pytest.mark.parametrize("name", ["../up", "/abs", "a/../../up", ""])
+def test_a_name_that_leaves_the_depot_is_refused(depot: Depot, name: str) -> None:
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: depot.read(name), lambda: depot.create(name, b""), lambda: depot.delete(name), lambda: list(depot.blocks(name, 0)),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(ManifestError, match="leaves the folder"):
+            call()
+
+
+def test_only_places_where_a_pointer_moves_safely_are_taken(tmp_path: Path) -> None:
+    assert isinstance(open_depot(str(tmp_path)), LocalDepot)
+    assert isinstance(open_depot(f"file://{tmp_path}"), LocalDepot)
+    for url in ("gs://bucket/x", "memory://x", "http://host/x"):
+        with pytest.raises(UsageError, match=r"local paths and to s3://"):
+            open_depot(url)
+
+
+def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Path) -> None:
+    depot = LocalDepot(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match="is no ordinary file"):
+        depot.read("pipe")
+    with pytest.raises(StoreError, match="is no ordinary file"):
+        list(depot.blocks("pipe", 0))
+    with (tmp_path / "giant").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match="a record has at most"):
+        depot.read("giant")
+
+
+@pytest.mark.s3
+def test_a_listing_of_many_pages_is_whole(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lead_to(s3_server.environment, monkeypatch)
+    depot = S3Depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    names = {f"a/{number}" for number in range(7)}
+    for name in names:
+        depot.create(name, b"x")
+    pages = list(depot._pages(Prefix=depot._inner("a/"), MaxKeys=3))
+    assert len(pages) == 3
+    assert {entry["Key"].removeprefix(depot._inner("")) for page in pages for entry in page["Contents"]} == names
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_told(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead_to(s3_server.environment, monkeypatch)
+    with pytest.raises(StoreError, match="no bucket"):
+        list(open_depot("s3://not-there-at-all/x").entries("a"))
+    lead_to(seaweed.environment(s3_server.url, secret="wrong"), monkeypatch)
+    with pytest.raises(StoreError, match="secret key") as caught:
+        open_depot(f"s3://{seaweed.BUCKET}/x").create("a", b"x")
+    assert "wrong" not in str(caught.value)

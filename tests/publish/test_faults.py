@@ -1,0 +1,267 @@
+"""A store that fails: every call in turn raises before it acts, after it acted, or hands over too few bytes; and S3 behind a bad wire.
+
+Whatever happens, each channel points to a whole version and what serves is whole; the same command afterwards ends the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from export.channels import load_channel
+from export.versions import check_whole, load_version
+from manifests.depots import Depot, Entry, Held, Tagged, Tick, open_depot
+from manifests.errors import InputError, RelabelError, StoreUnreachableError
+from manifests.retries import LIMIT_S, use_limit
+from tests import seaweed
+from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
+
+Fault = Literal["before", "after", "short"]
+
+
+class FaultyDepot:
+    """A depot whose call number `at` goes wrong."""
+
+    def __init__(self, depot: Depot, fault: Fault, at: int) -> None:
+        self._depot, self._fault, self._left = depot, fault, at
+        self.was_hit = False
+
+    @property
+    def url(self) -> str:
+        return self._depot.url
+
+    def read(self, name: str) -> Tagged:
+        found: Tagged = self._call(self._depot.read, name)
+        return Tagged(found.data[: len(found.data) // 2], found.tag) if self._is_short() else found
+
+    def create(self, name: str, data: bytes) -> bool:
+        return bool(self._call(self._depot.create, name, data))
+
+    def replace(self, name: str, data: bytes, tag: str) -> bool:
+        return bool(self._call(self._depot.replace, name, data, tag))
+
+    def delete(self, name: str) -> None:
+        self._call(self._depot.delete, name)
+
+    def size(self, name: str) -> int | None:
+        found: int | None = self._call(self._depot.size, name)
+        return found
+
+    def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
+        self._call(self._depot.upload, name, source, held, tick)
+
+    def digest(self, name: str, tick: Tick) -> Held:
+        found: Held = self._call(self._depot.digest, name, tick)
+        return found
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        blocks = list(self._call(lambda *arguments: list(self._depot.blocks(*arguments)), name, start))
+        yield from ([block[: len(block) // 2] for block in blocks] if self._is_short() else blocks)
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        yield from self._call(lambda inner: list(self._depot.entries(inner)), folder)
+
+    def folders(self) -> list[str]:
+        found: list[str] = self._call(self._depot.folders)
+        return found
+
+    def now_s(self) -> float:
+        return self._depot.now_s()
+
+    def sweep(self, older_s: float) -> int:
+        return self._depot.sweep(older_s)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self.was_hit = True
+            if self._fault == "before":
+                raise StoreUnreachableError("by the test, before it acted")
+            if self._fault == "after":
+                function(*arguments)
+                raise StoreUnreachableError("by the test, after it acted")
+        return function(*arguments)
+
+    def _is_short(self) -> bool:
+        return self._fault == "short" and self._left == 0
+
+
+def check_channel(depot: Depot, *allowed: str | None) -> None:
+    try:
+        head = load_channel(depot, "ecom", "stable").head
+    except InputError:
+        assert None in allowed
+        return
+    assert head.version in allowed
+    check_whole(depot, load_version(depot, "ecom", head.version))
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "short"])
+def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
+    for at in itertools.count(1):
+        depot = open_depot(str(tmp_path / f"store-{at}"))
+        one = publish_to(depot, bundle("one")).version.version
+        faulty = FaultyDepot(depot, fault, at)
+        with contextlib.suppress(RelabelError):
+            publish_to(faulty, bundle("two"))
+        check_channel(depot, one, bundle_version(bundle("two")))
+        publish_to(depot, bundle("two"))
+        check_channel(depot, bundle_version(bundle("two")))
+        assert len(load_channel(depot, "ecom", "stable").moves) == 2, "no move is lost or doubled"
+        if not faulty.was_hit:
+            assert at > 15
+            return
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "short"])
+def test_every_call_of_a_pull_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
+    depot = open_depot(str(tmp_path / "store"))
+    for at in itertools.count(1):
+        target = tmp_path / f"dest-{at}"
+        publish_to(depot, bundle("one"))
+        pull_from(depot, target)
+        publish_to(depot, bundle("two"))
+        faulty = FaultyDepot(depot, fault, at)
+        try:
+            pull_from(faulty, target)
+        except RelabelError:
+            assert served_text(target) == "one"
+        pull_from(depot, target)
+        assert served_text(target) == "two"
+        if not faulty.was_hit:
+            assert at > 5
+            return
+
+
+def bundle_version(folder: Path) -> str:
+    from export.bundles import open_bundle
+
+    return open_bundle(folder).version
+
+
+@pytest.fixture
+def wire(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[seaweed.Proxy]:
+    """A proxy in front of S3; this process's variables lead to it."""
+    with seaweed.proxying(s3_server) as proxy:
+        lead_to(proxy.environment, monkeypatch)
+        yield proxy
+
+
+def every(number: int, verdict: str, *methods: str) -> seaweed.Decide:
+    """Every so many requests of these methods go wrong."""
+    count = itertools.count(1)
+    return lambda exchange: verdict if exchange.method in methods and next(count) % number == 0 else "pass"
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("verdict", ["drop", "refuse", "503", "500", "cut"])
+def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path], verdict: str
+) -> None:
+    """Every third request: its reply lost, never sent on, throttled, failed, or cut off."""
+    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    wire.decide = every(3, verdict, "GET", "PUT", "POST", "HEAD") if verdict != "cut" else every(3, verdict, "GET")
+    for text in ("one", "two", "three"):
+        publish_to(depot, bundle(text, size=300_000))
+        pull_from(depot, tmp_path / "dest")
+        assert served_text(tmp_path / "dest") == text
+    wire.decide = lambda exchange: "pass"
+    assert [move.sequence for move in load_channel(depot, "ecom", "stable").moves] == [1, 2, 3]
+    check_whole(depot, load_version(depot, "ecom", load_channel(depot, "ecom", "stable").head.version))
+
+
+@pytest.mark.s3
+def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
+    for lost in itertools.count(1):
+        depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}")
+        count = itertools.count(1)
+        wire.decide = lambda exchange, count=count, lost=lost: "drop" if exchange.method == "PUT" and next(count) == lost else "pass"  # type: ignore[misc]
+        publish_to(depot, bundle("one"))
+        publish_to(depot, bundle("two"))
+        wire.decide = lambda exchange: "pass"
+        moves = load_channel(depot, "ecom", "stable").moves
+        assert [move.sequence for move in moves] == [1, 2]
+        if next(count) <= lost:
+            assert lost > 8
+            return
+
+
+@pytest.mark.s3
+def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
+    from manifests.s3_depots import S3Depot
+
+    depot = S3Depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
+    for verdict in ("drop", "503"):
+        wire.decide = every(4, verdict, "PUT", "POST")
+        publish_to(depot, bundle(verdict, size=17 << 20))
+        wire.decide = lambda exchange: "pass"
+        pull_from(depot, tmp_path / "dest")
+        assert served_text(tmp_path / "dest") == verdict
+    parts = [exchange for exchange in wire.seen if "partNumber" in exchange.path]
+    assert len(parts) >= 8
+    assert all("x-amz-checksum-sha256" in exchange.headers for exchange in parts)
+
+
+@pytest.mark.s3
+def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
+    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    publish_to(depot, bundle("one"))
+    pull_from(depot, tmp_path / "dest")
+    publish_to(depot, bundle("two"), None)
+    use_limit(0.5)
+    try:
+        wire.decide = lambda exchange: "refuse"
+        for call in (lambda: publish_to(depot, bundle("two")), lambda: pull_from(depot, tmp_path / "dest")):
+            with pytest.raises(StoreUnreachableError):
+                call()
+    finally:
+        use_limit(LIMIT_S)
+    assert served_text(tmp_path / "dest") == "one"
+    wire.decide = lambda exchange: "pass"
+    publish_to(depot, bundle("two"))
+    pull_from(depot, tmp_path / "dest")
+    assert served_text(tmp_path / "dest") == "two"
+
+
+@pytest.mark.s3
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
+    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    wire.decide = lambda exchange: "careless"
+    with pytest.raises(RelabelError, match="ignores it"):
+        publish_to(depot, bundle("one"))
+    assert list(depot.entries("")) == []
+
+
+@pytest.mark.s3
+def test_a_big_file_goes_through_memory_in_blocks(s3_server: seaweed.Server, tmp_path: Path) -> None:
+    """100 MB up and down in a process that may hold little more than its libraries."""
+    import os
+    import subprocess
+    import sys
+
+    from tests.publish.conftest import write_bundle
+
+    folder = write_bundle(tmp_path / "big", "big", size=100 << 20)
+    url = f"s3://{seaweed.BUCKET}/{tmp_path.name}"
+    script = (
+        "import pathlib, re, sys\nfrom jobs.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
+        "print(int(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]) // 1024)"
+    )
+    for arguments in (["publish", str(folder), url, "--channel", "stable"], ["pull", f"{url}/ecom", str(tmp_path / "dest")]):
+        environment = {**os.environ, **s3_server.environment}
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout.split()[-1]) < 230, "MB of memory at most: 90 for the libraries, a few blocks of 16 and 32"
+    assert served_text(tmp_path / "dest") == "big"

@@ -1,0 +1,196 @@
+"""kill -9 anywhere in a publish or a pull: every channel points to a whole version, what serves is whole, the same command ends the work.
+
+Most are killed in forks of this process, which are warm and so cheap; some in fresh processes, and on S3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from export.channels import load_channel
+from export.destinations import Destination
+from export.versions import check_whole, load_version, object_name
+from manifests import failpoints
+from manifests.depots import Depot, open_depot
+from manifests.errors import InputError
+from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
+from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
+
+WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")
+SIZE = 3 << 20
+
+
+def killed(work: Callable[[], object], failpoint: str = "", hits: int = 1, after_s: float | None = None) -> bool:
+    """Do the work in a fork that dies at a failpoint, or after a time; whether it died."""
+    child = os.fork()
+    if child == 0:
+        failpoints._armed, failpoints._hits_left = failpoint, hits
+        code = 1
+        with contextlib.suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    if after_s is not None:
+        time.sleep(after_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status) == signal.SIGKILL
+    assert os.WEXITSTATUS(status) == 0, "the work failed before it was killed"
+    return False
+
+
+def check_all_channels(depot: Depot, *texts: str) -> str | None:
+    """Every object that a channel needs is there with the right bytes; the text that stable points to."""
+    try:
+        head = load_channel(depot, "ecom", "stable").head
+    except InputError:
+        return None
+    version = load_version(depot, "ecom", head.version)
+    check_whole(depot, version)
+    for file in version.files:
+        assert depot.digest(object_name(file.sha256), lambda _: None) == (file.size_bytes, file.sha256)
+    return head.version
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {text: write_bundle(folder / text, text, size=SIZE) for text in ("one", "two")}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("failpoint", "hits"),
+    [
+        *((name, 1) for name in PUBLISH_FAILPOINTS),
+        ("before_object", 2),
+        ("after_object", 2),
+        *((name, hits) for name in WRITE_FAILPOINTS for hits in (1, 2)),
+    ],
+)
+def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_the_same_command(
+    tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
+) -> None:
+    depot = open_depot(str(tmp_path / "store"))
+    earlier = None if is_first else publish_to(depot, bundles["one"]).version.version
+    assert killed(lambda: publish_to(depot, bundles["two"]), failpoint, hits)
+    pointed = check_all_channels(depot)
+    assert pointed == earlier or failpoint == "after_channel"
+    done = publish_to(depot, bundles["two"])
+    assert check_all_channels(depot) == done.version.version
+    pull_from(depot, tmp_path / "dest")
+    assert served_text(tmp_path / "dest") == "two"
+    assert not publish_to(depot, bundles["two"]).has_changed
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("failpoint", "hits"),
+    [*((name, 1) for name in PULL_FAILPOINTS), ("after_download", 2), *((name, hits) for name in WRITE_FAILPOINTS for hits in (1, 2))],
+)
+def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_the_same_command(
+    tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
+) -> None:
+    depot = open_depot(str(tmp_path / "store"))
+    target = tmp_path / "dest"
+    if not is_first:
+        publish_to(depot, bundles["one"])
+        pull_from(depot, target)
+    publish_to(depot, bundles["two"])
+    assert killed(lambda: pull_from(depot, target), failpoint, hits)
+    if (target / "current").exists():
+        assert served_text(target) in (("two",) if is_first else ("one", "two"))
+    else:
+        assert is_first
+    pull_from(depot, target)
+    assert served_text(target) == "two"
+    assert not pull_from(depot, target).has_switched
+    assert {path.name for path in target.iterdir()} == {"current", ".versions", ".locks", ".pull.json"}
+    assert len(list((target / ".versions").iterdir())) == (1 if is_first else 2)
+    if not is_first:
+        Destination(target).roll_back()
+        assert served_text(target) == "one"
+
+
+@pytest.mark.parametrize("failpoint", ["before_switch", "after_switch", "after_pull_state"])
+def test_a_rollback_killed_anywhere_leaves_one_of_the_two_serving_and_can_be_called_again(
+    tmp_path: Path, bundles: dict[str, Path], failpoint: str
+) -> None:
+    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    for text in ("one", "two"):
+        publish_to(depot, bundles[text])
+        pull_from(depot, target)
+    assert killed(Destination(target).roll_back, failpoint)
+    if served_text(target) == "two":
+        Destination(target).roll_back()
+    assert served_text(target) == "one"
+
+
+def test_a_pull_killed_over_and_over_comes_to_an_end(tmp_path: Path, bundles: dict[str, Path]) -> None:
+    """A machine that dies after every block still gets on by a block each time."""
+    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    version = publish_to(depot, write_bundle(tmp_path / "big", "big", size=30 << 20)).version
+    deaths = 0
+    while killed(lambda: pull_from(depot, target), "during_download", 2):
+        deaths += 1
+        assert deaths < 20
+    assert deaths >= 3
+    assert served_text(target) == "big"
+    assert version.size_bytes > 30 << 20
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_publish_and_pull_killed_at_a_random_instant(tmp_path: Path, bundles: dict[str, Path], seed: int) -> None:
+    turn = random.Random(seed)
+    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    publish_to(depot, bundles["one"])
+    pull_from(depot, target)
+    killed(lambda: publish_to(depot, bundles["two"]), after_s=turn.uniform(0, 0.06))
+    check_all_channels(depot)
+    killed(lambda: pull_from(depot, target), after_s=turn.uniform(0, 0.06))
+    assert served_text(target) in ("one", "two")
+    publish_to(depot, bundles["two"])
+    pull_from(depot, target)
+    assert served_text(target) == "two"
+
+
+def command(*arguments: str | Path, failpoint: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
+    call = [sys.executable, "-m", "jobs", *map(str, arguments)]
+    return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("failpoint", ["during_upload", "after_objects", "after_version", "after_channel"])
+def test_a_real_publish_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
+    depot = open_depot(url)
+    publish_to(depot, bundles["one"])
+    call = ("publish", bundles["two"], url, "--channel", "stable")
+    assert command(*call, failpoint=failpoint).returncode == -signal.SIGKILL
+    check_all_channels(depot)
+    assert command(*call).returncode == (10 if failpoint == "after_channel" else 0)
+    pull_from(depot, tmp_path / "dest")
+    assert served_text(tmp_path / "dest") == "two"
+
+
+@pytest.mark.parametrize("failpoint", ["during_download", "before_unpacked", "before_switch", "after_switch"])
+def test_a_real_pull_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
+    depot, target = open_depot(url), tmp_path / "dest"
+    publish_to(depot, bundles["one"])
+    pull_from(depot, target)
+    publish_to(depot, bundles["two"])
+    assert command("pull", f"{url}/ecom@stable", target, failpoint=failpoint).returncode == -signal.SIGKILL
+    assert served_text(target) in ("one", "two")
+    assert command("pull", f"{url}/ecom@stable", target).returncode in (0, 10)
+    assert served_text(target) == "two"

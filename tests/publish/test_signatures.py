@@ -1,0 +1,103 @@
+"""Keys are read from files or text, are never shown, and only an ed25519 signature by a trusted one counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.signatures import SigningKey, TrustedKeys, read_signatures
+from manifests.errors import ConfigError, GateError, StoreError
+
+BODY = {"name": "ecom", "files": [1, "ä"]}
+
+
+def test_what_a_key_signed_its_public_half_believes_whatever_form_the_keys_come_in(keys: dict[str, Path]) -> None:
+    for private in (str(keys["ours"]), keys["ours"].read_text()):
+        signature = SigningKey(private).sign("version", BODY)
+        for public in (str(keys["ours.pub"]), keys["ours.pub"].read_text()):
+            assert TrustedKeys([public]).check("version", dict(reversed(BODY.items())), [signature], "here") == signature["key_id"]
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"files": []}, {"more": 1}])
+def test_a_signature_is_of_one_body_and_one_kind(keys: dict[str, Path], change: dict[str, object]) -> None:
+    signature = SigningKey(str(keys["ours"])).sign("version", BODY)
+    trusted = TrustedKeys([str(keys["ours.pub"])])
+    with pytest.raises(GateError, match="is false"):
+        trusted.check("version", {**BODY, **change}, [signature], "here")
+    with pytest.raises(GateError, match="is false"):
+        trusted.check("channel", BODY, [signature], "here")
+
+
+@given(raw=st.binary(max_size=80), how=st.sampled_from(["signature", "algorithm", "key_id"]))
+def test_no_made_up_signature_is_believed(keys: dict[str, Path], raw: bytes, how: str) -> None:
+    import base64
+
+    signature = {**SigningKey(str(keys["ours"])).sign("version", BODY), how: base64.b64encode(raw).decode()}
+    with pytest.raises(GateError):
+        TrustedKeys([str(keys["ours.pub"])]).check("version", BODY, [signature], "here")
+
+
+def test_a_stranger_who_takes_our_key_id_is_found_out(keys: dict[str, Path]) -> None:
+    ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
+    signature = {**theirs.sign("version", BODY), "key_id": ours.key_id}
+    with pytest.raises(GateError, match="is false"):
+        TrustedKeys([str(keys["ours.pub"])]).check("version", BODY, [signature], "here")
+
+
+def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, keys: dict[str, Path]) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(encoding, form, serialization.NoEncryption())
+    locked = Ed25519PrivateKey.generate().private_bytes(encoding, form, serialization.BestAvailableEncryption(b"secret"))
+    broken = keys["ours"].read_text().replace("M", "N")
+    for number, text in enumerate((other.decode(), locked.decode(), broken, "nothing", keys["ours.pub"].read_text())):
+        path = tmp_path / str(number)
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            SigningKey(str(path))
+        assert str(path) in str(caught.value)
+        secret = [line for line in text.splitlines() if "---" not in line]
+        assert not any(line in str(caught.value) for line in secret if len(line) > 20)
+    with pytest.raises(ConfigError, match="the signing key: no unencrypted"):
+        SigningKey(broken)
+    with pytest.raises(ConfigError, match="no PEM public key"):
+        TrustedKeys([str(keys["ours"])])
+    with pytest.raises(StoreError, match="absent"):
+        SigningKey("absent")
+
+
+@pytest.mark.parametrize(
+    "held", [None, {}, "x", [{}], [{"algorithm": "ed25519", "key_id": 1, "signature": ""}], [{"a": "b"}] * 3, [{}] * 17]
+)
+def test_what_is_no_list_of_signatures_is_refused(held: object) -> None:
+    with pytest.raises(ValueError):
+        read_signatures(held)
+
+
+def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says_what_is_missing(
+    tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
+    script = "import sys\nsys.modules['cryptography'] = None\nfrom jobs.cli import main\nmain(sys.argv[1:])"
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+    store = str(tmp_path / "store")
+    assert call("publish", str(bundle("one")), store, "--channel", "stable").returncode == 0
+    assert call("pull", f"{store}/ecom", str(tmp_path / "dest")).returncode == 0
+    for arguments in (
+        ("publish", str(bundle("one")), store, "--sign-key", str(keys["ours"])),
+        ("pull", f"{store}/ecom", str(tmp_path / "d"), "--key", "x"),
+    ):
+        done = call(*arguments)
+        assert done.returncode == 4, done.stderr
+        assert "relabel[sign]" in done.stderr
