@@ -157,9 +157,7 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     )
 
 
-def _labelled(
-    open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int
-) -> LabelRow:
+def _labelled(open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int) -> LabelRow:
     pair = open_pair.pair
     distribution = label.distribution
     return LabelRow(
