@@ -45,7 +45,9 @@ def calls() -> list[tuple[str, list[str]]]:
             for match in re.finditer(r"(?:^|[\s/`=])relabel (?=(?:run|plan|retry|status|verify) [\w./\"$%{])([^`>&|#]*)", line):
                 if line.lstrip().startswith("#") or "…" in match[1]:
                     continue
-                words = shlex.split(re.sub(r"\s\d?$", "", match[1].replace("\\%", "%")).strip())
+                is_redirected = line[match.end() : match.end() + 1] == ">"  # then a number before it is a descriptor, as in 2>
+                call = re.sub(r"\s\d$", "", match[1]) if is_redirected else match[1]
+                words = shlex.split(call.replace("\\%", "%"))
                 found.append((f"{path.relative_to(ROOT)}: {line.strip()[:60]}", words))
     for path in MANIFESTS:
         found.append((path.name, container(yaml.safe_load(path.read_text()))["command"][1:]))
