@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+OPTIMUM_VENV ?= .venv-optimum
+OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm check format faults bench gpu clean
+.PHONY: help demo test test-vllm test-optimum check format faults bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +36,15 @@ $(VLLM_STAMP): pyproject.toml
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
+# optimum-onnx wants transformers 4.57, which goes with nothing else here.
+$(OPTIMUM_STAMP): pyproject.toml
+	test -x $(OPTIMUM_VENV)/bin/python || $(PYTHON) -m venv $(OPTIMUM_VENV)
+	$(OPTIMUM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0' -e '.[optimum]' pytest pytest-timeout hypothesis
+	touch $@
+
+test-optimum: $(OPTIMUM_STAMP) ## Tests of the optimum exporter, in .venv-optimum
+	$(OPTIMUM_VENV)/bin/python -m pytest tests/optimum
+
 check: $(STAMP) ## Lint, format, types, floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,12 +55,19 @@ format: $(STAMP) ## Mend what the formatter and linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-faults: $(STAMP) ## kill -9 at every failpoint, and at random
-	$(BIN)/python -m pytest tests/faults
+faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
+	RELABEL_FAULTS=full $(BIN)/python -m pytest tests/faults --timeout 600
 
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py
 	$(BIN)/python benchmarks/commands.py
+
+shows: $(STAMP) ## Whole jobs: workers and nodes killed on S3, a cron day, a million pairs. PAIRS="one.parquet other.parquet"
+	$(BIN)/python -m benchmarks.show_crashes $(PAIRS) --together
+	$(BIN)/python -m benchmarks.show_crashes $(PAIRS) --together --ray
+	$(BIN)/python -m benchmarks.show_day
+	$(BIN)/python -m benchmarks.show_million
+	$(BIN)/python -m benchmarks.show_million --s3
 
 gpu: $(STAMP) ## Tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -11,11 +11,12 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from jobs.loop import ChunkWork, Progress, RunLoop
 from jobs.sessions import Session
+from jobs.watchdog import hangs_end
 from manifests.asks import Engine
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError
@@ -45,6 +46,7 @@ class CanaryResult:
         flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
         flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
         mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
+        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
     """
 
     engine: dict[str, str]
@@ -57,6 +59,7 @@ class CanaryResult:
     high: float
     mean_kl: float | None
     max_flip_rate: float
+    wanted: int = 0
 
     @property
     def has_passed(self) -> bool:
@@ -141,10 +144,13 @@ def ask_canary(session: Session, engine: Engine, draw: Draw, tick: Callable[[], 
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])
-    if not loop.run(iter([work])) or not asked:
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):  # nobody else watches: no row is said to be in flight
+        is_done = loop.run(iter([work]))
+    if not is_done or not asked:
         return None
     assert session.facts is not None
-    return compare(draw.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    result = compare(draw.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    return replace(result, wanted=job.spec.canary)
 
 
 def compare(drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engine: dict[str, Any], max_flip_rate: float) -> CanaryResult:
@@ -188,10 +194,12 @@ def load_results(store: Store) -> list[CanaryResult]:
     return found
 
 
-def has_passed(store: Store, engine: dict[str, Any] | None, max_flip_rate: float) -> bool:
-    """Whether an engine (any at all, for None) passed in this output by today's bound."""
-    wanted = None if engine is None else engine_identity(engine)
-    return any(result.flip_rate <= max_flip_rate and wanted in (None, result.engine) for result in load_results(store))
+def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted then as are now."""
+    identity = None if engine is None else engine_identity(engine)
+    return any(
+        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine) for result in load_results(store)
+    )
 
 
 def canary_text(result: CanaryResult) -> str:

@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
     "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades; compare a student with its teacher."),
     "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
+    "export": ("jobs.commands.export:export", "Export a student to a bundle: ONNX, checked against it on real pairs."),
+    "build-engine": ("jobs.commands.export:build_engine", "Build a TensorRT engine of a bundle, for this machine."),
     "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
     "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
     "pull": ("jobs.commands.publish:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),

@@ -370,7 +370,7 @@ def _stages(
             asks = _asks(ask, plan, asked, history, kept, num_chunks)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
             each = _stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
-            each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS)
+            each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(float(opened.job.spec.engine.max_prompt_tokens))
             prompt = (asks * each).rounded()
             known = _stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
             hit = known or Range(0.0, template / max(1.0, template + data.value), 1.0)

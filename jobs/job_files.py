@@ -22,7 +22,7 @@ from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
 from manifests.dataset import Dataset, open_dataset
 from manifests.errors import ConfigError, RelabelError, UsageError
-from manifests.filesystems import is_url, scheme_of, use_storage_options
+from manifests.filesystems import is_url, place_of, use_storage_options
 from manifests.label_keys import stage_digests
 from manifests.plans import fingerprint_parts
 from manifests.retries import use_limit
@@ -89,17 +89,33 @@ class Job:
 
 def _steps_below(folder: str, path: str) -> tuple[str, ...] | None:
     """The steps from a folder down to a path, local or by URL; None if the path is not below it."""
-    if is_url(folder) != is_url(path):
-        return None
-    if is_url(folder):
-        outer, inner = (f"{scheme_of(url)}://{url.partition('://')[2].strip('/')}/" for url in (folder, path))
+    folder, path = place_of(folder), place_of(path)
+    if is_url(folder) or is_url(path):
+        outer, inner = f"{folder}/", f"{path}/"
         return tuple(inner[len(outer) :].strip("/").split("/")) if inner.startswith(outer) else None
-    outer_path, inner_path = Path(folder).resolve(), Path(path).resolve()
+    outer_path, inner_path = Path(folder), Path(path)
     return inner_path.relative_to(outer_path).parts if outer_path.is_dir() and inner_path.is_relative_to(outer_path) else None
 
 
+class SpecKind(NamedTuple):
+    """A kind of spec file.
+
+    Args:
+        name: what it is a spec of, for errors.
+        fields: its first keys; a variable that names another is some other spec's, or has nothing to do with us.
+        example: of a `--set` flag.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    example: str
+
+
+JOB = SpecKind("job", tuple(JobSpec.model_fields), "engine.seed=3")
+
+
 class Settings(NamedTuple):
-    """A job file's plain values, unchecked.
+    """A spec file's plain values, unchecked.
 
     Args:
         beside: which variables and flags set some of them.
@@ -141,10 +157,17 @@ def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str
 
 
 def read_settings(
-    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None
+    path: str,
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    day: str | None = None,
+    kind: SpecKind = JOB,
 ) -> Settings:
-    """A job file's plain values with variables and flags laid over them and the variables in their strings resolved.
+    """A spec file's plain values with variables and flags laid over them and the variables in their strings resolved.
 
+    Args:
+        kind: whose keys variables may set.
     Raises:
         ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, or a string names a variable
             that there is not.
@@ -154,23 +177,18 @@ def read_settings(
     beside = []
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in JobSpec.model_fields:
+        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in kind.fields:
             _set(values, keys, text, where=f"variable {name}")
             beside.append(f"variable {name}")
         elif name.startswith(ENVIRONMENT_PREFIX):
             # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST, for a service)
-            meant = difflib.get_close_matches(keys[0], JobSpec.model_fields, n=1, cutoff=0.8)
+            meant = difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
             if meant:
                 raise ConfigError(
-                    f"variable {name}: no key of a job is called `{keys[0]}`; did you mean {ENVIRONMENT_PREFIX}{meant[0].upper()}?"
+                    f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean {ENVIRONMENT_PREFIX}{meant[0].upper()}?"
                 )
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set engine.seed=3")
-        shown = f"--set {key}=…" if key.startswith(STORAGE_KEY) else f"--set {override}"
-        _set(values, key.split("."), text, where=shown)
-        beside.append(shown)
+    lay_over(values, overrides, example=kind.example)
+    beside += map(_shown, overrides)
     variables = spec_variables(environment, day)
     storage = values.pop(STORAGE_KEY, None)
     resolved = variables.resolved(values, where=path)
@@ -179,6 +197,30 @@ def read_settings(
     if day is not None and not any(name.partition(":")[0] == "date" for name in variables.used):
         raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
     return Settings(resolved, beside, variables.used)
+
+
+def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str = JOB.example) -> dict[str, Any]:
+    """Plain values with `KEY=VALUE` flags laid over them, in place.
+
+    Args:
+        example: of a flag, for the error.
+    Raises:
+        ConfigError: a flag sets a key below something that is no mapping, or its value is not YAML.
+        UsageError: a flag without `=`.
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set {example}")
+        _set(values, key.split("."), text, where=_shown(override))
+    return values
+
+
+def _shown(override: str) -> str:
+    """A flag as errors show it: without the value of a key that holds secrets, or may have been meant to."""
+    key = override.partition("=")[0]
+    section = key.partition(".")[0].strip().lower()
+    return f"--set {key}=…" if difflib.get_close_matches(section, [STORAGE_KEY]) else f"--set {override}"
 
 
 def use_storage(values: Mapping[str, Any], *, where: str) -> None:

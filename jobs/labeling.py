@@ -5,7 +5,6 @@ Decides in this order: is there anything to do (receipts alone), may we do it (l
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -21,14 +20,20 @@ from jobs.exits import Exit
 from jobs.job_files import Job
 from jobs.loop import COMMITS_IN_FLIGHT, ChunkWork, RunLoop
 from jobs.sessions import OpenRun, Session
-from jobs.stops import DRAIN_S, StartStopped
+from jobs.stops import DRAIN_S, StartStopped, Stop
 from jobs.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts
-from manifests.errors import GateError, ManifestError
+from manifests.errors import GateError, LockHeldError, ManifestError
 from manifests.mixing import engines_differ
 from manifests.plans import check_plan, load_plan, make_plan, write_plan
+from manifests.reuse import why_nothing
 from manifests.runs import RunFolder, Snapshot, Tally, build_manifest, load_manifest, write_manifest
-from manifests.store import open_store
+from manifests.store import Lock, open_store
+
+LOCK_LOOK_S = 0.5
+"""Pause between two looks at a lock that is waited for, seconds."""
+AFTER_SUPERVISOR_S = 5.0
+"""How much longer than its supervisor a worker waits for an engine that does not come back, seconds."""
 
 
 @dataclass(slots=True)
@@ -170,6 +175,7 @@ def work(
             worked.engine_start_s = time.perf_counter() - started
             try:
                 session.facts = engine.facts()
+                worked.remarks += _reuse_remarks(session)
                 on_engine(session.facts, worked.remarks)
                 _check_engine(session)
                 worked.canary = _pass_canary(engine, session, begun, tick)
@@ -211,10 +217,10 @@ class _Begun(NamedTuple):
 def _begin(session: Session) -> _Begun | None:
     """Do what needs no engine; None if that was all. Chunks whose rows are all known are committed, unless a canary must speak first."""
     spec, remarks, draw = session.opened.job.spec, list[str](), None
-    if spec.canary and not session.is_retry and not has_passed(session.opened.store, None, spec.max_flip_rate):
+    if spec.canary and not session.is_retry and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate):
         draw = draw_canary(session)
         if not draw.rows:
-            remarks.append("canary: no row of this job is labelled anywhere yet, so there is nothing to compare; it was not asked")
+            remarks.append("canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not asked")
     # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
     is_awaited = draw is not None and bool(draw.rows) and draw.num_to_ask > 0
     chunks = session.chunks()
@@ -268,6 +274,18 @@ def _check_engine(session: Session) -> None:
         _refuse_mixing([*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True)
 
 
+def _reuse_remarks(session: Session) -> list[str]:
+    """A label's key does not know which version of an engine answered: that is known only once one has started."""
+    assert session.facts is not None
+    opened, found = session.opened, []
+    advice = "the canary tells whether that matters" if opened.job.spec.canary else "`canary: 200` would tell whether that matters"
+    for earlier in session.reuse.outputs if session.reuse is not None else ():
+        differences = engines_differ([*earlier.found.engines, asdict(session.facts)])
+        if differences and not why_nothing(earlier, opened.plan.parts):
+            found.append(f"labels taken over from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}")
+    return found
+
+
 def _refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
     remarks = engines_differ(engines)
     if remarks:
@@ -289,9 +307,10 @@ def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable
         return None
     assert session.facts is not None
     lock = opened.store.lock("canary", "the canary")
-    lock.acquire(waits=True)  # of workers that start together one asks, and the others take its word
+    if not _has_waited_for(lock, session.stop):  # of workers that start together one asks, and the others take its word
+        return None
     try:
-        if has_passed(opened.store, asdict(session.facts), spec.max_flip_rate):
+        if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
             return None
         draw = begun.draw if begun.draw is not None else draw_canary(session)
         result = ask_canary(session, engine, draw, tick) if draw.rows else None
@@ -302,6 +321,20 @@ def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable
     if result is not None and not result.has_passed:
         raise refuse(result, output=spec.output)
     return result
+
+
+def _has_waited_for(lock: Lock, stop: Stop) -> bool:
+    """Take a lock that another may hold for minutes; False if a stop came first."""
+    while True:
+        try:
+            lock.acquire()
+        except LockHeldError:
+            stop.mind(DRAIN_S)
+            if stop.reason is not None:
+                return False
+            time.sleep(LOCK_LOOK_S)
+        else:
+            return True
 
 
 def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], tick: Callable[[], None]) -> None:
@@ -320,8 +353,9 @@ def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None],
         watch=session.watch,
         book=session.book,
     )
-    is_alone = session.watch is None
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s) if is_alone else contextlib.nullcontext():
+    # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
+    first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s):
         loop.run(chunks)
 
 

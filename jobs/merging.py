@@ -18,6 +18,7 @@ import pyarrow as pa
 from jobs.canary import load_results
 from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from manifests.filesystems import place_of
 from manifests.label_keys import recipe_differences, recipe_parts
 from manifests.mixing import engines_differ
 from manifests.plans import PLAN_NAME, Plan, ShardPlan, load_plan, shard_row_id_file, shard_row_ids, write_plan
@@ -90,7 +91,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
 
 
 def _open_runs(paths: Sequence[str]) -> list[_Run]:
-    if len(set(paths)) != len(paths):
+    if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
     grouped: dict[str, list[tuple[str, RunFolder]]] = {}
     for path in paths:

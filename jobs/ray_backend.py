@@ -52,15 +52,17 @@ class Place:
     """What an actor holds: one supervised worker, on whichever node Ray chose.
 
     Args:
-        environment: the driver's variables for the worker. An argument of the actor and no `runtime_env`, which Ray writes to its logs.
+        environment: the driver's variables, for this process and its worker. An argument of the actor and no `runtime_env`, which Ray
+            writes to its logs.
         folder: the driver's working directory, so that relative paths mean the same; gone to where it exists.
     """
 
     def __init__(self, assignment: dict[str, Any], environment: dict[str, str], folder: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
+        os.environ.update(environment)  # this process reads and writes the store too, not its workers alone
         self._assignment = Assignment(**assignment)
-        self._environment = {**os.environ, **environment}
+        self._environment = dict(os.environ)
         self._life = secrets.token_hex(8)
         self._past: Counter[str] = Counter()
         self._past_statuses: Counter[str] = Counter()
@@ -78,7 +80,12 @@ class Place:
             supervisor = Supervisor(session, [slot], environment=self._environment, say=self._say)
             supervisor.work()
         except (RelabelError, RuntimeError) as exc:
-            failure = {"error": type(exc).__name__, "message": str(exc), "is_terminal": isinstance(exc, TerminalError)}
+            failure = {
+                "error": type(exc).__name__,
+                "message": str(exc),
+                "is_terminal": isinstance(exc, TerminalError),
+                "is_ours": isinstance(exc, RelabelError),
+            }
         results = supervisor.results if supervisor is not None else Results()
         return {"results": results, "failure": failure, "stopped": self._stop.reason, **self.look()}
 
@@ -285,8 +292,6 @@ class Driver:
         return bool(ended)
 
     def _look(self, actor: Actor, found: dict[str, Any]) -> None:
-        if not actor.lives and found["counts"].total():
-            self._session.progress.started_s = min(self._session.progress.started_s, time.perf_counter())
         actor.lives[found["life"]] = found
         for line in found["lines"]:
             if line.startswith("["):
@@ -308,7 +313,7 @@ class Driver:
         self.results.add(found["results"])
         if found["failure"] is not None:
             error = error_of(found["failure"])
-            if not isinstance(error, EngineLostError | MissingExtraError | ModelError):
+            if not isinstance(error, EngineLostError | MissingExtraError | ModelError | RuntimeError):
                 raise error
             self._give_up(actor, error)
         elif found["stopped"] is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from jobs.job_files import Job
@@ -10,7 +9,7 @@ from jobs.loop import ChunkWork
 from jobs.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError
-from manifests.filesystems import is_url
+from manifests.filesystems import place_of
 from manifests.label_keys import AnswerKeys, LabelKeys, recipe_digest
 from manifests.plans import Plan
 from manifests.receipts import ReusedRows
@@ -31,12 +30,12 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
         ConfigError: the job reuses its own output, or one twice.
         ManifestError: a path holds no run.
     """
-    seen: set[str] = {_real(job.spec.output)}
+    seen: set[str] = {place_of(job.spec.output)}
     for path in job.spec.reuse:
-        if _real(path) in seen:
-            what = "is the job's own output" if _real(path) == _real(job.spec.output) else "stands there twice"
+        if place_of(path) in seen:
+            what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "stands there twice"
             raise ConfigError(f"{job.where}: `reuse`: {path} {what}. Name outputs of earlier runs, each once.")
-        seen.add(_real(path))
+        seen.add(place_of(path))
     return [open_earlier(path) for path in job.spec.reuse]
 
 
@@ -120,7 +119,3 @@ class Reuse:
                     work.answers.append(found)
                     if attempt == 0:
                         ask = asked_again(ask, self.job.spec.labeler)
-
-
-def _real(path: str) -> str:
-    return path.rstrip("/") if is_url(path) else os.path.realpath(path)

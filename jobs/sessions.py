@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -122,6 +123,11 @@ class Session:
         return {chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1}
 
     @functools.cached_property
+    def _chance(self) -> random.Random:
+        """Differs from worker to worker."""
+        return random.Random(self.worker)
+
+    @functools.cached_property
     def _seen(self) -> dict[int, dict[int, list[int]]]:
         """What was committed at the first look, from one listing. Receipts stay, so what is done here is done."""
         return self.opened.folder.attempts_of_all()
@@ -154,9 +160,10 @@ class Session:
         return self._help()
 
     def _help(self) -> bool:
-        """Choose chunks of a shard that another worker holds: the last ones of the shard with the most open chunks. First commit wins.
+        """Choose chunks of the shard with the most open chunks among those that others hold. First commit wins.
 
-        A few at a time, since a row group that is read for one chunk can as well serve its neighbours; each chunk once.
+        A few at a time, since a row group that is read for one chunk can as well serve its neighbours; each chunk once. Which ones is
+        drawn, so that many helpers of one shard do not all ask the same rows; the first quarter of what is open is left to the holder.
         """
         if not self.helps:
             return False
@@ -172,7 +179,9 @@ class Session:
                 del untried[shard]
             elif len(left) == max(map(len, untried.values())):
                 count = max(1, min(HELP_CHUNKS, len(left) // 2))
-                untried[shard], some = left[:-count], left[-count:]
+                first = self._chance.randrange(len(left) // 4, len(left) - count + 1)
+                some = left[first : first + count]
+                untried[shard] = left[:first] + left[first + count :]
                 self._reached = shard, dict.fromkeys(some, 1)
                 if shard not in self.taken:
                     self.taken.append(shard)

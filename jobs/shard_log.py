@@ -34,7 +34,7 @@ class ShardLogs:
     def write(self, shard: int, *lines: str) -> None:
         """Append lines, each with the time before it."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = "".join(f"{stamp} {line}\n".replace("\r", " ") for line in lines)
+        text = "".join(f"{stamp} {' '.join(line.splitlines())}\n" for line in lines)  # a reason may hold what a server wrote
         with self._guard:
             if self._has_failed:
                 return

@@ -96,6 +96,7 @@ class Results:
         remarks: each once, in the order they came.
         engine_start_s: the longest start of an engine.
         costs: of engines that are paid for, together.
+        canary: what asking labelled rows again came to; one worker does it for all.
     """
 
     taken: set[int] = field(default_factory=set)
@@ -104,6 +105,7 @@ class Results:
     engine_start_s: float = 0.0
     costs: dict[str, Any] | None = None
     restarts: int = 0
+    canary: dict[str, Any] | None = None
 
     def add(self, other: Results) -> None:
         """Another's results together with these."""
@@ -113,6 +115,7 @@ class Results:
         self.engine_start_s = max(self.engine_start_s, other.engine_start_s)
         self.costs = other.costs if self.costs is None else self.costs if other.costs is None else _sum(self.costs, other.costs)
         self.restarts += other.restarts
+        self.canary = self.canary or other.canary
 
     def report(self, session: Session) -> RunReport:
         """Conclude the run, with what the workers did in it."""
@@ -124,6 +127,8 @@ class Results:
         report.engine_restarts = self.restarts
         if self.costs is not None:
             report.did["costs"] = self.costs
+        if self.canary is not None:
+            report.did["canary"] = self.canary
         return report
 
 
@@ -298,7 +303,7 @@ class Supervisor:
 
     def _finished(self, end: dict[str, Any]) -> None:
         remarks = dict.fromkeys(end["remarks"])
-        self.results.add(Results(set(end["taken"]), set(end["busy"]), remarks, end["engine_start_s"], end["costs"]))
+        self.results.add(Results(set(end["taken"]), set(end["busy"]), remarks, end["engine_start_s"], end["costs"], canary=end["canary"]))
         if end["stopped"] is not None:
             self.session.stop.drain(end["stopped"])
 
@@ -471,8 +476,10 @@ def log_name(slot: Slot) -> str:
     return f"logs/worker-{socket.gethostname()}-{slot.name}.log"
 
 
-def error_of(failure: dict[str, Any]) -> RelabelError:
-    """A worker's error, as the same class here, so that it ends in the same exit code."""
+def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:
+    """A worker's error, as the same class here, so that it ends in the same exit code; RuntimeError for a fault of ours."""
+    if not failure["is_ours"]:
+        return RuntimeError(failure["message"])
     kind = getattr(errors, failure["error"], None)
     if isinstance(kind, type) and issubclass(kind, RelabelError) and kind is not errors.VerdictError:
         return kind(failure["message"])

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from jobs.assignments import Assignment, deadline_of, read_cases, worker_name
@@ -167,6 +168,7 @@ def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Prog
         costs=worked.costs,
         engine_start_s=worked.engine_start_s,
         remarks=worked.remarks,
+        canary=None if worked.canary is None else asdict(worked.canary),
     )
 
 

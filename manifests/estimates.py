@@ -42,6 +42,11 @@ class Range(NamedTuple):
         """The quotient of non-negative ranges; `other` is above 0."""
         return Range(self.low / other.high, self.value / other.value, self.high / other.low)
 
+    def cut(self, most: float) -> Range:
+        """The mean of numbers of which each is cut to `most`, from their mean before. What lies below a mean over `most` nobody knows, so
+        that the low end may be half of `most`."""
+        return self if self.high <= most else Range(min(self.low, most / 2), min(self.value, most), most)
+
     def holds(self, number: float) -> bool:
         return self.low <= number <= self.high
 

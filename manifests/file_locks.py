@@ -43,7 +43,7 @@ class FileLock:
             LockHeldError: a live process holds it.
             StoreError: the file system can't make or lock the file.
         """
-        with told("make the lock", self.path):
+        with told("lock", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

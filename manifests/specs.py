@@ -24,7 +24,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Spec(BaseModel):
     """Base of every spec: frozen, unknown keys forbidden, attribute docstrings become the JSON Schema's descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class Columns(Spec):

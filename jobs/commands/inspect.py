@@ -12,6 +12,7 @@ from jobs.commands.options import date_option, emit, log_option, output_option, 
 from jobs.estimating import plan_against_actual
 from jobs.exits import Exit
 from jobs.job_files import read_settings, use_storage
+from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, ManifestError, UsageError
 from manifests.plans import PLAN_NAME, load_plan
 from manifests.receipts import Receipt
@@ -88,6 +89,8 @@ def verify(target: str, day: str | None, output: str) -> int:
     manifest = load_manifest(folder.store)
     if manifest is None:
         raise ManifestError(f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it.")
+    if manifest.get("plan_sha256") != sha256_bytes(folder.store.read(PLAN_NAME)):
+        raise ManifestError(f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy.")
     found = folder.snapshot(believes_manifest=False)
     tally = found.tally
     counted = {"in": rows, "labelled": labels - tally.reused, "reused": tally.reused, "quarantined": tally.num_quarantined}

@@ -352,6 +352,12 @@ def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     assert not list(folder.rglob("plan.json"))
 
 
+def test_output_inside_the_input_is_refused_by_url_too(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+    write_pairs(path="data/pairs.parquet")
+    job = write_job({"input": {"path": "data"}, "output": f"file://{folder}/data/out"})
+    relabel("run", job).refused(3, "lies inside input.path", "Give an output elsewhere")
+
+
 def test_output_beside_the_input_or_passed_over_by_it_is_fine(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
     write_pairs(path="in/a.parquet")
     for output in ("in2", "in/_labels", "in/.labels/x"):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs import sessions
+from jobs.job_files import load_job
+from jobs.labeling import open_run
+from jobs.loop import Progress
+from jobs.stops import Stop
 from manifests.local_store import LocalStore
 from manifests.store import Lock, shard_lock
 from tests.jobs.conftest import Outcome
@@ -50,7 +55,7 @@ def test_without_shard_a_run_labels_the_chunks_of_a_busy_shard_and_finishes(
     assert relabel("run", planned).code == 10
 
 
-def test_a_helper_begins_at_the_end(
+def test_a_helper_leaves_the_front_to_the_holder_and_asks_each_chunk_once(
     folder: Path, planned: str, held: Lock, relabel: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "HELP_CHUNKS", 1)
@@ -63,7 +68,29 @@ def test_a_helper_begins_at_the_end(
 
     monkeypatch.setattr(sessions.Session, "_begin", begin)
     assert relabel("run", planned).code == 0
-    assert begun == [2, 1, 0]
+    assert sorted(begun) == [0, 1, 2]
+
+
+def test_helpers_of_one_shard_seldom_ask_the_same_chunks(
+    folder: Path, pairs: list[dict[str, Any]], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    """Seven helpers who all chose the end of the shard would be one helper, at seven times the price."""
+    write_pairs([{**pairs[0], "doc_id": f"d{number}"} for number in range(240)])
+    job = load_job(write_job({"shards": 1, "run": {"chunk_rows": 1}}))
+    opened = open_run(job)
+    lock = shard_lock(opened.store, 0)
+    lock.acquire()
+    chosen: list[int] = []
+    for number in range(7):
+        session = sessions.Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress(), helps=True)
+        session.worker = f"node-1-gpu{number}"
+        assert session.reach()
+        assert session._reached is not None
+        chosen += session._reached[1]
+    lock.release()
+    assert len(chosen) == 7 * sessions.HELP_CHUNKS
+    assert len(set(chosen)) > 0.6 * len(chosen)
+    assert min(chosen) >= opened.plan.num_chunks // 4
 
 
 @pytest.mark.parametrize(("shard", "code"), [("0/1", 20), ("1/2", 75)])

