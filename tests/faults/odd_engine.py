@@ -1,0 +1,115 @@
+"""An engine that misbehaves on request, as third parties' engines and servers do; for the children of `forks`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import ClassVar
+
+from labelers.engines.fake import Fake, FakeArgs
+from manifests.asks import POLL_S, Answer, Distribution, Request
+from manifests.errors import EngineCrashError
+
+
+class OddArgs(FakeArgs):
+    """`nth` request, and what becomes of it (`how`); 0 is a good engine."""
+
+    speed_only: ClassVar[frozenset[str]] = FakeArgs.speed_only | {"nth", "how"}
+    nth: int = 0
+    how: str = ""
+
+
+TEXTS = {
+    "garbage text": "\x00\x01<<<>>>\u202e" * 50,
+    "lone surrogate": "<think>\ud800 half a letter</think>\n<extract>none</extract>\n<score>1</score>",
+    "huge text": "x" * 3_000_000,
+    "no text": "",
+    "echo of the prompt": "<score>2</score><score>0</score>",
+    "truncated": "<think>and then",
+    "refusal": "I'm sorry, but I can't help with that.",
+}
+NUMBERS = {
+    "no probabilities": (float("nan"), float("nan"), float("nan")),
+    "negative probabilities": (-1.0, 1.0, 1.0),
+    "too many probabilities": (0.25, 0.25, 0.25, 0.25),
+    "infinite probabilities": (float("inf"), 0.0, 0.0),
+}
+LOST = ("unknown id", "duplicate", "silence", "hang", "crash", "memory", "exit", "raises")
+"""Ways after which the engine is of no use any more."""
+HARMLESS = ("late", "swapped order")
+"""Ways that change no label."""
+HOWS = (*TEXTS, *NUMBERS, "no distributions", "more distributions", "other asks answer", "error", "odd counts", *LOST, *HARMLESS)
+
+
+class Odd(Fake):
+    """The fake engine, but for one answer."""
+
+    Args = OddArgs
+
+    def poll(self) -> list[Answer]:
+        """As the fake's, with the nth answer spoilt."""
+        args = self._args
+        assert isinstance(args, OddArgs)
+        self._seen = getattr(self, "_seen", 0)
+        self._kept: list[Answer] = getattr(self, "_kept", [])
+        answers, self._kept = [*self._kept, *super().poll()], []
+        if args.nth and self._seen < args.nth <= self._seen + len(answers):
+            answers = self._spoilt(answers, args.nth - self._seen - 1, args.how)
+        elif args.how == "silence" and self._seen >= args.nth and not answers:
+            time.sleep(min(POLL_S, 0.05))
+        self._seen += len(answers)
+        return answers
+
+    def _spoilt(self, answers: list[Answer], at: int, how: str) -> list[Answer]:
+        answer = answers[at]
+        if how in TEXTS:
+            answer.text, answer.finish = TEXTS[how], "length" if how == "truncated" else "stop"
+        elif how in NUMBERS:
+            answer.distributions = {name: Distribution(NUMBERS[how], 0.0) for name in answer.distributions}
+        elif how == "no distributions":
+            answer.distributions = {}
+        elif how == "more distributions":
+            answer.distributions = {**answer.distributions, "never asked": Distribution((1.0,), 0.0)}
+        elif how == "error":
+            answer.finish, answer.text, answer.detail = "error", "", "by the test"
+        elif how == "odd counts":
+            answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = 2**40, -5, 2**62
+        elif how == "other asks answer":
+            other = answers[at - 1]
+            answer.text, other.text = other.text, answer.text
+            answer.distributions, other.distributions = other.distributions, answer.distributions
+        elif how == "unknown id":
+            answer.request_id = 10**9
+        elif how == "duplicate":
+            answers.append(answer)
+        elif how == "silence":
+            del answers[at]
+            self._seen += 1
+        elif how == "late":
+            self._kept = [answers.pop(at)]
+        elif how == "swapped order":
+            answers.reverse()
+        else:
+            self._go(how)
+        return answers
+
+    def _go(self, how: str) -> None:
+        if how == "hang":
+            time.sleep(3600.0)
+        if how == "exit":
+            os._exit(66)
+        if how == "memory":
+            raise MemoryError("by the test")
+        if how == "raises":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered (by the test)")
+        raise EngineCrashError("the engine is gone, by the test")
+
+
+def register() -> None:
+    """Make it known to this process as `odd`."""
+    from labelers.engines.registry import ENGINES
+
+    ENGINES["odd"] = "tests.faults.odd_engine:Odd"
+
+
+__all__ = ["HARMLESS", "HOWS", "LOST", "Odd", "Request", "register"]

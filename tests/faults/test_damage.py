@@ -1,0 +1,221 @@
+"""Bytes that change: inputs replaced or overwritten in the middle of a run, flipped bytes in inputs and in committed files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import open_dataset
+from manifests.errors import InputError
+from manifests.plans import ShardPlan
+from manifests.rows import read_chunks
+from manifests.specs import InputSpec
+from tests.faults.conftest import Places, Sweep, count
+from tests.faults.places import ROWS, SLOW, Place, pairs
+from tests.faults.test_objects_fail import inside
+
+WAIT_S = 120.0
+
+
+def other_pairs() -> bytes:
+    """As many rows with other documents."""
+    table = pairs()
+    documents = pa.array([f"Something else altogether, number {row}." for row in range(ROWS)])
+    sink = io.BytesIO()
+    pq.write_table(table.set_column(table.schema.get_field_index("document"), "document", documents), sink, row_group_size=16)
+    return sink.getvalue()
+
+
+@pytest.mark.full("s3")
+def test_an_input_that_is_replaced_in_the_middle_of_a_run_is_refused_and_its_rows_never_mix_in(
+    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
+) -> None:
+    def attempt(wanted: int) -> str | None:
+        place = new_place()
+        place.write(args={**SLOW, "slow_s": 0.1})
+        original = original_input(place)
+        run = place.start()
+        deadline = time.monotonic() + WAIT_S
+        while run.is_alive() and len(place.store().marks("receipts")) < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        replace_input(place, other_pairs())
+        ended = run.wait()
+        if ended.codes not in ([0], [3]):
+            return str(ended)
+        again = place.call()
+        if again.codes != [3] or "changed since the plan" not in again.text:
+            return f"the replaced input was taken: {again}"
+        replace_input(place, original)
+        return place.finish(expected)
+
+    sweep(range(1, 1 + count(full=8, short=2)), attempt)
+
+
+def original_input(place: Place) -> bytes:
+    if place.is_local:
+        return Path(place.root, "pairs.parquet").read_bytes()
+    from manifests.url_files import read_url
+
+    return read_url(f"{place.root}/pairs.parquet")
+
+
+def replace_input(place: Place, data: bytes) -> None:
+    """In one step, as a careful writer does."""
+    if place.is_local:
+        Path(place.root, "next").write_bytes(data)
+        Path(place.root, "next").replace(Path(place.root, "pairs.parquet"))
+    else:
+        place.put("pairs.parquet", data)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_that_were_planned(tmp_path: Path, how: str) -> None:
+    """Same size, same layout, no checksums: nothing but the file's own change tells."""
+    path, other = tmp_path / "pairs.parquet", tmp_path / "other.parquet"
+    rows = 6000  # several row groups beyond any read-ahead
+    for target, letter in ((path, "a"), (other, "b")):
+        table = {name: [f"{letter}{row % 7}" * 400 for row in range(rows)] for name in ("query", "document")}
+        ids = [f"q{row // 10}" for row in range(rows)]
+        pq.write_table(
+            pa.table({"query_id": ids, "doc_id": ids, **table}), target, row_group_size=1000, compression="none", use_dictionary=False
+        )
+    assert path.stat().st_size == other.stat().st_size
+    dataset = open_dataset(InputSpec(path=(str(path),)), reads_context=False)
+    shard = ShardPlan(rows, 0, None, [100] * (rows // 100), 0, 0)
+    chunks = read_chunks(dataset, shard, None, range(rows // 100))
+    seen = [next(chunks)]
+    if how == "in place":
+        path.write_bytes(other.read_bytes())
+    else:
+        other.replace(path)
+    with pytest.raises(InputError, match="changed while this run was under way"):
+        seen.extend(chunks)
+    assert {pair.document[0] for chunk in seen for pair in chunk.pairs} == {"a"}
+
+
+def test_a_flipped_byte_in_an_input_with_checksums_is_found_or_was_not_read(local_place: Places, sweep: Sweep) -> None:
+    whole = local_place()
+    whole.write()
+    pq.write_table(pairs(), Path(whole.root, "pairs.parquet"), row_group_size=16, write_page_checksum=True)
+    assert whole.call("run").codes == [0]
+    expected = whole.committed()
+
+    def attempt(part: float) -> str | None:
+        place = local_place()
+        place.write()
+        path = Path(place.root, "pairs.parquet")
+        pq.write_table(pairs(), path, row_group_size=16, write_page_checksum=True)
+        original = path.read_bytes()
+        if place.call("plan").codes != [0]:
+            return "no plan"
+        flip(path, int(part * len(original)))
+        code, said = inside("run", place.job)
+        if code not in (0, 3):
+            return f"exit code {code}: {said[-1500:]}"
+        if code == 0 and place.committed() != expected:
+            return "labels of other bytes than the planned ones"
+        path.write_bytes(original)
+        code, said = inside("run", place.job)
+        if code not in (0, 10):
+            return f"with the input restored: {code}: {said[-1500:]}"
+        return None if place.committed() == expected else "other labels once the input was restored"
+
+    draw = random.Random(12)
+    sweep([draw.random() for _ in range(count(full=120, short=10))], attempt, at_a_time=1)
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit of one byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << at % 8
+    path.write_bytes(bytes(data))
+
+
+def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, sweep: Sweep) -> None:
+    place = local_place()
+    place.write()
+    assert place.call("run", "verify").codes == [0, 0]
+    names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in Path(place.output, "plan").iterdir())]
+    assert len(names) > 10
+    draw = random.Random(13)
+    places = [(name, draw.random()) for name in names for _ in range(count(full=6, short=1))]
+
+    def attempt(schedule: tuple[str, float]) -> str | None:
+        name, part = schedule
+        path = Path(place.output, name)
+        original = path.read_bytes()
+        flip(path, int(part * len(original)))
+        code, said = inside("verify", place.job)
+        path.write_bytes(original)
+        return None if code == 3 and path.name in said else f"exit code {code}: {said[-500:]}"
+
+    sweep(places if count(full=1, short=0) else places[::3], attempt, at_a_time=1)
+    assert inside("verify", place.job)[0] == 0
+
+
+def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_other_labels(local_place: Places, sweep: Sweep) -> None:
+    """JSON carries no checksum: a flip may fall where nothing hangs on it (a worker's name). What is read is refused or right."""
+    place = local_place()
+    place.write()
+    assert place.call("run", "verify").codes == [0, 0]
+    expected = place.committed()
+    out = Path(place.output)
+    names = [out / "plan.json", out / "manifest.json", *sorted((out / "receipts").rglob("*.json"))[:3]]
+    draw = random.Random(14)
+    places = [(path, draw.random()) for path in names for _ in range(count(full=60, short=4))]
+    copies = (tmp_copy(out, number) for number in itertools.count())
+
+    def attempt(schedule: tuple[Path, float]) -> str | None:
+        path, part = schedule
+        copy = next(copies)
+        original = path.read_bytes()
+        flip(path, int(part * len(original)))
+        outcomes = [inside(verb, place.job) for verb in ("verify", "status", "run")]
+        found = held_labels(place)
+        shutil.rmtree(out)
+        copy.rename(out)
+        wrong = [said[-1500:] for code, said in outcomes if code not in (0, 3, 5, 10, 30)]
+        if wrong:
+            return wrong[0]
+        lost = {name for name, digest in expected.items() if found.get(name) != digest}
+        return f"committed files changed or vanished: {sorted(lost)}" if lost else None
+
+    sweep(places, attempt, at_a_time=1)
+
+
+def held_labels(place: Place) -> dict[str, str]:
+    out = Path(place.output)
+    files = [path for kind in ("labels", "quarantine") for path in (out / kind).rglob("*.parquet")]
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def tmp_copy(out: Path, number: int) -> Path:
+    copy = out.with_name(f"copy-{number}")
+    shutil.copytree(out, copy)
+    return copy
+
+
+def test_a_run_whose_receipts_are_gone_for_one_chunk_does_that_chunk_again_alone(local_place: Places) -> None:
+    place = local_place()
+    place.write()
+    assert place.call().codes == [0]
+    expected = place.committed()
+    victim = sorted(Path(place.output, "receipts").rglob("*.json"))[2]
+    held = json.loads(victim.read_bytes())
+    victim.unlink()
+    ended = place.call()
+    assert ended.codes == [0], ended
+    assert (
+        json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))["this_run"]["pairs"] == held["rows"]
+    )
+    assert place.differs(expected) is None
