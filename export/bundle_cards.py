@@ -1,0 +1,101 @@
+"""The bundle's model card: what it is, how to use it, how well it holds to its student; from the manifest's facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CARD_NAME = "README.md"
+
+
+def render_bundle_card(facts: Mapping[str, Any]) -> str:
+    """Markdown."""
+    inputs, lineage = facts["inputs"], facts["lineage"]
+    heads = ", ".join(f"{name} (grades 0 to {grades - 1})" for name, grades in facts["heads"].items())
+    models = ", ".join(f"`{model['path']}` ({model['precision']})" for model in facts["models"])
+    lines = [
+        f"# {facts['name']}",
+        "",
+        f"Grades how relevant a document is to a query. A student ({inputs['kind']}), by `relabel export` {facts['made_by']['relabel']}.",
+        "",
+        f"- Answers: probabilities of {heads}; calibrated, in the graph.",
+        f"- Reads at most {inputs['max_tokens']} tokens of a pair; what is longer is cut.",
+        f"- Models: {models}",
+        f"- Licence: {facts['licence']['bundle'] or 'not stated; ask whoever made it before you ship it'}",
+        "",
+        "## Use",
+        "",
+        "`load.py` needs numpy, onnxruntime and tokenizers, nothing else:",
+        "",
+        "```python",
+        "from load import Student",
+        "",
+        'student = Student("path/of/this/folder")   # provider="cpu" or "cuda", precision="int8", check_digests=True',
+        'probs = student.probabilities([("red shoe", "A red running shoe, size 9")])',
+        'print(probs["relevance"])                  # float32 [pairs, grades]; rows sum to 1',
+        "```",
+        "",
+        "## Parity with the student",
+        "",
+        *_parity(facts["parity"]),
+        "",
+        "## Made of",
+        "",
+        *_lineage(lineage),
+        "",
+        "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted grades before it decides",
+        "anything.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def parity_rows(parity: Mapping[str, Any]) -> list[list[str]]:
+    """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the head."""
+    rows = [["precision", "max abs Δp", "flips", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
+    for one in parity["models"]:
+        figures = list(one["by_batch_size"].values())
+        worst_f1 = max((figure["f1_macro"] for figure in figures), key=lambda f1: f1["loss_points"])
+        taus = [figure["tau"] for figure in figures if figure["tau"] is not None]
+        losses = [figure["ndcg@10"]["loss"] for figure in figures if figure["ndcg@10"]["loss"] is not None]
+        rows.append(
+            [
+                one["precision"],
+                f"{max(figure['max_abs'] for figure in figures):.1e}",
+                f"{max(figure['flip_share'] for figure in figures):.2%}",
+                f"{min(taus):.4f}" if taus else "–",
+                f"{worst_f1['loss_points']:+.2f} ({worst_f1['loss_low']:+.2f} to {worst_f1['loss_high']:+.2f})",
+                f"{max(losses, key=abs):+.4f}" if losses else "–",
+                "passed" if one["has_passed"] else "REFUSED",
+            ]
+        )
+    return rows
+
+
+def _parity(parity: Mapping[str, Any]) -> list[str]:
+    first = parity["models"][0]
+    figure = next(iter(first["by_batch_size"].values()))
+    weak = f" Fewer than {parity['spec']['min_pairs']:,}: a weak result." if first["is_weak"] else ""
+    sizes = ", ".join(map(str, parity["spec"]["batch_sizes"]))
+    head, *rows = parity_rows(parity)
+    return [
+        f"On {first['rows']:,} real pairs of {first['queries']:,} queries, in batches of {sizes}, on {parity['provider']} "
+        f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {figure['judged_by']}.{weak} Worst batch size each:",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def _lineage(lineage: Mapping[str, Any]) -> list[str]:
+    student = lineage["student"]
+    lines = [f"- Student `{student['name']}`, digest `{student['digest'][:16]}`"]
+    if student.get("model"):
+        lines.append(f"- which starts from `{student['model']['reference']}` (digest `{student['model']['digest'][:16]}`)")
+    for source in lineage["labels"] or []:
+        made = f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`" if source["kind"] == "run" else "a label file"
+        lines.append(f"- Labels `{source['path']}`: {source['labels']:,} ({made})")
+    if lineage["gold"]:
+        lines.append(f"- Trusted grades `{lineage['gold']['path']}`, column `{lineage['gold']['grade']}`")
+    return lines

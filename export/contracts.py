@@ -1,0 +1,70 @@
+"""The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distill.students import Student
+from distill.texts import DecoderTexts
+from export.exporters import input_names
+from export.reference_pairs import PairSet
+from manifests.errors import ModelError
+
+TOKENIZER = "tokenizer.json"
+
+
+def input_contract(student: Student) -> dict[str, Any]:
+    """What the loader must know; `inputs` in the bundle's manifest."""
+    record, tokenizer = student.record, student.tokenizer
+    is_encoder = record.kind == "encoder"
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    contract = {
+        "kind": record.kind,
+        "tokenizer": TOKENIZER,
+        "max_tokens": record.max_tokens,
+        "names": input_names(student),
+        "padding_side": "right" if is_encoder else "left",
+        "pad_id": int(pad or 0),
+        "pad_type_id": int(tokenizer.pad_token_type_id) if is_encoder else 0,
+        "truncation_side": tokenizer.truncation_side,
+        "columns": record.columns,
+    }
+    if isinstance(student.texts, DecoderTexts):
+        contract |= {"prompt": list(record.prompt), "prompt_ids": [list(piece) for piece in student.texts.prompt_ids]}
+    return contract
+
+
+def write_tokenizer(student: Student, folder: Path) -> None:
+    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it last.
+
+    Raises:
+        ModelError: the tokenizer is written in Python alone.
+    """
+    backend = getattr(student.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(
+            f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle needs one that the "
+            "tokenizers library loads. Take a model with a tokenizer.json."
+        )
+    held = json.loads(backend.to_str())
+    held["truncation"], held["padding"] = None, None
+    (folder / TOKENIZER).write_text(json.dumps(held, ensure_ascii=False), encoding="utf-8")
+
+
+def check_tokens(student: Student, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
+    """Hold the loader's tokens against the student's.
+
+    Args:
+        rows: the loader's.
+    Raises:
+        ModelError: they differ, so no comparison of answers means anything.
+    """
+    for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
+        if row[0] != want.ids or (want.types is not None and row[1] != want.types):
+            source, place = pairs.names[number]
+            raise ModelError(
+                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the student. Its tokenizer "
+                "does something that the tokenizers library alone does not; take another base model."
+            )

@@ -1,0 +1,251 @@
+"""TensorRT engines: built from the bundle's plain ONNX, for one GPU and one TensorRT, with a shape profile of real lengths.
+
+An engine fits the GPU's compute capability and the TensorRT version that built it, and the manifest says which; the loader holds both
+against its machine and takes ONNX where they differ. Beside each engine lies a one-node ONNX graph (onnxruntime's `EPContext`) that names
+it, so that the loader runs an engine through onnxruntime as it runs everything else.
+
+TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that it is for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
+from export.optimize import quiet
+from manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
+from manifests.extras import require
+
+FLAVOURS = {"tensorrt": "TensorrtExecutionProvider", "tensorrt_rtx": "NvTensorRTRTXExecutionProvider"}
+"""Module → the onnxruntime provider that runs its engines."""
+MODULES = (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx"), ("tensorrt_rtx", "tensorrt_rtx_bindings"))
+PRECISIONS = ("fp32", "fp16", "bf16")
+OPT_BATCH, MAX_BATCH = 8, 128
+FOLDER = "engines"
+CACHE_NAME = "timing.cache"
+
+
+class Profile(NamedTuple):
+    """Shapes (rows, tokens) that an engine takes, and the one that it is tuned for."""
+
+    low: tuple[int, int]
+    tuned: tuple[int, int]
+    high: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made.
+
+    Args:
+        engine: serialized.
+        cache: timings to start a later build with; empty where this TensorRT keeps none.
+    """
+
+    engine: bytes
+    cache: bytes
+
+
+def describe_lengths(lengths: Sequence[int]) -> dict[str, int]:
+    """The length distribution as a bundle's manifest keeps it: tokens of a pair."""
+    p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
+    return {"rows": len(lengths), "p50": p50, "p90": p90, "p99": p99, "max": int(max(lengths))}
+
+
+def plan_profile(lengths: dict[str, int], max_tokens: int) -> Profile:
+    """The shape profile of a bundle: anything up to `max_tokens`, tuned for nine pairs in ten.
+
+    One profile alone: onnxruntime runs an engine's first.
+    """
+    return Profile((1, 1), (OPT_BATCH, min(lengths["p90"], max_tokens)), (MAX_BATCH, max_tokens))
+
+
+def find_tensorrt() -> tuple[str, ModuleType]:
+    """The TensorRT that is here: its flavour and module.
+
+    Raises:
+        MissingExtraError: there is none.
+    """
+    for flavour, name in MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if hasattr(module, "Builder"):  # a stub of that name is no TensorRT
+            return flavour, module
+    raise MissingExtraError("A TensorRT engine needs TensorRT: `pip install tensorrt` (or tensorrt-rtx) on the machine with the GPU.")
+
+
+def capability_here() -> tuple[str | None, str | None]:
+    """Name and compute capability (`9.0`) of the first GPU; None where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None, None
+    line = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    name, comma, capability = done.stdout.partition("\n")[0].rpartition(",")
+    return (name.strip(), capability.strip()) if done.returncode == 0 and comma else (None, None)
+
+
+def check_builder() -> None:
+    """Whether engines can be built here, before anything else is.
+
+    Raises:
+        MissingExtraError: no TensorRT, or no GPU.
+    """
+    find_tensorrt()
+    if capability_here()[1] is None:
+        raise MissingExtraError(
+            "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it serves."
+        )
+
+
+def add_engine(bundle: Path, *, precision: str) -> Bundle:
+    """Put an engine for this machine into a bundle, which is sealed anew."""
+    beside = bundle.with_name(bundle.name + ".engine")
+    shutil.rmtree(beside, ignore_errors=True)
+    build_into(bundle, beside, precision=precision, capability=None)
+    shutil.rmtree(bundle)
+    beside.rename(bundle)
+    return open_bundle(bundle, check_bytes=False)
+
+
+def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b"") -> Built:
+    """Parse a plain ONNX graph and build an engine of it.
+
+    Args:
+        trt: the TensorRT module.
+        precision: `fp32` as the graph stands, `fp16` with the graph halved, `bf16` where this TensorRT chooses types itself.
+        capability: build for this compute capability instead of the GPU that is here (TensorRT-RTX).
+        cache: timings of an earlier build.
+    Raises:
+        ModelError: TensorRT can't parse or build it.
+        MissingExtraError: this TensorRT can't do what was asked.
+    """
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    flag = trt.NetworkDefinitionCreationFlag
+    is_typed = precision != "bf16"
+    network = builder.create_network(1 << int(flag.STRONGLY_TYPED) if is_typed else 0)
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse(_halved(graph)) if precision == "fp16" else parser.parse_from_file(str(graph))
+    if not parsed:
+        faults = "; ".join(parser.get_error(number).desc() for number in range(parser.num_errors))
+        raise ModelError(f"{graph}: TensorRT {trt.__version__} can't parse it ({faults[:500]}).")
+    config = builder.create_builder_config()
+    if not is_typed:
+        if not hasattr(trt.BuilderFlag, "BF16"):
+            raise MissingExtraError(f"bf16: this TensorRT ({trt.__version__}) keeps the graph's own types. Take fp16.")
+        config.set_flag(trt.BuilderFlag.BF16)
+    if capability is not None:
+        _aim(trt, config, capability)
+    shapes = builder.create_optimization_profile()
+    for number in range(network.num_inputs):
+        shapes.set_shape(network.get_input(number).name, *profile)
+    config.add_optimization_profile(shapes)
+    has_cache = not trt.__name__.startswith("tensorrt_rtx")  # RTX chooses without timing, and warns of whoever keeps a cache
+    if has_cache:
+        config.set_timing_cache(config.create_timing_cache(cache), False)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise ModelError(f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines say why.")
+    return Built(bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b"")
+
+
+def build_into(source: Path, target: Path, *, precision: str, capability: str | None) -> Bundle:
+    """Make a bundle that holds another's files and an engine for this machine.
+
+    Args:
+        source: a whole bundle; stays as it is.
+        target: folder to make.
+        capability: see `build`.
+    Raises:
+        StaleRunError: `target` exists.
+        UsageError: no such precision, or a compute capability where this TensorRT takes none.
+        MissingExtraError: no TensorRT, or no GPU to build for.
+        ManifestError, ModelError: the bundle is damaged, or can't be built.
+    """
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision}: engines are built in {', '.join(PRECISIONS)}.")
+    if target.exists():
+        raise StaleRunError(f"{target}: exists already. Name another --to.")
+    bundle = open_bundle(source)
+    facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
+    plain = next((model for model in facts.get("models", []) if model["precision"] == "fp32" and model["format"] == "onnx"), None)
+    if plain is None:
+        raise ManifestError(f"{source}: lists no fp32 ONNX model to build from. Export the student again.")
+    flavour, trt = find_tensorrt()
+    gpu, here = capability_here()
+    aimed = capability if capability is not None else here
+    if aimed is None:
+        raise MissingExtraError("No GPU is here to build for. Build on the machine that serves, or name --capability (TensorRT-RTX alone).")
+    if capability is not None and flavour != "tensorrt_rtx":
+        raise UsageError("--capability: TensorRT builds for the GPU that it runs on; only TensorRT-RTX builds for another.")
+    folder = f"{FOLDER}/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
+    old_cache = source / folder / CACHE_NAME
+    cache = old_cache.read_bytes() if old_cache.is_file() else b""
+    profile = plan_profile(facts["inputs"]["lengths"], facts["inputs"]["max_tokens"])
+    built = build(trt, source / plain["path"], profile, precision=precision, capability=capability, cache=cache)
+    part = target.with_name(target.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part, ignore=shutil.ignore_patterns(MANIFEST_NAME))
+    (part / folder).mkdir(parents=True, exist_ok=True)
+    if built.cache:
+        (part / folder / CACHE_NAME).write_bytes(built.cache)
+    engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
+    (part / engine).write_bytes(built.engine)
+    write_context(part / plain["path"], part / context, Path(engine).name, FLAVOURS[flavour], aimed, trt.__version__)
+    about = {"flavour": flavour, "tensorrt": trt.__version__, "capability": aimed, "gpu": gpu if capability is None else None}
+    entry = {"path": context, "format": "tensorrt", "precision": precision, "files": [context, engine], **about, "profile": list(profile)}
+    others = [model for model in facts["models"] if model["path"] != context]
+    seal_bundle(part, {**facts, "models": [*others, {**entry, "is_compared": False}]})
+    part.rename(target)
+    return open_bundle(target, check_bytes=False)
+
+
+def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:
+    """A graph of one node that stands for an engine beside it, with the plain graph's inputs and outputs."""
+    onnx = require("onnx", extra="cpu", purpose="A TensorRT engine")
+    graph = onnx.load(str(plain), load_external_data=False).graph
+    node = onnx.helper.make_node(
+        "EPContext",
+        [value.name for value in graph.input],
+        [value.name for value in graph.output],
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=0,
+        ep_cache_context=engine,
+        ep_sdk_version=version,
+        hardware_architecture=capability.replace(".", ""),
+        source=provider,
+    )
+    made = onnx.helper.make_graph([node], "engine", list(graph.input), list(graph.output))
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    onnx.save_model(onnx.helper.make_model(made, opset_imports=opsets, ir_version=10), str(target))
+
+
+def _halved(graph: Path) -> bytes:
+    """The graph in float16, inputs and outputs as they were."""
+    onnx = require("onnx", extra="cpu", purpose="fp16")
+    float16 = require("onnxruntime.transformers.float16", extra="cpu", purpose="fp16")
+    with quiet():
+        model = float16.convert_float_to_float16(onnx.load(str(graph)), keep_io_types=True, disable_shape_infer=False)
+    return bytes(model.SerializeToString())
+
+
+def _aim(trt: Any, config: Any, capability: str) -> None:
+    name = "SM" + capability.replace(".", "")
+    if not hasattr(trt, "ComputeCapability") or not hasattr(trt.ComputeCapability, name):
+        known = [found for found in dir(getattr(trt, "ComputeCapability", None)) if found.startswith("SM")]
+        raise MissingExtraError(f"--capability {capability}: this TensorRT builds for {', '.join(known) or 'no other GPU'}.")
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)

@@ -1,0 +1,67 @@
+"""Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the entry point group.
+
+An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch and sequence, whose
+inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities, then `<head>_logits` where asked
+for), and says what made it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from distill.students import Student
+from manifests.errors import ConfigError
+from manifests.specs import unknown_name
+
+GROUP = "relabel.exporters"
+EXPORTERS = {"torch": "export.onnx_torch:export_torch", "optimum": "export.onnx_optimum:export_optimum"}
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a graph is to hold.
+
+    Args:
+        logits: raw logits as further outputs.
+        opset: ONNX operator set.
+    """
+
+    logits: bool = False
+    opset: int = 20
+
+
+class Exporter(Protocol):
+    """Writes one ONNX file."""
+
+    def __call__(self, student: Student, path: Path, options: GraphOptions) -> dict[str, Any]:
+        """Write the graph; return what made it (`exporter`, versions)."""
+        ...
+
+
+def load_exporter(name: str) -> Exporter:
+    """The exporter of a name.
+
+    Raises:
+        ConfigError: no such exporter; names the nearest.
+    """
+    found = {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)} | EXPORTERS
+    if name not in found:
+        raise ConfigError(unknown_name("exporter", name, list(found)))
+    module, _, attribute = found[name].partition(":")
+    exporter: Exporter = getattr(importlib.import_module(module), attribute)
+    return exporter
+
+
+def input_names(student: Student) -> list[str]:
+    """The graph's inputs, in order; every one int64 [B, T]."""
+    return list(student.texts.collate(student.texts.encode([("a", "b")])))
+
+
+def output_names(student: Student, options: GraphOptions) -> list[str]:
+    """The graph's outputs, in order: probabilities by head, then logits."""
+    heads = list(student.record.heads)
+    return [*heads, *(f"{name}_logits" for name in heads if options.logits)]

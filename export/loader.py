@@ -1,0 +1,366 @@
+"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime and tokenizers alone.
+
+    from load import Student
+
+    student = Student("path/of/the/bundle")
+    print(student.provider, student.precision)
+    print(student.probabilities([("red shoe", "A red running shoe, size 9")])["relevance"])
+
+A session that fell back to another provider is an error, not a slow answer. Text that spells a control token is ordinary text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# B rows, T tokens, K grades of a head
+
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "tensorrt_rtx": "NvTensorRTRTXExecutionProvider",
+}
+PREFERRED = {"cpu": ("fp32", "int8", "fp16"), "cuda": ("fp16", "fp32")}
+"""Precisions in the order in which they are taken where none is named."""
+TENSORRT_LIBRARIES = {"tensorrt": ("libnvinfer.so", "libnvinfer.so.10"), "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1")}
+BATCH_TOKENS = 8192
+"""Tokens of a batch, padding included."""
+CHARACTERS_PER_TOKEN = 64
+BLOCK_BYTES = 1 << 22
+
+
+class BundleError(RuntimeError):
+    """The bundle, or the machine, is not what it has to be."""
+
+
+class Encoder:
+    """Pairs as token ids, as the student that was exported encodes them.
+
+    Args:
+        folder: of the bundle.
+        contract: the manifest's `inputs`.
+    """
+
+    def __init__(self, folder: Path, contract: Mapping[str, Any]) -> None:
+        from tokenizers import Tokenizer
+
+        self.contract = contract
+        self.max_tokens = int(contract["max_tokens"])
+        self._tokenizer = Tokenizer.from_file(str(folder / contract["tokenizer"]))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # `[SEP]` in a document is five characters
+        if contract["kind"] == "encoder":
+            side = contract["truncation_side"]
+            self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in training."""
+        texts = [(_clean(query), _clean(document)) for query, document in pairs]
+        if not texts:
+            return []
+        if self.contract["kind"] == "encoder":
+            return [(found.ids, found.type_ids) for found in self._tokenizer.encode_batch(texts)]
+        return self._prompts(texts)
+
+    def collate(self, rows: Sequence[tuple[list[int], list[int]]], *, width: int | None = None) -> dict[str, np.ndarray]:
+        """A padded batch, int64 [B, T], by the names that the model takes.
+
+        Args:
+            width: T; the longest row by default.
+        """
+        contract = self.contract
+        width = width or max(len(ids) for ids, _ in rows)
+        is_left = contract["padding_side"] == "left"
+        lengths_B1 = np.array([[len(ids)] for ids, _ in rows])
+        places_T = np.arange(width)
+        mask_BT = (places_T >= width - lengths_B1 if is_left else places_T < lengths_B1).astype(np.int64)
+        batch = {
+            "input_ids": _padded([ids for ids, _ in rows], width, contract["pad_id"], is_left=is_left),
+            "attention_mask": mask_BT,
+            "token_type_ids": _padded([types for _, types in rows], width, contract["pad_type_id"], is_left=is_left),
+            "position_ids": np.maximum(mask_BT.cumsum(1) - 1, 0),
+        }
+        return {name: batch[name] for name in contract["names"]}
+
+    def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        before, between, after = self.contract["prompt_ids"]
+        room = self.max_tokens - len(before) - len(between) - len(after)
+        queries, documents = ([pair[part][: room * CHARACTERS_PER_TOKEN] for pair in texts] for part in (0, 1))
+        rows: list[tuple[list[int], list[int]]] = []
+        encode = self._tokenizer.encode_batch
+        for query, document in zip(encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True):
+            kept = query.ids[:room]
+            rows.append((before + kept + between + document.ids[: room - len(kept)] + after, []))
+        return rows
+
+
+class Student:
+    """A bundle that answers.
+
+    Args:
+        folder: of the bundle.
+        provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this machine), or `auto`:
+            an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
+        precision: `fp32`, `fp16`, `int8` … as the bundle has them; by default what suits the provider.
+        threads: of the CPU; 0 is all cores.
+        check_digests: read every file and compare its sha256 first.
+    Raises:
+        BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, provider: str = "auto", precision: str | None = None, threads: int = 0, check_digests: bool = False
+    ) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        if check_digests:
+            check_files(self.folder, self.manifest)
+        self.refused: list[str] = []
+        """Why engines that the bundle holds were not taken."""
+        chosen = None
+        if provider in ("auto", "tensorrt"):
+            chosen, self.refused = choose_engine(self.manifest["models"], Machine.here(), precision)
+        if chosen is None:
+            self.provider = choose_provider("cuda" if provider == "tensorrt" else provider)
+            chosen = choose_model(self.manifest["models"], self.provider, precision)
+        else:
+            self.provider = str(chosen["flavour"])
+        self.precision = str(chosen["precision"])
+        self.heads: dict[str, int] = self.manifest["heads"]
+        self.encoder = Encoder(self.folder, self.manifest["inputs"])
+        self.session = open_session(_file(self.folder, chosen["path"]), self.provider, threads=threads)
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
+        """Calibrated distributions over grades.
+
+        Args:
+            pairs: (query, document) texts.
+            batch_tokens: tokens of a batch, padding included.
+        Returns:
+            By head, float32 [B, K] in the order given.
+        """
+        rows = self.encoder.encode(pairs)
+        found = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in self.heads.items()}
+        for places in length_batches([len(ids) for ids, _ in rows], batch_tokens):
+            batch = self.encoder.collate([rows[place] for place in places])
+            for name, values_BK in zip(self.heads, self.session.run(list(self.heads), batch), strict=True):
+                found[name][places] = values_BK
+        return found
+
+    def grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """The most probable relevance grade of each pair, int64 [B]."""
+        return np.asarray(self.probabilities(pairs)["relevance"].argmax(1))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The bundle's manifest.
+
+    Raises:
+        BundleError: it is not there, or not of this format.
+    """
+    path = folder / "manifest.json"
+    try:
+        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        is_ours = held["kind"] == "bundle" and held["format"] == 1 and "inputs" in held and "models" in held
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BundleError(f"{path}: no readable manifest of a bundle ({type(exc).__name__}). Export or pull the bundle again.") from exc
+    if not is_ours:
+        raise BundleError(f"{path}: not the manifest of a student's bundle of format 1.")
+    return held
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Hold every file against its size and sha256.
+
+    Raises:
+        BundleError: names the first that differs.
+    """
+    for entry in manifest["files"]:
+        path = _file(folder, entry["path"])
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != entry["sha256"]:
+            raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
+
+
+def choose_provider(wish: str) -> str:
+    """The provider to use: the wish, or for `auto` the best that this onnxruntime was built with.
+
+    Raises:
+        BundleError: no such provider, or this onnxruntime has it not.
+    """
+    import onnxruntime
+
+    there = onnxruntime.get_available_providers()
+    if wish == "auto":
+        return "cuda" if PROVIDERS["cuda"] in there else "cpu"
+    if wish not in PROVIDERS:
+        raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}.")
+    if PROVIDERS[wish] not in there:
+        raise BundleError(f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or take cpu.")
+    return wish
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an engine has to fit.
+
+    Args:
+        capability: compute capability of the first GPU (`9.0`); None without one.
+        tensorrt: version by flavour, as far as the library tells it (`10.9.0`).
+        providers: of this onnxruntime.
+    """
+
+    capability: str | None
+    tensorrt: Mapping[str, str]
+    providers: Sequence[str]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, by the driver's and TensorRT's own libraries."""
+        import onnxruntime
+
+        found = {flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))}
+        return cls(_capability(), found, onnxruntime.get_available_providers())
+
+
+def choose_engine(
+    models: Sequence[Mapping[str, Any]], machine: Machine, precision: str | None
+) -> tuple[Mapping[str, Any] | None, list[str]]:
+    """The first engine that fits a machine, and why others do not."""
+    refused: list[str] = []
+    for model in models:
+        if model["format"] != "tensorrt" or precision not in (None, model["precision"]):
+            continue
+        fault = engine_fault(model, machine)
+        if fault is None:
+            return model, refused
+        refused.append(f"{model['path']}: {fault}")
+    return None, refused
+
+
+def engine_fault(engine: Mapping[str, Any], machine: Machine) -> str | None:
+    """Why an engine does not run on a machine; None if it does. Engines are tied to the GPU and to the TensorRT that built them."""
+    flavour = str(engine["flavour"])
+    if PROVIDERS.get(flavour) not in machine.providers:
+        return f"this onnxruntime has no {PROVIDERS.get(flavour, flavour)}"
+    if engine["capability"] != machine.capability:
+        return f"built for compute capability {engine['capability']}, this machine has {machine.capability or 'no GPU'}"
+    found = machine.tensorrt.get(flavour)
+    if found is None or str(engine["tensorrt"]).split(".")[:3] != found.split("."):
+        return f"built by {flavour} {engine['tensorrt']}, this machine has {found or 'none'}"
+    return None
+
+
+def choose_model(models: Sequence[Mapping[str, Any]], provider: str, precision: str | None) -> Mapping[str, Any]:
+    """The ONNX file to open.
+
+    Raises:
+        BundleError: the bundle has none of that precision.
+    """
+    graphs = {str(model["precision"]): model for model in models if model["format"] == "onnx"}
+    if precision is not None and precision not in graphs:
+        raise BundleError(f"the bundle has no ONNX model in {precision}; it has {', '.join(graphs)}.")
+    wished = [precision] if precision is not None else [name for name in PREFERRED[provider] if name in graphs] or list(graphs)
+    if not wished:
+        raise BundleError("the bundle lists no ONNX model.")
+    return graphs[str(wished[0])]
+
+
+def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
+    """An onnxruntime session on the provider that was asked for, and on no other.
+
+    Raises:
+        BundleError: onnxruntime fell back, or can't open the model.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    name = PROVIDERS[provider]
+    wished = [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]  # shapes are counted on the CPU also beside a GPU
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fallback is told below, as an error
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=wished)
+        except Exception as exc:  # onnxruntime's errors share no class but this
+            raise BundleError(f"{path}: onnxruntime can't open it on {name}: {str(exc).splitlines()[0][:300]}") from exc
+    session.disable_fallback()
+    got = session.get_providers()
+    if not got or got[0] != name:
+        raise BundleError(f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the CPU by name.")
+    return session
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
+    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands alone)."""
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def _capability() -> str | None:
+    """Compute capability of the first GPU, asked of the driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    if driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device) or driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
+        return None
+    return f"{major.value}.{minor.value}"
+
+
+def _tensorrt_version(names: Sequence[str]) -> str | None:
+    """Major, minor and patch of a TensorRT library, asked of itself: 10.9.0 is told as 100900 (or 10900 before version 10)."""
+    for name in names:
+        try:
+            number = int(ctypes.CDLL(name).getInferLibVersion())
+        except (OSError, AttributeError):
+            continue
+        major = 10000 if number >= 100_000 or "rtx" in name else 1000
+        return f"{number // major}.{number % major // 100}.{number % 100}"
+    return None
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:
+    out = np.full((len(rows), width), pad, dtype=np.int64)
+    for number, row in enumerate(rows):
+        if is_left:
+            out[number, width - len(row) :] = row
+        else:
+            out[number, : len(row)] = row
+    return out
+
+
+def _clean(text: str) -> str:
+    """Half a surrogate pair is no text that a tokenizer takes; it becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _file(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(f"{name!r} leaves the bundle's folder.")
+    if not path.is_file():
+        raise BundleError(f"{path} is missing. Pull the bundle again.")
+    return path

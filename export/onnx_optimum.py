@@ -1,0 +1,146 @@
+"""The exporter `optimum`: optimum-onnx exports the backbone as it does everywhere, and the heads are a few nodes put behind it.
+
+optimum-onnx wants transformers 4.57, so this runs in an environment of its own (extra `optimum`). It traces with TorchScript; a graph of
+another make is worth having where dynamo stumbles, and to compare with.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import logging
+import tempfile
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.students import Student
+from export.exporters import GraphOptions, input_names
+from export.optimize import BIG_BYTES
+from manifests.errors import ModelError
+from manifests.extras import require
+
+# B rows, T tokens, D hidden, K grades
+
+HIDDEN = "last_hidden_state"
+MAX_OPSET = 18
+"""TorchScript's exporter knows no later operator set."""
+
+
+def export_optimum(student: Student, path: Path, options: GraphOptions) -> dict[str, Any]:
+    """Write the student as ONNX.
+
+    Raises:
+        MissingExtraError: optimum-onnx is absent.
+        ModelError: optimum has no export for this model, or one with other inputs.
+    """
+    convert = require("optimum.exporters.onnx.convert", extra="optimum", purpose="The exporter optimum (in an environment of its own)")
+    onnx = require("onnx", extra="optimum", purpose="The exporter optimum")
+    module = student.module.backbone if student.record.kind == "encoder" else student.module.lm.base_model
+    opset = min(options.opset, MAX_OPSET)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        _export_backbone(convert, module, Path(work), opset, student)
+        model = onnx.load(str(Path(work) / "model.onnx"))
+    _fit_inputs(onnx, model.graph, input_names(student), student.path)
+    _put_heads(onnx, model.graph, student, options)
+    onnx.save_model(model, str(path), save_as_external_data=model.ByteSize() > BIG_BYTES, location=path.name + ".data")
+    onnx.checker.check_model(str(path))
+    names = ("optimum-onnx", "optimum", "transformers", "torch")
+    return {"exporter": "optimum", "opset": opset, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student: Student) -> None:
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            # its own check is one dummy batch that only warns; ours is the parity gate
+            convert.onnx_export_from_model(
+                module, work, task="feature-extraction", opset=opset, do_validation=False, no_dynamic_axes=False, do_constant_folding=True
+            )
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, TypeError) as exc:
+        raise ModelError(
+            f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: {str(exc)[:300]}). "
+            "Take --exporter torch."
+        ) from exc
+    finally:
+        logging.disable(level)
+
+
+def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
+    """The graph's inputs become those that the student's batches hold, in their order.
+
+    Raises:
+        ModelError: the graph lacks one, or wants one that the student has not.
+    """
+    there = {value.name: value for value in graph.input}
+    if missing := [name for name in wanted if name not in there]:
+        raise ModelError(f"{where}: optimum's graph takes no {', '.join(missing)}, which this student needs. Take --exporter torch.")
+    for name in there.keys() - set(wanted):
+        if name != "token_type_ids":
+            raise ModelError(f"{where}: optimum's graph wants {name}, which this student has not. Take --exporter torch.")
+        # a tokenizer without segments: all are segment 0
+        graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], [name], name="no_segments"))
+    del graph.input[:]
+    graph.input.extend(there[name] for name in wanted)
+
+
+def _put_heads(onnx: Any, graph: Any, student: Student, options: GraphOptions) -> None:
+    """Pooling, heads, temperatures and softmax behind the last hidden state."""
+    pooled = _pool(onnx, graph, student)
+    probabilities, logits = [], []
+    for name, (weight_KD, bias_K) in _heads(student).items():
+        _constant(onnx, graph, f"{name}_weight", weight_KD)
+        _constant(onnx, graph, f"{name}_bias", bias_K)
+        _constant(onnx, graph, f"{name}_temperature", np.array(student.record.temperature.get(name, 1.0), dtype=np.float32))
+        _node(onnx, graph, "Gemm", [pooled, f"{name}_weight", f"{name}_bias"], f"{name}_logits", transB=1)
+        _node(onnx, graph, "Div", [f"{name}_logits", f"{name}_temperature"], f"{name}_tempered")
+        _node(onnx, graph, "Softmax", [f"{name}_tempered"], name, axis=-1)
+        shape = ["batch_size", len(bias_K)]
+        probabilities.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+        logits.append(onnx.helper.make_tensor_value_info(f"{name}_logits", onnx.TensorProto.FLOAT, shape))
+    del graph.output[:]
+    graph.output.extend(probabilities + (logits if options.logits else []))
+
+
+def _pool(onnx: Any, graph: Any, student: Student) -> str:
+    """Put in what makes one vector of a row; its name."""
+    if student.record.kind == "decoder" or student.record.pooling == "cls":
+        place = -1 if student.record.kind == "decoder" else 0
+        _constant(onnx, graph, "pooled_place", np.array(place, dtype=np.int64))
+        return _node(onnx, graph, "Gather", [HIDDEN, "pooled_place"], "pooled", axis=1)
+    _constant(onnx, graph, "pool_last", np.array([-1], dtype=np.int64))
+    _constant(onnx, graph, "pool_tokens", np.array([1], dtype=np.int64))
+    _constant(onnx, graph, "pool_one", np.array(1.0, dtype=np.float32))
+    _node(onnx, graph, "Cast", ["attention_mask"], "pool_mask", to=onnx.TensorProto.FLOAT)
+    _node(onnx, graph, "Unsqueeze", ["pool_mask", "pool_last"], "pool_weight")
+    _node(onnx, graph, "Mul", [HIDDEN, "pool_weight"], "pool_weighted")
+    _node(onnx, graph, "ReduceSum", ["pool_weighted", "pool_tokens"], "pool_sum", keepdims=0)
+    _node(onnx, graph, "ReduceSum", ["pool_weight", "pool_tokens"], "pool_count", keepdims=0)
+    _node(onnx, graph, "Max", ["pool_count", "pool_one"], "pool_divisor")
+    return _node(onnx, graph, "Div", ["pool_sum", "pool_divisor"], "pooled")
+
+
+def _heads(student: Student) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Weight [K, D] and bias [K] by head, float32."""
+    if student.record.kind == "encoder":
+        heads = {name: (head.weight, head.bias) for name, head in student.module.heads.items()}
+    else:
+        output = student.module.lm.get_output_embeddings()
+        bias = getattr(output, "bias", None)
+        rows = student.record.grade_ids
+        heads = {"relevance": (output.weight[rows], output.weight.new_zeros(len(rows)) if bias is None else bias[rows])}
+    return {name: tuple(part.detach().float().cpu().numpy() for part in parts) for name, parts in heads.items()}
+
+
+def _node(onnx: Any, graph: Any, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+    graph.node.append(onnx.helper.make_node(kind, inputs, [output], name=f"student/{output}", **attributes))
+    return output
+
+
+def _constant(onnx: Any, graph: Any, name: str, value: np.ndarray) -> None:
+    graph.initializer.append(onnx.numpy_helper.from_array(value, name))

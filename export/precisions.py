@@ -1,0 +1,77 @@
+"""The model files of a bundle: the graph as it is exported, and what is made of it in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.students import Student
+from export.contracts import input_contract
+from export.exporters import GraphOptions, load_exporter
+from export.loader import Encoder
+from export.optimize import write_fp16
+from export.quantize import CALIBRATION_BATCH, write_int8, write_int8_static
+from export.reference_pairs import PairSet, draw_pairs
+from export.specs import ExportSpec
+from manifests.errors import InputError
+
+FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx", "int8-static": "model.int8-static.onnx"}
+
+Say = Callable[[str], None]
+
+
+def write_models(student: Student, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say) -> dict[str, Any]:
+    """Write every ONNX file of a bundle.
+
+    Args:
+        folder: holds the tokenizer already.
+        training: pairs to calibrate on, where a static int8 is asked for.
+    Returns:
+        What made each: exporter and versions, fusions that were found, operators quantized.
+    Raises:
+        ModelError: a step can't be done with this model.
+        InputError: there is nothing to calibrate on.
+    """
+    plain = folder / FILES["fp32"]
+    say(f"fp32: exporting with {spec.exporter}")
+    made: dict[str, Any] = {"fp32": load_exporter(spec.exporter)(student, plain, GraphOptions(spec.logits, spec.opset))}
+    for precision in spec.onnx_precisions[1:]:
+        target = folder / FILES[precision]
+        say(f"{precision}: writing {target.name}")
+        if precision == "fp16":
+            config = model_config(student)
+            made[precision] = write_fp16(plain, target, num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
+        elif precision == "int8":
+            made[precision] = write_int8(plain, target)
+        else:
+            assert training is not None
+            made[precision] = write_int8_static(plain, target, _calibration(student, folder, spec, training))
+    return made
+
+
+def list_models(folder: Path, spec: ExportSpec) -> list[dict[str, Any]]:
+    """The ONNX files as the manifest lists them; `files` holds data beside the graph too."""
+    found = []
+    for precision in spec.onnx_precisions:
+        path = FILES[precision]
+        files = sorted(file.name for file in folder.iterdir() if file.name in (path, path + ".data"))
+        found.append({"path": path, "format": "onnx", "precision": precision, "files": files})
+    return found
+
+
+def model_config(student: Student) -> Any:
+    """transformers' config of the backbone or language model."""
+    return (student.module.backbone if student.record.kind == "encoder" else student.module.lm).config
+
+
+def _calibration(student: Student, folder: Path, spec: ExportSpec, training: PairSet) -> list[dict[str, np.ndarray]]:
+    """Batches of training pairs of like length."""
+    pairs = draw_pairs(training, spec.calibration_pairs, seed=spec.parity.seed)
+    if not pairs:
+        raise InputError("int8-static: the student's training split is empty, there is nothing to calibrate on. Take int8.")
+    encoder = Encoder(folder, input_contract(student))
+    rows = sorted(encoder.encode(pairs), key=lambda row: len(row[0]))
+    return [encoder.collate(rows[start : start + CALIBRATION_BATCH]) for start in range(0, len(rows), CALIBRATION_BATCH)]

@@ -1,0 +1,117 @@
+"""int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by calibration (static).
+
+Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first; `quantize_dynamic` infers
+them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a 3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.optimize import is_big, quiet
+from manifests.errors import ModelError
+from manifests.extras import require
+
+CALIBRATION_BATCH = 8
+
+
+def write_int8(source: Path, target: Path) -> dict[str, Any]:
+    """Dynamic int8: activations are scaled anew in every batch, over all of its rows.
+
+    Raises:
+        ModelError: the graph can't be quantized.
+    """
+    quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8")
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _told(source):
+        bare = _without_shapes(source, Path(work) / "bare.onnx")
+        quantization.quantize_dynamic(
+            bare,
+            target,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=_heads(bare),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=is_big(source),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    return {"kind": "dynamic", "quantized": _count(target, "MatMulInteger", "DynamicQuantizeMatMul")}
+
+
+def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Static int8 as QuantizeLinear and DequantizeLinear around the matrix products, scales from real batches.
+
+    Args:
+        batches: what the model is fed to see its activations.
+    Raises:
+        ModelError: the graph can't be quantized.
+    """
+    quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _told(source):
+        bare = _without_shapes(source, Path(work) / "bare.onnx")
+        quantization.quantize_static(
+            bare,
+            target,
+            _reader(quantization, batches),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=_heads(bare),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            activation_type=quantization.QuantType.QUInt8,
+            use_external_data_format=is_big(source),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    return {"kind": "static", "quantized": _count(target, "QuantizeLinear"), "calibration_batches": len(batches)}
+
+
+def _reader(quantization: Any, batches: Sequence[dict[str, np.ndarray]]) -> Any:
+    class Batches(quantization.CalibrationDataReader):  # type: ignore[misc]
+        """Hands out one batch after the other."""
+
+        def __init__(self) -> None:
+            self.left: Iterator[dict[str, np.ndarray]] = iter(batches)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.left, None)
+
+    return Batches()
+
+
+def _without_shapes(source: Path, target: Path) -> Path:
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    model = onnx.load(str(source))
+    del model.graph.value_info[:]
+    onnx.save_model(model, str(target), save_as_external_data=is_big(source), location=target.name + ".data")
+    return target
+
+
+def _heads(path: Path) -> list[str]:
+    """The heads' nodes; the library turns a Gemm into a MatMul of another name before it looks at them."""
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return [name for node in nodes if node.op_type == "Gemm" for name in (node.name, node.name + "_MatMul")]
+
+
+def _count(path: Path, *operators: str) -> int:
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    return sum(node.op_type in operators for node in onnx.load(str(path), load_external_data=False).graph.node)
+
+
+@contextlib.contextmanager
+def _told(source: Path) -> Iterator[None]:
+    """Quiets the library's advice, and turns its errors into ours.
+
+    Raises:
+        ModelError: the library gave up.
+    """
+    try:
+        with quiet():
+            yield
+    except (ValueError, RuntimeError, KeyError, AttributeError) as exc:
+        raise ModelError(f"{source}: onnxruntime can't quantize this graph ({type(exc).__name__}: {exc}).") from exc

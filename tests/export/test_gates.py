@@ -1,0 +1,209 @@
+"""The parity gate's arithmetic on answers made up here, and what it does to a bundle that it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export.bundles import open_bundle
+from export.exporting import export_bundle, refusal_text
+from export.parity import answers, judge, measure
+from export.reference_pairs import PairSet, PairsFile, draw_queries
+from export.specs import ExportSpec, ParitySpec
+from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+
+QUERIES, DOCS = 100, 8
+
+
+def made_pairs(judge_name: Any = "gold", *, seed: int = 0) -> tuple[PairSet, np.ndarray]:
+    """Pairs whose grades a student mostly finds, and its distributions."""
+    chance = np.random.default_rng(seed)
+    size = QUERIES * DOCS
+    probs = chance.dirichlet([0.6, 0.6, 0.6], size=size).astype(np.float32)
+    grades = np.where(chance.random(size) < 0.8, probs.argmax(1), chance.integers(0, 3, size=size))
+    queries = np.repeat(np.arange(QUERIES), DOCS)
+    names = [("pairs.parquet", row) for row in range(size)]
+    return PairSet([("q", "d")] * size, names, queries, grades if judge_name else np.full(size, -1), judge_name, {}), probs
+
+
+def spoiled(probs: np.ndarray, share: float, *, seed: int = 1) -> np.ndarray:
+    """The same distributions with some rows' grades turned round."""
+    rows = np.random.default_rng(seed).random(len(probs)) < share
+    return np.where(rows[:, None], np.roll(probs, 1, axis=1), probs)
+
+
+def measured(precision: str, found: np.ndarray, judge_name: Any = "gold", **spec: Any) -> dict[str, Any]:
+    pairs, probs = made_pairs(judge_name)
+    return measure(
+        precision, {"relevance": probs}, {7: {"relevance": found}}, pairs, ParitySpec(**{"resamples": 300, "min_pairs": 800, **spec})
+    )
+
+
+def test_a_model_that_says_the_same_passes_every_gate() -> None:
+    _, probs = made_pairs()
+    for precision in ("fp32", "fp16", "bf16", "int8", "int8-static"):
+        one = measured(precision, probs)
+        assert one["has_passed"], one["checks"]
+        assert not one["is_weak"]
+        figures = one["by_batch_size"]["7"]
+        assert (figures["flips"], figures["tau"], figures["f1_macro"]["loss_points"]) == (0, pytest.approx(1.0), 0.0)
+
+
+def test_fp32_is_refused_by_one_probability_of_one_head() -> None:
+    pairs, probs = made_pairs()
+    other = probs.copy()
+    other[17, 0] += 2e-4
+    one = measure(
+        "fp32", {"relevance": probs, "subject": probs}, {1: {"relevance": probs, "subject": other}}, pairs, ParitySpec(resamples=100)
+    )
+    assert not one["has_passed"]
+    assert one["by_batch_size"]["1"]["max_abs_by_head"] == {"relevance": 0.0, "subject": pytest.approx(2e-4, rel=1e-2)}
+
+
+def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> None:
+    _, probs = made_pairs()
+    assert measured("fp16", spoiled(probs, 0.0005))["by_batch_size"]["7"]["flip_share"] <= 0.001
+    one = measured("fp16", spoiled(probs, 0.01))
+    assert not one["has_passed"]
+    assert one["worst"][0]["is_flip"]
+    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(np.float32)  # no flip, and ties where there was an order
+    refused = {check["check"] for check in measured("fp16", squeezed)["checks"] if not check["has_passed"]}
+    assert refused == {"Kendall tau per query"}
+
+
+def test_rows_of_the_same_tokens_have_no_order_to_keep() -> None:
+    pairs, probs = made_pairs()
+    item_N = np.arange(len(probs)) // 2
+    twins = np.repeat(probs[::2], 2, axis=0)
+    other = twins.copy()
+    other[::2, 2] += 1e-7  # a tie that another padding breaks
+    spec = ParitySpec(resamples=100)
+    alike = measure("fp16", {"relevance": twins}, {7: {"relevance": other}}, pairs, spec, item_N)
+    apart = measure("fp16", {"relevance": twins}, {7: {"relevance": other}}, pairs, spec)
+    assert alike["by_batch_size"]["7"]["tau"] == pytest.approx(1.0)
+    assert apart["by_batch_size"]["7"]["tau"] < 0.999
+
+
+def test_int8_is_refused_only_when_the_interval_of_its_loss_lies_wholly_above_the_bound() -> None:
+    _, probs = made_pairs()
+    small, large = measured("int8", spoiled(probs, 0.01)), measured("int8", spoiled(probs, 0.2))
+    assert small["by_batch_size"]["7"]["flips"] > 0
+    assert small["has_passed"]
+    loss = large["by_batch_size"]["7"]["f1_macro"]
+    assert 1.0 < loss["loss_low"] < loss["loss_points"] < loss["loss_high"]
+    assert not large["has_passed"]
+    assert measured("int8", spoiled(probs, 0.2), int8_max_f1_loss=50)["has_passed"]
+
+
+def test_without_grades_the_student_itself_is_the_reference() -> None:
+    _, probs = made_pairs()
+    figures = measured("int8", spoiled(probs, 0.05), None)["by_batch_size"]["7"]
+    assert figures["judged_by"] == "student"
+    assert figures["f1_macro"]["student"] == 1.0
+    assert figures["f1_macro"]["loss_points"] > 1.0
+
+
+def test_answers_that_are_no_numbers_never_pass() -> None:
+    _, probs = made_pairs()
+    broken = probs.copy()
+    broken[5] = np.nan
+    for precision in ("fp32", "fp16", "int8"):
+        assert not measured(precision, broken)["has_passed"]
+
+
+def test_the_worst_batch_size_decides() -> None:
+    good = {"is_finite": True, "max_abs": 1e-7}
+    assert not judge("fp32", [good, {"is_finite": True, "max_abs": 1e-3}], ParitySpec())[-1]["has_passed"]
+
+
+def test_every_pair_is_answered_in_batches_of_the_size_with_its_padding() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Lengths:
+        def collate(self, rows: Any) -> dict[str, np.ndarray]:
+            return {"lengths": np.array([[len(ids)] for ids, _ in rows])}
+
+    def run(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        seen.append((len(batch["lengths"]), int(batch["lengths"].max())))
+        return {"relevance": batch["lengths"].astype(np.float32)}
+
+    rows: list[Any] = [([1] * length, []) for length in (3, 1, 9, 2, 4, 4, 8, 5)]
+    found = answers(run, Lengths(), rows, 7)  # type: ignore[arg-type]
+    assert seen == [(7, 9), (1, 5)]
+    assert found["relevance"][:, 0].tolist() == [3, 1, 9, 2, 4, 4, 8, 5]
+
+
+def test_queries_are_drawn_whole_until_there_are_enough_pairs() -> None:
+    pairs, _ = made_pairs()
+    drawn = draw_queries(pairs, 50, seed=3)
+    assert len(drawn.pairs) == 56
+    assert np.bincount(drawn.queries).tolist() == [DOCS] * 7
+    assert len(draw_queries(pairs, 10_000, seed=3).pairs) == QUERIES * DOCS
+    with pytest.raises(ConfigError, match="no pair to compare on"):
+        draw_queries(pairs.take(np.array([], dtype=np.int64)), 5, seed=0)
+
+
+def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_told() -> None:
+    _, probs = made_pairs()
+    one = measured("fp16", spoiled(probs, 0.01), worst=3)
+    text = refusal_text([one], Path("out/bundle.refused"))
+    assert len(one["worst"]) == 3
+    assert f"row {one['worst'][0]['row']} of pairs.parquet, batch of 7, flipped" in text
+    assert "share of flipped grades is" in text
+
+
+def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one(
+    student: Path, bundle: Path, graded_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export import precisions
+
+    target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    before = (target / "manifest.json").read_bytes()
+    with pytest.raises(StaleRunError, match="holds another bundle"):
+        export_bundle(student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu")
+
+    def wrong(_: str) -> Any:
+        return lambda loaded, path, options: {"copied": shutil.copyfile(bundle / "model.int8.onnx", path).name}
+
+    monkeypatch.setattr(precisions, "load_exporter", wrong)
+    with pytest.raises(GateError, match=r"fp32: max \|Δp\| is .*, the bound 0.0001") as refused:
+        export_bundle(student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu", is_replacing=True)
+    assert f"of {graded_file}, batch of" in str(refused.value)
+    assert (target / "manifest.json").read_bytes() == before
+    aside = tmp_path / "bundle.refused"
+    assert (aside / "parity.json").is_file()
+    assert not (aside / "manifest.json").exists()
+    assert not (tmp_path / "bundle.part").exists()
+
+
+def test_a_student_that_was_changed_since_it_was_trained_is_not_exported(student: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(student, tmp_path / "copy"))
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    with pytest.raises(ManifestError, match=r"config\.json changed since"):
+        export_bundle(copy, tmp_path / "bundle", ExportSpec(), provider="cpu")
+
+
+def test_a_student_without_a_past_asks_for_pairs(decoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--pairs"):
+        export_bundle(decoder, tmp_path / "bundle", ExportSpec(), provider="cpu")
+
+
+def test_the_same_command_again_finds_the_bundle(relabel: Callable[..., Any], student: Path, tmp_path: Path) -> None:
+    line = ["export", str(student), "--to", str(tmp_path / "bundle"), "--provider", "cpu", "--set", "parity.min_pairs=10"]
+    first = relabel(*line, "--output", "json")
+    assert first.code == 0, first
+    assert first.json["parity"]["models"][0]["has_passed"]
+    again = relabel(*line, "--output", "json")
+    assert (again.code, again.json["was_done"]) == (10, True)
+    assert again.json["version"] == first.json["version"]
+    assert relabel(*line, "--done-ok").code == 0
+    relabel(*line, "--precisions", "fp23").refused(3, "precisions", "fp23")
+    relabel(*line, "--gold", "grade").refused(2, "--pairs")
+    relabel(*line, "--exporter", "trch", "--replace").refused(3, 'No exporter "trch"', "Did you mean torch?")
+    relabel(*line, "--provider", "cuda", "--replace").refused(4, "CUDAExecutionProvider")
+    assert open_bundle(tmp_path / "bundle").version == first.json["version"]
