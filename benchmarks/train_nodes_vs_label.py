@@ -1,6 +1,6 @@
 """Three heads with consistency against the label alone (Graph-GRPO, equations 16 to 19), on labels whose nodes carry signal.
 
-    python benchmarks/train_nodes_vs_label.py PAIRS.parquet [--rows 3000] [--seeds 3] [--epochs 2] [--threads 1]
+    python benchmarks/train_nodes_vs_label.py PAIRS.parquet [--rows 3000] [--seeds 3] [--epochs 2] [--max-tokens 96] [--threads 1]
 
 The teacher is rules on real text, so that subject and attribute scores say something about the pair that the grade alone does not: the
 query's last word is its subject, the words before it are its attributes. Subject: 4 in the title, 3 in the body alone, 2 if the title
@@ -98,14 +98,14 @@ def write_labels(path: str, rows: int, folder: Path) -> list[int]:
     return np.bincount([label["grade"] for label in labels], minlength=3).tolist()
 
 
-def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float) -> dict[str, float]:
+def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float, max_tokens: int) -> dict[str, float]:
     values: dict[str, Any] = {
         "name": "student",
         "labels": [{"path": str(folder / "labels.parquet"), "pairs": {"path": str(folder / "pairs.parquet")}}],
         "gold": {"path": str(folder / "pairs.parquet"), "grade": "grade", "map": {0: 0, 1: 1, 2: 1, 3: 2}},
         "student": {"kind": "encoder", "model": MODEL},
         "loss": loss,
-        "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 2e-4, "max_tokens": 96, "seed": seed, "device": "cpu"},
+        "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 2e-4, "max_tokens": max_tokens, "seed": seed, "device": "cpu"},
         "split": {"dev": 0.1, "test": 0.2},
         "calibrate": False,
         "output": str(folder / f"{len(loss)}-{seed}-{loss['subject']}"),
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -130,7 +131,7 @@ def main() -> None:
         print(json.dumps({"rows": sum(counts), "by teacher's grade": counts}), flush=True)
         for seed in range(options.seeds):
             for side, loss in SIDES.items():
-                found[side].append(train_one(Path(scratch), loss, seed, options.epochs))
+                found[side].append(train_one(Path(scratch), loss, seed, options.epochs, options.max_tokens))
                 print(json.dumps({"side": side, "seed": seed, **{k: round(v, 4) for k, v in found[side][-1].items()}}), flush=True)
     names = list(found["three heads"][0])
     print("| figure | " + " | ".join(SIDES) + " | difference, by seed |\n|---|---|---|---|")

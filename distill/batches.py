@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from distill.examples import Examples
-from distill.texts import PairTexts, TokenRow
+from distill.texts import PAD_MULTIPLE, PairTexts, TokenRow
 
 # N rows, B rows of a batch, K grades
 
@@ -117,9 +117,13 @@ class Collator:
     """Row numbers become a batch of tensors.
 
     A batch is `{"tokens": …, "targets": {head: [B, K]}, "weights": {head: [B]}, "row_weight": [B], "rows": int64 [B]}`.
+
+    Args:
+        pad_multiple: widths are rounded up to it, see `pad_multiple_for`.
     """
 
-    def __init__(self, examples: Examples, tokens: Sequence[TokenRow], texts: PairTexts) -> None:
+    def __init__(self, examples: Examples, tokens: Sequence[TokenRow], texts: PairTexts, *, pad_multiple: int = PAD_MULTIPLE) -> None:
+        self._pad_multiple = pad_multiple
         self._tokens = tokens
         self._texts = texts
         self._targets = {name: torch.from_numpy(values) for name, values in examples.targets.items()}
@@ -130,7 +134,7 @@ class Collator:
         """The batch of these rows, in their order."""
         index = torch.tensor(list(rows))
         return {
-            "tokens": self._texts.collate([self._tokens[row] for row in rows]),
+            "tokens": self._texts.collate([self._tokens[row] for row in rows], pad_multiple=self._pad_multiple),
             "targets": {name: values[index] for name, values in self._targets.items()},
             "weights": {name: values[index] for name, values in self._weights.items()},
             "row_weight": self._row_weight[index],

@@ -18,18 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.specs import NODE_HEADS, LabelSource
-from manifests.dataset import Dataset, changed_files, open_dataset, reading
+from manifests.dataset import PARQUET_SUFFIXES, Dataset, changed_files, open_dataset, reading
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError, ManifestError
+from manifests.filesystems import is_url
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.plans import PLAN_NAME, Plan, ShardPlan, load_plan
 from manifests.receipts import FileRef
 from manifests.rows import read_chunks
 from manifests.runs import MANIFEST_NAME, RunFolder, load_manifest
-from manifests.schemas import LABELS, NODES
+from manifests.schemas import LABELS, NODES, table_of
 from manifests.specs import Columns, InputSpec
 from manifests.store import open_store
+from manifests.url_files import read_url
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "nodes"]
 """What is read of a label file."""
@@ -83,7 +85,8 @@ def load_labels(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
         ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
         ConfigError: a label file without `pairs`.
     """
-    if "://" in source.path or Path(source.path).is_dir():
+    is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
+    if is_run:
         return _load_run(source, allow_over_limit=allow_over_limit or source.allow_over_limit)
     return _load_file(source)
 
@@ -151,13 +154,16 @@ def _run_input(plan: Plan, columns: Columns, root: str) -> Dataset:
 
 def _load_file(source: LabelSource) -> LabelTable:
     path = source.path
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files.")
-    data = Path(path).read_bytes()
+    try:
+        data = read_url(path) if is_url(path) else Path(path).read_bytes()
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
+        ) from exc
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
         _check_schema(schema, path)
-        held = pq.read_table(io.BytesIO(data), columns=[name for name in COLUMNS if name in schema.names])
+        held = table_of(data, [name for name in COLUMNS if name in schema.names])
     if source.pairs is None:
         raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}")
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), reads_context=False)

@@ -20,7 +20,7 @@ from distill.objective import Objective
 from distill.specs import DistillSpec
 from distill.splits import DEV, TRAIN
 from distill.students import StudentRecord
-from distill.texts import PAD_MULTIPLE, PairTexts, TokenRow
+from distill.texts import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from distill.training import Feed, Outcome, StudentTrainer, train, training_arguments
 from manifests.errors import ConfigError, InputError, TrainingError
 
@@ -107,12 +107,14 @@ def _attempt(
         draw_weight=_draw_weight(spec, examples),
         num_shards=arguments.world_size,
     )
-    feed = Feed(plan, Collator(examples, tokens, texts), dev_figures, examples.names)
+    is_compiled = settings.compile == "on" or (settings.compile == "auto" and arguments.device.type == "cuda")
+    pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(arguments.device)
+    feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=pad_multiple), dev_figures, examples.names)
     objective = Objective(spec.loss, examples.heads, examples.phi)
     trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, say)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ConfigError("accelerate's config asks for FSDP or DeepSpeed, whose checkpoints are pickle; set it to plain multi-GPU (DDP).")
-    if settings.compile == "on" or (settings.compile == "auto" and arguments.device.type == "cuda"):
+    if is_compiled:
         compile_layers(module, max_tokens=settings.max_tokens)
     kept = checkpoints.list_checkpoints(folder)
     if kept:

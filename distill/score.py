@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from distill.students import BATCH_TOKENS, Student, length_batches, softmax
-from distill.texts import PAD_MULTIPLE, TokenRow
+from distill.texts import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Scorer:
     def __init__(self, student: Student, *, batch_tokens: int = BATCH_TOKENS) -> None:
         self.student = student
         self.batch_tokens = batch_tokens
-        self._pad_multiple = 1 if student.device == "cpu" else PAD_MULTIPLE  # 5 % of the work on product titles, for nothing on a CPU
+        self._pad_multiple = pad_multiple_for(student.device)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows of (query, document) pairs, cut as in training."""

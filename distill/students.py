@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow
+from distill.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
 from manifests.phi import DEFAULT_PHI, PhiTable
@@ -134,16 +134,29 @@ def load_student(path: str | Path, *, device: str = "cpu") -> Student:
         ManifestError: the folder holds no student.
         ModelError: its weights or tokenizer can't be loaded.
     """
-    from transformers import AutoTokenizer
-
     record = read_student(path)
     folder = Path(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = _load_tokenizer(folder)
         module = _load_module(record, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ModelError(f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy.") from exc
     return Student(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder. transformers 5 writes a class name that 4.57, which optimum's exporter needs, does not know."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except ValueError:
+        if not (folder / "tokenizer.json").is_file():
+            raise
+        # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer otherwise
+        held = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        names = held.get("model_input_names", ["input_ids", "attention_mask"])
+        return PreTrainedTokenizerFast.from_pretrained(folder, model_input_names=names)
 
 
 def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
@@ -221,7 +234,7 @@ def logits_of_rows(
     device = next(module.parameters()).device
     with torch.inference_mode():
         for chosen in length_batches([len(row.ids) for row in rows], batch_tokens):
-            batch = texts.collate([rows[place] for place in chosen])
+            batch = texts.collate([rows[place] for place in chosen], pad_multiple=pad_multiple_for(device))
             found = module(**{name: tensor.to(device) for name, tensor in batch.items()})
             for name, values_BK in found.items():
                 out[name][chosen] = values_BK.float().cpu().numpy()

@@ -46,6 +46,16 @@ class PairTexts(Protocol):
         ...
 
 
+def pad_multiple_for(device: object) -> int:
+    """What widths are rounded up to: 8 for a GPU's matrix units and compiled shapes; a CPU would do 5 to 10 % more work on product titles
+    for nothing.
+
+    Args:
+        device: a torch device, or what torch calls one.
+    """
+    return 1 if str(device) == "cpu" else PAD_MULTIPLE
+
+
 class EncoderTexts:
     """`[CLS] query [SEP] document [SEP]`, or what the tokenizer makes of a pair.
 
@@ -116,6 +126,11 @@ class DecoderTexts:
         if num_fixed >= max_tokens:
             raise ConfigError(f"the prompt alone has {num_fixed} tokens, max_tokens is {max_tokens}. Raise it, or shorten student.prompt.")
         self._room = max_tokens - num_fixed
+
+    @property
+    def prompt_ids(self) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of the prompt before the query, between query and document, and after the document."""
+        return self._pieces
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows; what does not fit is cut from the document's end, and from the query's where the query alone is too long."""

@@ -22,14 +22,17 @@ from labelers.engines.registry import EngineClass
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from manifests.dataset import Dataset
 from manifests.digests import digest_of, sha256_bytes
-from manifests.errors import ManifestError, MissingExtraError
+from manifests.errors import ManifestError, MissingExtraError, ModelError
 from manifests.extras import require
+from manifests.filesystems import is_url
 from manifests.label_keys import stage_digests
 from manifests.labels import Label, Pair
+from manifests.models import fetch_folder
 from manifests.phi import PhiTable
 from manifests.plans import fingerprint_parts
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec
+from manifests.url_files import read_url
 
 STUDENT = "student"
 """Of a score run: its engine, its labeler and the kind of its plan."""
@@ -126,6 +129,33 @@ def identify(path: str) -> Identity:
     return Identity(path, record, files, sha256_bytes(data))
 
 
+def local_student(reference: str, *, cache_dir: Path) -> str:
+    """The folder of a student: as it was named, or fetched from a URL into the cache, where it lies by the digest of its manifest, so
+    that a student that was trained again is another one.
+
+    Raises:
+        ManifestError: no finished student lies at the URL.
+        ModelError: it can't be fetched.
+    """
+    if not is_url(reference):
+        return reference
+    try:
+        data = read_url(f"{reference.rstrip('/')}/{MANIFEST_NAME}")
+    except FileNotFoundError as exc:
+        raise ManifestError(
+            f"{reference}: holds no {MANIFEST_NAME}, so no finished student. Give a copy of `relabel distill`'s output."
+        ) from exc
+    slot = cache_dir / "students" / sha256_bytes(data)[:32]
+
+    def check(folder: Path) -> None:
+        if (folder / MANIFEST_NAME).read_bytes() != data:
+            raise ModelError(f"{reference}: replaced while it was fetched. Run again, once it stays as it is.")
+
+    if not slot.is_dir():
+        fetch_folder(reference, slot, check)
+    return str(slot)
+
+
 def start_student(identity: Identity, args: StudentArgs) -> tuple[Student, EngineFacts]:
     """Load the student on its device, and say what it is.
 
@@ -212,6 +242,7 @@ def score_job(request: ScoreRequest) -> ScoreJob:
         "engine": EngineSpec(
             name=STUDENT,
             model=request.student,
+            max_prompt_tokens=max(64, record.max_tokens),
             args=StudentArgs(batch_tokens=request.batch_tokens, device=request.device, dtype=cast(Dtype, request.dtype)),
         ),
         "output": request.output,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-import yaml
 
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
-from jobs.job_files import CACHE_VARIABLE, read_yaml
+from jobs.job_files import CACHE_VARIABLE, SpecKind, read_settings
 from manifests.errors import ConfigError, UsageError
 
 LINE_EVERY_S = 15.0
@@ -42,7 +41,9 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     if resume and restart:
         raise UsageError("--resume and --restart: one goes on, the other begins anew; give one of them.")
     start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
-    spec = validate_spec(DistillSpec, read_spec(spec_file, overrides), where=spec_file)
+    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3")
+    values, beside, _ = read_settings(spec_file, overrides=overrides, kind=kind)
+    spec = validate_spec(DistillSpec, values, where=f"{spec_file} with {', '.join(beside)}" if beside else spec_file)
     if "://" in spec.output:
         raise ConfigError(
             f"{spec_file}: `output` = {spec.output}: students are written to local folders; `relabel publish` carries them on."
@@ -55,31 +56,6 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     if is_first:
         emit({**_result(report.manifest), "output": str(report.output), "was_done": report.was_done}, _text(report), output)
     return code
-
-
-def read_spec(path: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """A spec's plain values with `KEY=VALUE` flags laid over them.
-
-    Raises:
-        ConfigError: the file is no YAML mapping, or a flag sets a key below something that is no mapping.
-        UsageError: a flag without `=`.
-    """
-    values = read_yaml(path)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set train.epochs=3")
-        inner = values
-        *outer, last = key.split(".")
-        for step in outer:
-            inner = inner.setdefault(step, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"--set {override}: `{step}` is {inner!r}, not a mapping")
-        try:
-            inner[last] = yaml.safe_load(text)
-        except yaml.YAMLError as exc:
-            raise ConfigError(f"--set {override}: {text!r} is not YAML.") from exc
-    return values
 
 
 def _teller() -> Callable[[str], None]:

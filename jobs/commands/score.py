@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +14,7 @@ from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP, report_json, v
 from jobs.commands.options import emit, log_option, output_option, table
 from jobs.deadlines import Deadline, choose_deadline
 from jobs.exits import Exit
+from jobs.job_files import CACHE_VARIABLE
 from jobs.labeling import RunReport, open_run
 from jobs.loop import Progress
 from jobs.progress import Display
@@ -19,6 +22,7 @@ from jobs.sessions import Session
 from jobs.shard_choice import choose_shards
 from jobs.signals import stopping
 from jobs.stops import Stop
+from manifests.models import default_cache_dir
 from manifests.specs import nearest
 
 if TYPE_CHECKING:
@@ -91,8 +95,9 @@ class Work:
 def score(**options: Any) -> int:
     """Label pairs with a trained student.
 
-    STUDENT is the output of `relabel distill`. The scores lie in DIR like a run's labels: chunks with receipts, a manifest at the end, and
-    the same exit codes; status, verify and evaluate read them. The same command again goes on where the last one stopped.
+    STUDENT is the output of `relabel distill`, or the URL of a copy. The scores lie in DIR like a run's labels: chunks with receipts, a
+    manifest at the end, and the same exit codes; status, verify and evaluate read them. The same command again goes on where the last one
+    stopped.
     """
     work = Work(**options)
     deadline = choose_deadline(work.until, work.lasting)
@@ -113,10 +118,11 @@ def score(**options: Any) -> int:
 
 def _open(work: Work, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
-    from jobs.scoring import ScoreRequest, score_job
+    from jobs.scoring import ScoreRequest, local_student, score_job
 
+    cache = os.environ.get(CACHE_VARIABLE)
     request = ScoreRequest(
-        student=work.student,
+        student=local_student(work.student, cache_dir=Path(cache) if cache else default_cache_dir()),
         input=work.input,
         columns=_columns(work.columns),
         output=work.to,

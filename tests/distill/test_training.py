@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from distill import checkpoints
 from distill.batches import BatchPlan, batch_sizes
 from distill.encoder import EncoderStudent
+from distill.texts import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
 from manifests.errors import LockHeldError, StaleRunError, TrainingError
 from manifests.failpoints import DISTILL_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
@@ -168,6 +169,23 @@ def test_a_loss_that_is_no_number_stops_names_the_rows_and_keeps_the_last_good_c
     assert str(kept) in text
     assert all(np.isfinite(values).all() for values in load_file(kept / checkpoints.WEIGHTS).values())
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_cpu_computes_no_padding_beyond_the_longest_row(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    collate = EncoderTexts.collate
+
+    def noting(self: EncoderTexts, rows: Any, **options: Any) -> dict[str, Any]:
+        batch = collate(self, rows, **options)
+        seen.append((batch["input_ids"].shape[1], max(len(row.ids) for row in rows)))
+        return batch
+
+    monkeypatch.setattr(EncoderTexts, "collate", noting)
+    run(train={"max_steps": 2, "device": "cpu"})
+    assert len(seen) >= 4  # two steps, dev, and the figures at the end
+    assert all(width == longest for width, longest in seen)
+    assert any(longest % PAD_MULTIPLE for _, longest in seen)
+    assert pad_multiple_for(torch.device("cuda:1")) == PAD_MULTIPLE
 
 
 def without_room_for(rows: int) -> Callable[..., Any]:
