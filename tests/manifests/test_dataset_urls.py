@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 
 import fsspec
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded
 
+from manifests import dataset
 from manifests.dataset import open_dataset
 from manifests.errors import ConfigError, InputError, MissingExtraError
 from manifests.plans import make_plan
@@ -38,10 +40,24 @@ def bucket() -> str:
 
 @pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/"])
 def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
-    dataset = open_dataset(InputSpec(path=(pattern.format(bucket),)), reads_context=False)
-    plan, _ = make_plan(dataset, {}, name="job", shards=2, chunk_rows=3)
-    found = [pair for shard in plan.shards for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
+    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), reads_context=False)
+    plan, _ = make_plan(opened, {}, name="job", shards=2, chunk_rows=3)
+    found = [pair for shard in plan.shards for chunk in read_chunks(opened, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
     assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]
+
+
+def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with nothing to do looks at every footer, so a thousand files may not cost a thousand replies one after the other."""
+    both = threading.Barrier(2, timeout=10)
+    true = dataset._look
+
+    def look(path: str):  # type: ignore[no-untyped-def]
+        both.wait()  # which breaks unless the other look begins meanwhile
+        return true(path)
+
+    monkeypatch.setattr(dataset, "_look", look)
+    found = open_dataset(InputSpec(path=(bucket,)), reads_context=False)
+    assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
 
 def test_a_url_that_names_nothing_or_no_filesystem_is_told(bucket: str) -> None:
