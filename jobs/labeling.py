@@ -410,27 +410,37 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
         return found, False
     lock = opened.store.lock("manifest", "the manifest")
     lock.acquire(waits=True)
+    was_written = False
     try:
-        found = opened.folder.snapshot()
-        if is_current(load_manifest(opened.store)):
-            return found, False
-        if not opened.job.spec.run.allow_mixed:
-            _refuse_mixing(found.engines, output=opened.job.spec.output, is_begun=False)
-        manifest = build_manifest(
-            opened.folder,
-            found,
-            spec=opened.job.spec.model_dump(mode="json"),
-            max_failed_fraction=limit,
-            relabel_version=version("relabel"),
-            canaries=[asdict(result) for result in load_results(opened.store)],
-            allow_mixed=opened.job.spec.run.allow_mixed,
-        )
-        manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
-        manifest["variables"] = dict(opened.job.variables)
-        write_manifest(opened.store, manifest)
-        return found, True
+        while True:
+            found = opened.folder.snapshot()
+            if is_current(load_manifest(opened.store)):
+                return found, was_written
+            write_manifest(opened.store, _manifest(opened, found))
+            was_written = True
+            if not lock.is_lost:
+                return found, True
+            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by another look
     finally:
         lock.release()
+
+
+def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
+    spec = opened.job.spec
+    if not spec.run.allow_mixed:
+        _refuse_mixing(found.engines, output=spec.output, is_begun=False)
+    manifest = build_manifest(
+        opened.folder,
+        found,
+        spec=spec.model_dump(mode="json"),
+        max_failed_fraction=spec.run.max_failed_fraction,
+        relabel_version=version("relabel"),
+        canaries=[asdict(result) for result in load_results(opened.store)],
+        allow_mixed=spec.run.allow_mixed,
+    )
+    manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
+    manifest["variables"] = dict(opened.job.variables)
+    return manifest
 
 
 def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:

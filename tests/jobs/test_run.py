@@ -14,9 +14,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from jobs import labeling
 from jobs.cli import relabel
 from jobs.exits import exit_for
 from manifests.errors import RelabelError
+from manifests.file_locks import FileLock
 from manifests.local_store import LocalStore
 from manifests.store import shard_lock
 
@@ -272,6 +274,31 @@ def test_a_retry_that_changes_no_count_still_leaves_a_manifest_of_the_newest_fil
     assert call("retry", path)[0] == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
     assert all(".2-" in file["path"] for file in manifest["quarantine"])
+    assert call("verify", path)[0] == 0
+
+
+def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job(
+        tmp_path, labeler={"name": "direct", "attempts": 1}, args={"p_garbage": 1.0}, run={"chunk_rows": 5, "max_failed_fraction": 1.0}
+    )
+    assert call("run", path)[0] == 0
+    (tmp_path / "out" / "manifest.json").unlink()
+    write, calls = labeling.write_manifest, []
+
+    def oversleep(store: Any, manifest: dict[str, Any]) -> None:
+        """Between the look at the receipts and the write, others take the lock over, retry every row, and conclude."""
+        calls.append(manifest)
+        if len(calls) == 1:
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(FileLock, "acquire", lambda self, *, waits=False: None)
+                assert call("retry", path)[0] == 0
+        write(store, manifest)
+
+    monkeypatch.setattr(labeling, "write_manifest", oversleep)
+    monkeypatch.setattr(FileLock, "is_lost", property(lambda self: self.path.name == "manifest.lock"))
+    call("run", path)
+    assert ".2-" not in calls[0]["quarantine"][0]["path"], "the first to write knew of no retry"
+    assert all(".2-" in file["path"] for file in json.loads((tmp_path / "out" / "manifest.json").read_bytes())["quarantine"])
     assert call("verify", path)[0] == 0
 
 
