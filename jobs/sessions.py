@@ -247,7 +247,7 @@ class Session:
             if is_last:
                 del self._chunks_left[shard]
         if is_last:
-            self._logs.write(shard, "done")
+            self._logs.write(shard, "done", is_end=True)
             self._locks.pop(shard).release()
 
     def _begin(self, chunk: ChunkId, pairs: list[Pair]) -> ChunkWork:

@@ -31,15 +31,15 @@ class ShardLogs:
         except (OSError, RelabelError) as exc:
             logger.warning("%s/logs: can't be written (%s); going on without logs", self._store.root, exc)
 
-    def write(self, shard: int, *lines: str) -> None:
-        """Append lines, each with the time before it."""
+    def write(self, shard: int, *lines: str, is_end: bool = False) -> None:
+        """Append lines, each with the time before it; `is_end`: the last ones of this worker about the shard."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         text = "".join(f"{stamp} {' '.join(line.splitlines())}\n" for line in lines)  # a reason may hold what a server wrote
         with self._guard:
             if self._has_failed:
                 return
             try:
-                self._store.log(f"logs/shard-{shard:05d}.log", text)
+                self._store.log(f"logs/shard-{shard:05d}.log", text, is_end=is_end)
             except (OSError, RelabelError) as exc:
                 self._has_failed = True
                 why = getattr(exc, "strerror", None) or exc

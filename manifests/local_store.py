@@ -134,7 +134,7 @@ class LocalStore:
         """Whether a live process holds that lock."""
         return FileLock.is_held(self._lock_path(name))
 
-    def log(self, name: str, text: str) -> None:
+    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
         """Append to a log; no file stays open between lines, since many shards may be under way."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,8 @@ PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
 LOG_EVERY_S = 60.0
 """A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written anew."""
+LOG_PART_CHARS = 1 << 20
+"""Then a new object is begun: what is kept in memory and written again each minute stays small."""
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
@@ -86,6 +88,7 @@ class ObjectStore:
         self._guard = threading.Lock()
         self._keeper = LeaseKeeper()
         self._logs: dict[str, _Log] = {}
+        self._log_parts: dict[str, int] = {}
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
@@ -131,29 +134,34 @@ class ObjectStore:
         """Whether a live process holds that lease."""
         return self._lease(name, name).is_alive()
 
-    def log(self, name: str, text: str) -> None:
-        """Add lines to a log of this process's own (its host and number are put into the name); written every minute, and on `close`."""
+    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
+        """Add lines to a log of this process's own (its host and number are put into the name), in parts of a megabyte; written every
+        minute, at its end, and on `close`."""
         with self._guard:
-            held = self._logs.setdefault(name, _Log())
+            held = self._logs.setdefault(name, _Log(self._log_parts.get(name, 0)))
             held.text += text
-            is_due = time.monotonic() - held.written_s > LOG_EVERY_S
+            is_full = len(held.text) > LOG_PART_CHARS
+            is_due = is_end or is_full or time.monotonic() - held.written_s > LOG_EVERY_S
+            if is_end or is_full:
+                del self._logs[name]
+                self._log_parts[name] = held.part + 1
         if is_due:
-            self._write_log(name)
+            self._write_log(name, held)
 
     def close(self) -> None:
         """Write out the logs, and wait for the thread that renewed leases if none is held any more."""
         self._keeper.close()
-        for name in list(self._logs):
-            self._write_log(name)
+        for name, held in list(self._logs.items()):
+            self._write_log(name, held)
 
-    def _write_log(self, name: str) -> None:
+    def _write_log(self, name: str, held: _Log) -> None:
         stem, _, ending = name.rpartition(".")
         with self._guard:
-            held = self._logs[name]
             data, is_news = held.text.encode("utf-8", "replace"), len(held.text) != held.written
             held.written, held.written_s = len(held.text), time.monotonic()
         if is_news:
-            own = f"{stem}-{socket.gethostname()}-{os.getpid()}.{ending}"
+            part = f"-{held.part}" if held.part else ""
+            own = f"{stem}-{socket.gethostname()}-{os.getpid()}{part}.{ending}"
             Retries(tries=3).call(functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it")
 
     def _lease(self, name: str, what: str) -> Lease:
@@ -215,11 +223,12 @@ class ObjectStore:
 
 
 class _Log:
-    """Lines of one log, how many characters of them are written, and when they were."""
+    """Lines of one part of a log, how many characters of them are written, and when they were."""
 
-    __slots__ = ("text", "written", "written_s")
+    __slots__ = ("part", "text", "written", "written_s")
 
-    def __init__(self) -> None:
+    def __init__(self, part: int) -> None:
+        self.part = part
         self.text = ""
         self.written = 0
         self.written_s = time.monotonic()

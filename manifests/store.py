@@ -102,9 +102,11 @@ class Store(Protocol):
     def is_locked(self, name: str) -> bool:
         """Whether a live process holds that lock, without taking it for longer than the look."""
 
-    def log(self, name: str, text: str) -> None:
-        """Add lines to a log for people. Never synced, may be held back for a while; a log that can't be written raises nothing.
+    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
+        """Add lines to a log for people. Never synced, may be held back for a while.
 
+        Args:
+            is_end: no more lines are expected, so nothing is held back and nothing kept in memory.
         Raises:
             OSError: it can't be written.
         """

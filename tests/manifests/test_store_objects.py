@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from manifests import retries
+from manifests import object_store, retries
 from manifests.errors import ManifestError, StoreError, StoreUnreachableError
 from manifests.object_store import PROBE_NAME, ObjectStore
 from manifests.retries import Retries, TryAgainError
@@ -155,3 +155,19 @@ def test_logs_are_written_on_close_and_after_it(monkeypatch: pytest.MonkeyPatch)
     store.close()
     (name,) = store.names("logs")
     assert store.read(name) == b"one\ntwo\n"
+
+
+def test_a_log_that_ended_or_grew_is_kept_no_longer_and_loses_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "LOG_PART_CHARS", 50)
+    store = store_on(MemoryObjects())
+    lines = [f"line {number}, of some length\n" for number in range(7)]
+    for line in lines:
+        store.log("logs/shard-00000.log", line)
+    store.log("logs/shard-00001.log", "done\n", is_end=True)
+    assert not store._logs.keys() - {"logs/shard-00000.log"}
+    store.log("logs/shard-00001.log", "one more, by a helper\n", is_end=True)
+    store.close()
+    names = store.names("logs")
+    assert "".join(sorted("".join(store.read(name).decode() for name in names if "00000" in name).splitlines(True))) == "".join(lines)
+    assert sorted(store.read(name) for name in names if "00001" in name) == [b"done\n", b"one more, by a helper\n"]
+    assert max(len(store.read(name)) for name in names) < 100
