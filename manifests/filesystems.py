@@ -16,7 +16,13 @@ from manifests.errors import ConfigError, MissingExtraError, StoreError
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+_SECRET = re.compile(
+    r"://[^/@]*:[^/@]*@"  # user:password@host
+    r"|^https?://[^/?#@]+@"  # token@host
+    r"|[?&;](?:x-amz-signature|x-amz-security-token|x-goog-signature|sig|signature)="  # signed for whoever has it
+    r"|[?&;](?:token|access_token|api_?key|key|password|secret)=",
+    re.IGNORECASE,
+)
 _S3_DEFAULTS: dict[str, Any] = {
     # ours is the one retry policy (`retries.py`), so that what is stated there is what happens
     "config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64},
@@ -63,12 +69,15 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     """The filesystem behind a URL, and the path in it.
 
     Raises:
-        ConfigError: the URL holds a password, the scheme is unknown, or an option is off.
+        ConfigError: the URL holds a secret, the scheme is unknown, or an option is off.
         MissingExtraError: its package is not here.
         StoreError: it can't be set up (a profile that does not exist, for instance).
     """
-    if _PASSWORD.search(url):
-        raise ConfigError(f"a {scheme_of(url)}:// URL holds a password, which would be written into plans and logs. Use storage_options.")
+    if _SECRET.search(url):
+        raise ConfigError(
+            f"a {scheme_of(url)}:// URL holds a password, token or signature, which would be written into plans and logs. "
+            "Use storage_options."
+        )
     import fsspec
 
     scheme = scheme_of(url)

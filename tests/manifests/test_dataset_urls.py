@@ -15,6 +15,7 @@ from fsspec.registry import _registry as loaded
 from manifests import dataset
 from manifests.dataset import open_dataset
 from manifests.errors import ConfigError, InputError, MissingExtraError
+from manifests.filesystems import filesystem_of
 from manifests.plans import make_plan
 from manifests.rows import read_chunks
 from manifests.specs import InputSpec
@@ -71,3 +72,24 @@ def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.delitem(loaded, "s3", raising=False)  # a test before this one may have loaded it
     with pytest.raises(MissingExtraError, match=r"relabel\[s3\]"):
         open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), reads_context=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://user:hidden-77@host/out",
+        "https://hidden-77@host/pairs.parquet",
+        "https://bucket.example/pairs.parquet?X-Amz-Expires=60&X-Amz-Signature=hidden-77",
+        "https://account.example/box/pairs.parquet?sv=2024&sig=hidden-77",
+        "s3://bucket/pairs.parquet?token=hidden-77",
+    ],
+)
+def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password, token or signature") as refused:
+        filesystem_of(url)
+    assert "hidden-77" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["memory://box@account/keys=1/pairs.parquet", "memory://box/day=2026-11-20/signature.parquet"])
+def test_a_url_that_only_looks_like_it_is_taken(url: str) -> None:
+    assert filesystem_of(url)[1].endswith(".parquet")
