@@ -424,7 +424,7 @@ class Supervisor:
     def _mind_silence(self) -> None:
         """A worker whose loop does not turn, or that can't end."""
         now_s = time.perf_counter()
-        timeout_s = self.session.opened.job.spec.run.ask_timeout_s
+        limits = self.session.opened.job.spec.run
         for slot in self.slots:
             life = slot.life
             if life is None:
@@ -433,10 +433,11 @@ class Supervisor:
             if life.end is not None or life.failure is not None:
                 if silent_s > CLOSING_S:
                     life.kill()
-            elif life.in_flight and silent_s > timeout_s + 2 * LISTEN_S:
-                life.kill(
-                    f"its engine did not come back from its work on {len(life.in_flight)} row(s) (run.ask_timeout_s is {timeout_s:g})."
-                )
+            elif life.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
+                rows = len(life.in_flight)
+                life.kill(f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is {limits.ask_timeout_s:g}).")
+            elif not life.is_engine_up and silent_s > limits.start_timeout_s:
+                life.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")
 
     def _end_all(self) -> None:
         for slot in self.slots:

@@ -151,6 +151,9 @@ class RunSpec(Spec):
     ask_timeout_s: float = Field(1800.0, gt=0.0, le=1e6)
     """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour: with its wait behind
     others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a CPU."""
+    start_timeout_s: float = Field(7200.0, gt=0.0, le=1e6)
+    """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first start may fetch a
+    model of a hundred gigabytes."""
 
 
 class JobSpec(Spec):

@@ -75,9 +75,9 @@ class FakeArgs(EngineArgs):
     """Chance that a request takes the engine down; drawn anew in each engine's life, so that a restart gets past it."""
     crash_on: str | None = Field(None, min_length=1)
     """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
-    crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start"] = "raise"
+    crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start", "hang_start"] = "raise"
     """How the engine goes down: it says so; its process ends; its process is killed; memory runs out; it swallows the request and works
-    on; it never returns from `poll`; its process is killed each time it starts, whatever is asked."""
+    on; it never returns from `poll`; its process is killed each time it starts, whatever is asked; it never comes up."""
     capacity: int = Field(1024, ge=1)
     """Requests in flight at most."""
     batch: int = Field(64, ge=1)
@@ -170,6 +170,8 @@ class Fake:
         """Check that labels are distinct and instructions fit; remark that answers are made up."""
         if self._args.crash == "start":
             os.kill(os.getpid(), signal.SIGKILL)
+        while self._args.crash == "hang_start":
+            time.sleep(60.0)
         for ask in asks:
             if self._answer(Request(0, ask, 0), 0).finish == "overlong":
                 raise ConfigError(f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens")

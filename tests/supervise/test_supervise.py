@@ -121,6 +121,13 @@ def test_three_crashes_at_the_start_fail_the_run_with_the_last_words_and_the_log
     assert log.read_text().count("the engine went down") == 3
 
 
+def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path: Path) -> None:
+    job = write_job(tmp_path, crash="hang_start", run={"start_timeout_s": 3.0})
+    code, report, _ = relabel(job, "--workers", "1")
+    assert (code, report["error"]) == (4, "EngineLostError")
+    assert "did not start (run.start_timeout_s is 3)" in report["message"]
+
+
 def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quarantine_the_input(tmp_path: Path) -> None:
     job = write_job(tmp_path, rows=30, poison=range(30), crash="kill")
     code, report, said = relabel(job, "--workers", "2")
