@@ -74,9 +74,10 @@ def test_the_search_for_calls_finds_them() -> None:
 
 @pytest.mark.parametrize(("where", "words"), calls(), ids=[where for where, _ in calls()])
 def test_every_call_of_relabel_in_the_docs_parses(where: str, words: list[str]) -> None:
-    command = relabel.get_command(click.Context(relabel), words[0])
+    above = click.Context(relabel, **relabel.context_settings)  # a command keeps the help option that its first context gave it
+    command = relabel.get_command(above, words[0])
     assert command is not None
-    command.make_context(words[0], list(words[1:]))
+    command.make_context(words[0], list(words[1:]), parent=above)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
