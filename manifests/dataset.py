@@ -98,11 +98,12 @@ def open_dataset(spec: InputSpec, *, reads_context: bool) -> Dataset:
     columns: Columns | None = None
     first_types: dict[str, str] = {}
     for path, (file, metadata, schema) in zip(paths, _looks(paths), strict=True):
-        if columns is None:
-            columns = _resolve_columns(spec.columns, schema, path, reads_context=reads_context)
-        _check_types(columns, schema, path, first_types, first_path=paths[0])
+        with _told(path):  # a damaged footer may hold names that are no text, and more
+            if columns is None:
+                columns = _resolve_columns(spec.columns, schema, path, reads_context=reads_context)
+            _check_types(columns, schema, path, first_types, first_path=paths[0])
+            groups.append(_group_bytes(metadata, columns))
         files.append(file)
-        groups.append(_group_bytes(metadata, columns))
     if columns is None:
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
     rows = sum(file.rows for file in files)
@@ -411,6 +412,8 @@ def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
+        if group.num_columns != metadata.num_columns:  # the library would end the process over it
+            raise pa.ArrowInvalid(f"its footer is damaged: row group {number} has {group.num_columns} columns of {metadata.num_columns}")
         found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
     return tuple(found)
 

@@ -118,7 +118,8 @@ def test_a_flipped_byte_in_an_input_with_checksums_is_found_or_was_not_read(loca
         original = path.read_bytes()
         if place.call("plan").codes != [0]:
             return "no plan"
-        flip(path, int(part * len(original)))
+        # the footer has no checksum, and some damage there ends the process inside Arrow (docs/reliability.md)
+        flip(path, 4 + int(part * (len(original) - 12 - int.from_bytes(original[-8:-4], "little"))))
         code, said = inside("run", place.job)
         if code not in (0, 3):
             return f"exit code {code}: {said[-1500:]}"
