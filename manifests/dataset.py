@@ -412,8 +412,6 @@ def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        if group.num_columns != metadata.num_columns:  # the library would end the process over it
-            raise pa.ArrowInvalid(f"its footer is damaged: row group {number} has {group.num_columns} columns of {metadata.num_columns}")
         found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
     return tuple(found)
 
