@@ -50,10 +50,10 @@ def write_pairs(path: Path, pairs: int) -> None:
 
 def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
+    from jobs.counts import Progress
     from jobs.exits import Exit
     from jobs.job_files import build_job
     from jobs.labeling import label, open_run
-    from jobs.loop import Progress
     from jobs.sessions import Session
     from jobs.stops import Stop
 

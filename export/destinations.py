@@ -21,12 +21,11 @@ from pathlib import Path
 
 from export.bundles import MANIFEST_NAME, open_bundle
 from manifests import failpoints
-from manifests.depots import sync_folder
 from manifests.digests import readable_json, sha256_file
 from manifests.disk_errors import told
 from manifests.errors import GateError, InputError, ManifestError
 from manifests.file_locks import FileLock
-from manifests.local_store import LocalStore
+from manifests.local_store import LocalStore, sync_folder
 from manifests.records import checked, fault_of
 
 LINK = "current"

@@ -18,9 +18,10 @@ from export.destinations import PARTIAL, VERSIONS, Destination, Seen, Served, St
 from export.signatures import TrustedKeys
 from export.versions import VERSION_KIND, Address, Version, find_version, load_version, object_name
 from manifests import failpoints
-from manifests.depots import Depot, sync_folder
+from manifests.depots import Depot
 from manifests.disk_errors import told
 from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
+from manifests.local_store import sync_folder
 
 DEFAULT_CHANNEL = "stable"
 DOWNLOAD_TRIES = 2

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
+from jobs.loop import RunLoop
 from jobs.sessions import Session
 from jobs.watchdog import hangs_end
 from manifests.asks import Engine

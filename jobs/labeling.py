@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from jobs.canary import CanaryResult, Draw, ask_canary, draw_canary, has_passed, keep_result, load_results, refuse
+from jobs.chunks import ChunkWork
+from jobs.commits import COMMITS_IN_FLIGHT, Commits
 from jobs.estimating import estimate_run, keep_estimate, plan_against_actual
 from jobs.exits import Exit
 from jobs.job_files import Job
-from jobs.loop import COMMITS_IN_FLIGHT, ChunkWork, RunLoop
+from jobs.loop import RunLoop
 from jobs.sessions import OpenRun, Session
-from jobs.stops import DRAIN_S, StartStopped, Stop
+from jobs.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts
 from manifests.errors import GateError, LockHeldError, ManifestError
@@ -169,7 +169,12 @@ def work(
     started = time.perf_counter()
     worked = Worked()
     try:
-        if session.reach() and (begun := _begin(session)) is not None and (opened := _started(session)) is not None:
+        if (
+            session.reach()
+            and (begun := _begin(session)) is not None
+            and (opened := start_unless_stopped(session.stop, lambda: start_engine(session.opened.job))) is not None
+        ):
+            session.progress.engine_starts += 1
             engine, worked.remarks = opened
             worked.remarks = [*begun.remarks, *worked.remarks]
             worked.engine_start_s = time.perf_counter() - started
@@ -187,23 +192,6 @@ def work(
     finally:
         session.close()
     return worked
-
-
-def _started(session: Session) -> tuple[Engine, list[str]] | None:
-    """The session's engine, or None if a stop came first, or a deadline so near that nothing could be asked."""
-    stop = session.stop
-    stop.mind(DRAIN_S)
-    if stop.reason is not None:
-        return None
-    stop.is_starting = True
-    try:
-        begun = start_engine(session.opened.job)
-        session.progress.engine_starts += 1
-        return begun
-    except StartStopped:
-        return None
-    finally:
-        stop.is_starting = False
 
 
 class _Begun(NamedTuple):
@@ -232,33 +220,21 @@ def _begin(session: Session) -> _Begun | None:
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
     """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop was asked for."""
-    under_way: deque[Future[bool]] = deque()
-
-    def commit(work: ChunkWork) -> bool:
-        was_first = session.commit(work)
-        if session.watch is not None:
-            session.watch.commits(work, was_first=was_first)
-        return was_first
-
-    def settle(most: int) -> None:
-        while len(under_way) > most:
-            session.progress.chunks_committed += under_way.popleft().result()
-
-    with ThreadPoolExecutor(COMMITS_IN_FLIGHT, thread_name_prefix="commit") as pool:
+    with Commits(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             if session.stop.reason is not None:
                 break
             if work is None:  # too many shards are open
-                settle(0)
+                commits.settle(wait_for_all=True)
             elif work.left:
-                settle(0)
+                commits.settle(wait_for_all=True)
                 return work
             else:
                 if session.watch is not None:
                     session.watch.begins(work)
-                under_way.append(pool.submit(commit, work))
-                settle(COMMITS_IN_FLIGHT)
-        settle(0)
+                commits.add(work)
+                commits.settle(wait_for_all=False)
+        commits.settle(wait_for_all=True)
     return None
 
 

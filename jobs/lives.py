@@ -20,7 +20,6 @@ from jobs.suspects import ChunkCase
 from manifests.receipts import ChunkId
 
 READ_BYTES = 1 << 16
-LAST_LINES = 20
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reused")
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
+from jobs.chunks import ChunkWork
+from jobs.commits import Commits
+from jobs.counts import Progress
 from jobs.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.stops import Stop
 from jobs.trajectories import OpenPair, Trajectory, row_of
@@ -22,7 +24,6 @@ from jobs.watch import Watch
 from labelers.registry import Labeler
 from manifests.asks import POLL_S, Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
-from manifests.labels import Pair
 from manifests.receipts import ChunkId
 from manifests.reuse import answer_of, answer_row
 from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
@@ -32,7 +33,6 @@ MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
 SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
-COMMITS_IN_FLIGHT = 8
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is looked at again, while it has work."""
 HASTY_POLLS = 10_000
@@ -43,66 +43,6 @@ MOST_TOKENS = 100_000_000
 
 LONGEST_STEP_S = 5.0
 """Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a request waiting."""
-
-
-class ChunkWork:
-    """A chunk under way: its pairs, the rows that are in, and what its asks cost.
-
-    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an engine went down while
-    it was at them. `condemned` are places whose rows are not asked any more, and why.
-    """
-
-    __slots__ = (
-        "answers", "apart", "asked", "condemned", "id", "is_dropped", "keys", "left", "opened", "pairs", "reused_answers", "round", "rows",
-        "sources", "stages", "started_clock", "started_s",
-    )  # fmt: skip
-
-    def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
-        self.id = chunk
-        self.keys = keys if keys is not None else [None] * len(pairs)
-        self.round = chunk.attempt - 1  # mixed into the seeds, so that a retried row draws other answers than it did in the run
-        self.pairs = pairs
-        self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
-        self.left = len(pairs)
-        self.asked = len(pairs)  # rows that are not taken over
-        self.opened = 0
-        self.is_dropped = False  # given up at a stop: nothing more is asked for it
-        self.stages: dict[str, list[int]] = {}
-        self.apart: list[list[int]] = []
-        self.condemned: dict[int, str] = {}
-        self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
-        self.answers: list[AnswerRow] = []
-        self.reused_answers = 0
-        self.started_s = time.perf_counter()
-        self.started_clock = time.time()
-
-    def take_over(self, index: int, row: LabelRow, source: int) -> None:
-        """Settle a row by a label of an earlier output; before the loop sees the chunk."""
-        self.rows[index] = row
-        self.sources[source] += 1
-        self.left -= 1
-        self.asked -= 1
-
-    def stage_counts(self) -> dict[str, dict[str, int]]:
-        names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
-        return {stage: dict(zip(names, counts, strict=True)) for stage, counts in sorted(self.stages.items())}
-
-
-class Progress:
-    """Counts since the start, for whoever shows them; written by the loop alone."""
-
-    def __init__(self) -> None:
-        self.pairs = 0
-        self.reused = 0
-        self.statuses: Counter[str] = Counter()
-        self.requests = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        self.chunks_committed = 0
-        self.chunks_lost = 0
-        self.engine_starts = 0
-        self.started_s = time.perf_counter()
 
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
@@ -179,7 +119,6 @@ class RunLoop:
         self.book = book
         self.options = options
         self.engine = engine
-        self.commit = commit
         self.progress = progress
         self.stop = stop
         self.tick = tick
@@ -199,7 +138,7 @@ class RunLoop:
         self._open_pairs = 0
         self._next_id = 0
         self._input_error: InputError | None = None
-        self._commits: set[Future[bool]] = set()
+        self._commits = Commits(commit, progress, watch=watch)
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._pace = Pace()
         self._next_look_s = 0.0
@@ -216,16 +155,16 @@ class RunLoop:
             InputError: rows can't be read; raised once the chunks before them are committed.
             EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="commit") as pool:  # leaving waits for commits under way
-            is_done = self._feed(chunks, pool)
-            self._settle(wait_for_all=True)
+        with self._commits:
+            is_done = self._feed(chunks)
+            self._commits.settle(wait_for_all=True)
         if self._input_error is not None:
             raise self._input_error
         return is_done
 
-    def _feed(self, chunks: Iterator[ChunkWork | None], pool: ThreadPoolExecutor) -> bool:
+    def _feed(self, chunks: Iterator[ChunkWork | None]) -> bool:
         engine, ready = self.engine, self._ready
-        pairs = self._pairs(chunks, pool)
+        pairs = self._pairs(chunks)
         exhausted = False
         hasty_polls = 0
         while True:
@@ -252,7 +191,7 @@ class RunLoop:
                     break
                 if opened is NOT_NOW:
                     break
-                self._open(*opened, pool)
+                self._open(*opened)
             if handed >= 0:
                 self._handed.append((handed, self._worked_s))
             answers, took_s = self._poll()
@@ -265,11 +204,11 @@ class RunLoop:
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
-                self._settle(wait_for_all=True)  # all is answered; the next chunk waits for commits
+                self._commits.settle(wait_for_all=True)  # all is answered; the next chunk waits for commits
                 continue
             for answer in answers:
-                self._deliver(answer, pool)
-            self._settle(wait_for_all=False)
+                self._deliver(answer)
+            self._commits.settle(wait_for_all=False)
             if self._worked_s >= self._next_patience_s:
                 self._look_for_silence()
             self.tick()
@@ -354,7 +293,7 @@ class RunLoop:
             else:
                 self._ready.append(request)
 
-    def _pairs(self, chunks: Iterator[ChunkWork | None], pool: ThreadPoolExecutor) -> Iterator[tuple[ChunkWork, int]]:
+    def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
         passed = 0
         while self.stop.reason is None:
             try:
@@ -370,8 +309,8 @@ class RunLoop:
             if self._watch is not None:
                 self._watch.begins(work)
             if work.left == 0:  # every row was taken over
-                self._commits.add(pool.submit(self._commit, work))
-                self._settle(wait_for_all=False)
+                self._commits.add(work)
+                self._commits.settle(wait_for_all=False)
                 passed += 1
                 if passed % CHUNKS_PASSED == 0 and self._in_flight:
                     yield NOT_NOW
@@ -387,7 +326,7 @@ class RunLoop:
     def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
         """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them committed."""
         for group in work.apart:
-            while self._open_pairs or self._commits:
+            while self._open_pairs or len(self._commits):
                 yield NOT_NOW
             self._prove_engine()
             if self.stop.reason is not None:
@@ -403,12 +342,12 @@ class RunLoop:
         while work.apart and self._open_pairs:
             yield NOT_NOW
 
-    def _open(self, work: ChunkWork, index: int, pool: ThreadPoolExecutor) -> None:
+    def _open(self, work: ChunkWork, index: int) -> None:
         work.opened += 1
         self._begun[work.id] = work
         if index in work.condemned:
             pair = work.pairs[index]
-            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.condemned[index], [], 0, 0), pool)
+            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.condemned[index], [], 0, 0))
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
@@ -419,9 +358,9 @@ class RunLoop:
             if trajectory.begin(self.labeler):
                 self._dispatch(trajectory)
             else:
-                self._end(trajectory, pool)
+                self._end(trajectory)
         if self._runnable:
-            self._run_answered(pool)
+            self._run_answered()
 
     def _dispatch(self, trajectory: Trajectory) -> None:
         ask = trajectory.ask
@@ -483,7 +422,7 @@ class RunLoop:
             digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.digest()
 
-    def _deliver(self, answer: Answer, pool: ThreadPoolExecutor) -> None:
+    def _deliver(self, answer: Answer) -> None:
         flight = self._in_flight.pop(answer.request_id, None)
         if flight is None:
             raise EngineCrashError(f"the engine answered request {answer.request_id}, which was never asked or is answered already.")
@@ -512,7 +451,7 @@ class RunLoop:
             shared.waiters = []
             self._shared.move_to_end(flight.key)
             self._forget_old_answers()
-        self._run_answered(pool)
+        self._run_answered()
 
     def _forget_old_answers(self) -> None:
         while len(self._shared) > SHARED_ANSWERS_KEPT:
@@ -521,7 +460,7 @@ class RunLoop:
                 return
             del self._shared[key]
 
-    def _run_answered(self, pool: ThreadPoolExecutor) -> None:
+    def _run_answered(self) -> None:
         runnable = self._runnable
         while runnable:
             trajectory, answer = runnable.popleft()
@@ -530,9 +469,9 @@ class RunLoop:
             if trajectory.take(answer, self.labeler, self.options):
                 self._dispatch(trajectory)
             else:
-                self._end(trajectory, pool)
+                self._end(trajectory)
 
-    def _end(self, trajectory: Trajectory, pool: ThreadPoolExecutor) -> None:
+    def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open
         open_pair.outcomes.append(trajectory)
         if len(open_pair.outcomes) < self.options.samples:
@@ -543,9 +482,9 @@ class RunLoop:
         self._open_pairs -= 1
         if self._watch is not None:
             self._watch.ends(work, open_pair.index)
-        self._keep(work, open_pair.index, row, pool)
+        self._keep(work, open_pair.index, row)
 
-    def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow, pool: ThreadPoolExecutor) -> None:
+    def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:
         work.rows[index] = row
         work.left -= 1
         self.progress.pairs += 1
@@ -553,23 +492,4 @@ class RunLoop:
         if work.left == 0:
             self._begun.pop(work.id, None)
             self._pace.chunk_done(time.perf_counter() - work.started_s)
-            self._commits.add(pool.submit(self._commit, work))
-
-    def _commit(self, work: ChunkWork) -> bool:
-        was_first = self.commit(work)
-        if self._watch is not None:
-            self._watch.commits(work, was_first=was_first)
-        return was_first
-
-    def _settle(self, *, wait_for_all: bool) -> None:
-        """Take note of finished commits; a failed one raises here."""
-        while self._commits:
-            must_wait = wait_for_all or len(self._commits) >= COMMITS_IN_FLIGHT
-            done, self._commits = wait(self._commits, timeout=None if must_wait else 0, return_when=FIRST_COMPLETED)
-            for future in done:
-                if future.result():
-                    self.progress.chunks_committed += 1
-                else:
-                    self.progress.chunks_lost += 1
-            if not wait_for_all:
-                return
+            self._commits.add(work)

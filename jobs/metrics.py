@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.exits import Exit
 
 if TYPE_CHECKING:
+    from jobs.counts import Progress
     from jobs.labeling import RunReport
-    from jobs.loop import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from jobs import log_format
-from jobs.loop import Progress
+from jobs.counts import Progress
 
 LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25

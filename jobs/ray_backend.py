@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -24,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from jobs.assignments import Assignment, assign, deadline_of
+from jobs.counts import Progress
 from jobs.labeling import RunReport, open_run
 from jobs.lives import COUNTS
-from jobs.loop import Progress
 from jobs.sessions import Session
 from jobs.stops import Stop
 from jobs.supervise import GRACE_S, Results, Slot, Supervisor, error_of
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError, TerminalError
 from manifests.extras import require
 from manifests.filesystems import is_url
+from manifests.stdout import stdout_apart
 
 PURPOSE = "--backend ray"
 PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "RELABEL_", "VLLM_")
@@ -162,7 +162,7 @@ def label_on_ray(
     started = time.perf_counter()
     driver = Driver(ray, session, tick=tick, say=say)
     if any(session.todo(shard) for shard in session.shards):
-        with _stdout_apart(), _joined(ray, address):
+        with stdout_apart(), _joined(ray, address):
             driver.place(workers, gpus_each)
             driver.watch_over()
     report = driver.results.report(session)
@@ -381,20 +381,6 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _stdout_apart() -> Iterator[None]:
-    """Send what Ray prints to stderr: what its nodes and its raylets say, from threads and from C++. Stdout is for results."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _reach(where: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs.chunks import ChunkWork
 from jobs.job_files import Job
-from jobs.loop import ChunkWork
 from jobs.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError

@@ -12,17 +12,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from distill.score import Scorer
 from distill.students import Student
 from distill.texts import TokenRow
+from jobs.chunks import ChunkWork
+from jobs.commits import Commits
+from jobs.counts import Progress
 from jobs.labeling import RunReport, conclude
-from jobs.loop import COMMITS_IN_FLIGHT, ChunkWork, Progress
 from jobs.scoring import STAGE, StudentArgs, identify, score_rows, start_student
 from jobs.sessions import Session
-from jobs.stops import DRAIN_S, StartStopped, Stop
+from jobs.stops import Stop, start_unless_stopped
 from manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2
@@ -53,14 +54,13 @@ class ScoreLoop:
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.scorer = scorer
-        self.commit = commit
         self.progress = progress
         self.stop = stop
         self.tick = tick
         self._ahead: queue.Queue[_Prepared | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
         self._is_over = threading.Event()
         self._has_committed = threading.Event()
-        self._commits: set[Future[bool]] = set()
+        self._commits = Commits(commit, progress)
         self._seconds_a_chunk = 0.0
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
@@ -76,10 +76,10 @@ class ScoreLoop:
         """
         reader = threading.Thread(target=self._prepare, args=(chunks,), name="tokenize", daemon=True)
         gc.freeze()  # what torch and the student brought along is not looked through again: 0.25 s a full collection
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="commit") as pool:  # leaving waits for commits under way
+        with self._commits:
             reader.start()
             try:
-                is_done = self._score_all(pool)
+                is_done = self._score_all()
             finally:
                 self._is_over.set()
                 reader.join()
@@ -112,7 +112,7 @@ class ScoreLoop:
             except queue.Full:
                 continue
 
-    def _score_all(self, pool: ThreadPoolExecutor) -> bool:
+    def _score_all(self) -> bool:
         while True:
             self.stop.mind(self._seconds_a_chunk)
             if self.stop.reason is not None:
@@ -128,11 +128,11 @@ class ScoreLoop:
             if isinstance(item, BaseException):
                 self._settle(wait_for_all=True)
                 raise item
-            if not self._score(item, pool):
+            if not self._score(item):
                 return False
             self._settle(wait_for_all=False)
 
-    def _score(self, item: _Prepared, pool: ThreadPoolExecutor) -> bool:
+    def _score(self, item: _Prepared) -> bool:
         """Score one chunk and hand it to a committer; False if a stop came that leaves no time for it."""
         work, tokens = item
         started_s = time.perf_counter()
@@ -155,7 +155,7 @@ class ScoreLoop:
         progress.statuses["ok"] -= lost.total()
         progress.requests += len(rows)
         progress.prompt_tokens += num_tokens
-        self._commits.add(pool.submit(self.commit, work))
+        self._commits.add(work)
         return True
 
     def _goes_on(self, num_rows: int) -> bool:
@@ -170,18 +170,8 @@ class ScoreLoop:
         self.progress.statuses["ok"] += num_rows
 
     def _settle(self, *, wait_for_all: bool) -> None:
-        """Take note of finished commits; a failed one raises here."""
-        while self._commits:
-            must_wait = wait_for_all or len(self._commits) >= COMMITS_IN_FLIGHT
-            done, self._commits = wait(self._commits, timeout=None if must_wait else 0, return_when=FIRST_COMPLETED)
-            for future in done:
-                if future.result():
-                    self.progress.chunks_committed += 1
-                else:
-                    self.progress.chunks_lost += 1
-                self._has_committed.set()
-            if not wait_for_all:
-                return
+        if self._commits.settle(wait_for_all=wait_for_all):
+            self._has_committed.set()
 
 
 def score(
@@ -202,7 +192,7 @@ def score(
     started_s = time.perf_counter()
     start_s = 0.0
     try:
-        if session.reach() and (begun := _started(session)) is not None:
+        if session.reach() and (begun := start_unless_stopped(session.stop, lambda: _student(session))) is not None:
             student, session.facts = begun
             start_s = time.perf_counter() - started_s
             on_engine(session.facts)
@@ -223,16 +213,5 @@ def _args(session: Session) -> StudentArgs:
     return args
 
 
-def _started(session: Session) -> tuple[Student, EngineFacts] | None:
-    """The session's student, or None if a stop came first, or a deadline so near that nothing could be scored."""
-    stop = session.stop
-    stop.mind(DRAIN_S)
-    if stop.reason is not None:
-        return None
-    stop.is_starting = True
-    try:
-        return start_student(identify(str(session.opened.job.spec.engine.model)), _args(session))
-    except StartStopped:
-        return None
-    finally:
-        stop.is_starting = False
+def _student(session: Session) -> tuple[Student, EngineFacts]:
+    return start_student(identify(str(session.opened.job.spec.engine.model)), _args(session))

@@ -40,7 +40,6 @@ STAGE = "score"
 MANIFEST_NAME = "manifest.json"
 CHUNK_ROWS = 2048
 """Rows per commit: as many are sorted by length together. On two cores a MiniLM takes a few seconds for them."""
-DTYPES = ("float32", "bfloat16", "float16")
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
 from jobs.job_files import Job
-from jobs.loop import ChunkWork, Progress
 from jobs.reusing import Book, Reuse, earlier_outputs, label_keys
 from jobs.shard_log import ShardLogs
 from jobs.stops import Stop

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from jobs.deadlines import Deadline
+
+StartedT = TypeVar("StartedT")
 
 DRAIN_S = 20.0
 """How long begun chunks may take to finish once a stop was asked for."""
@@ -64,3 +68,17 @@ class Stop:
         self.deadline_s = min(self.deadline_s, time.perf_counter() + within_s)
         if self.reason is None:
             self.reason = reason
+
+
+def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT | None:
+    """What `start` gives, or None if a stop came before or during it, or a deadline is so near that nothing could be done with it."""
+    stop.mind(DRAIN_S)
+    if stop.reason is not None:
+        return None
+    stop.is_starting = True
+    try:
+        return start()
+    except StartStopped:
+        return None
+    finally:
+        stop.is_starting = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from jobs.loop import ChunkWork
+    from jobs.chunks import ChunkWork
 
 
 class Watch(Protocol):

@@ -19,8 +19,9 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from jobs.assignments import Assignment, deadline_of, read_cases, worker_name
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
 from jobs.labeling import open_run, work
-from jobs.loop import ChunkWork, Progress
 from jobs.process_guard import kill_group
 from jobs.sessions import Session
 from jobs.signals import stopping

@@ -23,7 +23,7 @@ from manifests.disk_errors import told
 from manifests.errors import InputError, StoreError, UsageError
 from manifests.file_locks import FileLock
 from manifests.filesystems import is_url, scheme_of
-from manifests.local_store import TEMP_PREFIX, LocalStore
+from manifests.local_store import TEMP_PREFIX, LocalStore, sync_folder
 
 BLOCK_BYTES = 1 << 22
 LOCKS = ".locks"
@@ -270,15 +270,6 @@ def check_record_size(where: str, size: int) -> None:
     """
     if size > MAX_RECORD_BYTES:
         raise StoreError(f"{where}: holds {size:,} bytes; a record has at most {MAX_RECORD_BYTES:,}. Something else was put there.")
-
-
-def sync_folder(path: Path) -> None:
-    """Make names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _size_of_file(path: Path) -> int:

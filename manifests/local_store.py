@@ -89,7 +89,7 @@ class LocalStore:
             temp = self._synced_temp(path, data)
             failpoints.hit("before_temp_rename")
             temp.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; in a race exactly one caller gets True.
@@ -109,7 +109,7 @@ class LocalStore:
                     return False
             finally:
                 temp.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             return True
 
     def sweep(self, folder: str) -> int:
@@ -180,7 +180,8 @@ def _is_abandoned(temp: Path) -> bool:
     return host == _HOST and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

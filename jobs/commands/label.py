@@ -14,6 +14,7 @@ from jobs import log_format
 from jobs.canary import CanaryResult, canary_text
 from jobs.chunk_time import chunk_time
 from jobs.commands.options import Command, date_option, emit, job_options, log_option, output_option, table
+from jobs.counts import Progress
 from jobs.crews import BACKENDS, Crew, as_json, label_with
 from jobs.deadlines import Deadline, choose_deadline
 from jobs.estimate_text import estimate_json, estimate_text
@@ -21,7 +22,6 @@ from jobs.estimating import estimate_run, keep_estimate
 from jobs.exits import Exit, exit_for
 from jobs.job_files import load_job
 from jobs.labeling import RunReport, open_run
-from jobs.loop import Progress
 from jobs.metrics import MetricsFile
 from jobs.progress import Display
 from jobs.sessions import OpenRun, Session

@@ -12,11 +12,11 @@ import click
 from jobs import log_format
 from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP, report_json, verdict
 from jobs.commands.options import emit, log_option, output_option, table
+from jobs.counts import Progress
 from jobs.deadlines import Deadline, choose_deadline
 from jobs.exits import Exit
 from jobs.job_files import CACHE_VARIABLE
 from jobs.labeling import RunReport, open_run
-from jobs.loop import Progress
 from jobs.progress import Display
 from jobs.sessions import Session
 from jobs.shard_choice import choose_shards

@@ -6,13 +6,12 @@ Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (reques
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -37,6 +36,7 @@ from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, M
 from manifests.extras import require
 from manifests.models import ResolvedModel
 from manifests.specs import EngineArgs, EngineSpec, nearest
+from manifests.stdout import stdout_apart
 
 if TYPE_CHECKING:
     from labelers.engines.vllm_loop import StepLoop
@@ -192,7 +192,7 @@ class Vllm:
         engine, self._engine, self._loop = self._engine, None, None
         if engine is None:
             return
-        with _stdout_apart():
+        with stdout_apart():
             engine.engine_core.shutdown()
             del engine
             _free_device()
@@ -271,7 +271,7 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
     planned = plan_engine_args(args, resolved.path, is_cpu=platform.is_cpu())
     _check_known(library.EngineArgs, args.extra)
     try:
-        with _stdout_apart():
+        with stdout_apart():
             return engines.LLMEngine.from_engine_args(library.EngineArgs(**planned), usage_context=usage)
     except Exception as exc:
         _free_device()
@@ -307,17 +307,3 @@ def _free_device() -> None:
     """Let go of the process groups and the memory of an engine that is gone, so that another one can start here."""
     state = require("vllm.distributed.parallel_state", extra="vllm", purpose=PURPOSE)
     state.cleanup_dist_env_and_memory()
-
-
-@contextlib.contextmanager
-def _stdout_apart() -> Iterator[None]:
-    """Send what vLLM's libraries and workers print to stderr: some do so from C++ and at start, and stdout is for results."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,9 @@ PATIENCE_S = 240.0
 
 _context = get_context("forkserver")
 _context.set_forkserver_preload(list(WARM))
+_is_looking = threading.Lock()
+"""An exit code can be read once. Starting a process looks at all that were started before, from whichever thread: two that look at once
+leave one of them with 255."""
 
 
 class Setup(NamedTuple):
@@ -61,17 +66,19 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="relabel-fork-")
         plain = [[str(word) for word in call] for call in calls]
         self._process = _context.Process(target=_live, args=(plain, dict(variables), self._folder.name, setup))
-        self._process.start()
+        with _is_looking:
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still lives."""
-        if self._process.is_alive():
+        if self.is_alive():
             os.kill(self.pid, number)
 
     def is_alive(self) -> bool:
-        return self._process.is_alive()
+        with _is_looking:
+            return self._process.is_alive()
 
     def text(self) -> str:
         """What it said so far."""
@@ -80,10 +87,11 @@ class Child:
 
     def wait(self, patience_s: float = PATIENCE_S) -> Ended:
         """Wait for its end; one that does not end is killed, and fails the test."""
-        self._process.join(patience_s)
-        is_stuck = self._process.is_alive()
+        wait_for([self._process.sentinel], patience_s)
+        is_stuck = self.is_alive()
         if is_stuck:
             self.send(signal.SIGKILL)
+        with _is_looking:
             self._process.join()
         codes = Path(self._folder.name, "codes")
         ended = Ended(self._process.exitcode or 0, list(map(int, codes.read_text().split())) if codes.exists() else [], self.text())

@@ -22,10 +22,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
 from jobs.exits import Exit
 from jobs.job_files import load_job
 from jobs.labeling import conclude, open_run
-from jobs.loop import ChunkWork, Progress
 from jobs.sessions import Session
 from jobs.stops import Stop
 from manifests import failpoints, retries

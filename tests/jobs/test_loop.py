@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
+from jobs.loop import RunLoop
 from jobs.stops import Stop
 from labelers.samples import merge_samples
 from manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling

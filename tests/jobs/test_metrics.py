@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.loop import Progress
+from jobs.counts import Progress
 from jobs.metrics import MetricsFile
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from jobs.counts import Progress
 from jobs.deadlines import Deadline
 from jobs.labeling import label
-from jobs.loop import Progress, RunLoop
+from jobs.loop import RunLoop
 from jobs.pace import Pace, num_fitting
 from jobs.signals import stopping
 from jobs.stops import DRAIN_S, END_S, StartStopped, Stop

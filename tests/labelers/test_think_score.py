@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
+from jobs.loop import RunLoop
 from jobs.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Distribution

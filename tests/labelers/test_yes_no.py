@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
+from jobs.loop import RunLoop
 from jobs.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Answer, Distribution

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.loop import Progress
+from jobs.counts import Progress
 from jobs.ray_backend import Actor, Driver
 from jobs.stops import Stop
 from jobs.supervise import Results

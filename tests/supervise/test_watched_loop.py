@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from jobs.loop import ChunkWork, Progress, RunLoop
+from jobs.chunks import ChunkWork
+from jobs.counts import Progress
+from jobs.loop import RunLoop
 from jobs.stops import Stop
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.errors import EngineCrashError

@@ -1,0 +1,54 @@
+"""A chunk under way, from its first row read to its commit."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from manifests.labels import Pair
+from manifests.receipts import ChunkId
+from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+
+
+class ChunkWork:
+    """A chunk under way: its pairs, the rows that are in, and what its asks cost.
+
+    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an engine went down while
+    it was at them. `condemned` are places whose rows are not asked any more, and why.
+    """
+
+    __slots__ = (
+        "answers", "apart", "asked", "condemned", "id", "is_dropped", "keys", "left", "opened", "pairs", "reused_answers", "round", "rows",
+        "sources", "stages", "started_clock", "started_s",
+    )  # fmt: skip
+
+    def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
+        self.id = chunk
+        self.keys = keys if keys is not None else [None] * len(pairs)
+        self.round = chunk.attempt - 1  # mixed into the seeds, so that a retried row draws other answers than it did in the run
+        self.pairs = pairs
+        self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
+        self.left = len(pairs)
+        self.asked = len(pairs)  # rows that are not taken over
+        self.opened = 0
+        self.is_dropped = False  # given up at a stop: nothing more is asked for it
+        self.stages: dict[str, list[int]] = {}
+        self.apart: list[list[int]] = []
+        self.condemned: dict[int, str] = {}
+        self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
+        self.answers: list[AnswerRow] = []
+        self.reused_answers = 0
+        self.started_s = time.perf_counter()
+        self.started_clock = time.time()
+
+    def take_over(self, index: int, row: LabelRow, source: int) -> None:
+        """Settle a row by a label of an earlier output; before the loop sees the chunk."""
+        self.rows[index] = row
+        self.sources[source] += 1
+        self.left -= 1
+        self.asked -= 1
+
+    def stage_counts(self) -> dict[str, dict[str, int]]:
+        names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
+        return {stage: dict(zip(names, counts, strict=True)) for stage, counts in sorted(self.stages.items())}
