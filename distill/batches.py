@@ -1,7 +1,8 @@
 """Which rows make a batch, epoch by epoch, and what a batch holds.
 
-An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones. Batches of like length are cut from the
-sorted lengths, which are the same in every epoch: their number never changes, only who shares a batch with whom.
+An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number is the same in every
+epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled epoch, so that who shares a batch with whom
+stays mostly chance; with a budget of tokens the whole epoch is one stretch, since batches cut elsewhere would differ in number.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from distill.texts import PAD_MULTIPLE, PairTexts, TokenRow
 
 # N rows, B rows of a batch, K grades
 
+STRETCH_BATCHES = 50
+"""Batches of a stretch. On crowdflower's pairs, 32 rows a batch, padding falls from 47 to 4.1 % of the tokens with titles alone, and from
+31 to 1.4 % with bodies cut at 96 tokens."""
+FEWEST_STRETCHES = 4
+"""Fewer rows make shorter stretches, so that batches still differ from epoch to epoch."""
+
 
 class BatchPlan:
     """A batch sampler: yields lists of row numbers.
@@ -24,6 +31,7 @@ class BatchPlan:
     Args:
         lengths: tokens of each row.
         rows: the row numbers to draw from.
+        groups: rows of like length share a batch; always so with `tokens_per_batch`.
         draw_weight: of each entry of `rows`, to draw with replacement; None takes each row once an epoch.
         num_shards: processes that share the batches; their number is made a multiple of it by repeating the first ones.
     """
@@ -46,6 +54,7 @@ class BatchPlan:
         self._seed = seed
         self._epoch = 0
         self._groups = groups or tokens_per_batch is not None
+        self._stretch = len(rows) if tokens_per_batch is not None else batch_size * stretch_batches(len(rows), batch_size)
         self._sizes = batch_sizes(np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch)
         self._draw = None if draw_weight is None else draw_weight / draw_weight.sum()
         self._surplus = -len(self._sizes) % num_shards
@@ -70,7 +79,9 @@ class BatchPlan:
         else:
             order = chance.permutation(len(self._rows))
         if self._groups:
-            order = order[np.argsort(-self._lengths[order], kind="stable")]  # longest first; who ties with whom is drawn
+            stretches = [order[start : start + self._stretch] for start in range(0, len(order), self._stretch)]
+            # longest first; who ties with whom is drawn
+            order = np.concatenate([stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches])
         found = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
         if self._groups:
             found = [found[place] for place in chance.permutation(len(found))]
@@ -98,6 +109,11 @@ def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch:
         sizes.append(size)
         start += size
     return sizes
+
+
+def stretch_batches(num_rows: int, batch_size: int) -> int:
+    """How many batches are cut from one stretch of sorted rows."""
+    return min(max(1, num_rows // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
 
 
 class TokenRows(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -182,8 +182,9 @@ class TrainSection(Spec):
     """Rows of one forward pass on one device."""
     tokens_per_batch: int | None = Field(None, ge=1)
     """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included."""
-    group_by_length: bool = False
-    """Batches of rows of like length; always so with `tokens_per_batch`."""
+    group_by_length: bool = True
+    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly chance. Always so with
+    `tokens_per_batch`, over the whole epoch."""
     accumulation: int = Field(1, ge=1)
     """Batches for one optimizer step; the loss is the same as of one large batch."""
     learning_rate: float = Field(2e-4, gt=0.0)
@@ -221,8 +222,8 @@ class TrainSection(Spec):
 
     @model_validator(mode="after")
     def _options_agree(self) -> TrainSection:
-        if self.class_balance == "sampler" and (self.tokens_per_batch or self.group_by_length):
-            raise ValueError("`class_balance: sampler` draws rows at random; it does not go with batches of like length. Use weights")
+        if self.class_balance == "sampler" and self.tokens_per_batch:
+            raise ValueError("`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use weights")
         return self
 
 

@@ -125,7 +125,8 @@ def test_accumulating_small_batches_is_the_loss_of_a_large_one(run: Callable[...
     """Also with masked nodes and row weights, where a mean of means would be another number."""
     whole, halved = (
         run(
-            train={"max_steps": 4, "batch_size": size, "accumulation": 16 // size, "learning_rate": 1e-3},
+            # in plain order four batches of 4 hold what one of 16 holds
+            train={"max_steps": 4, "batch_size": size, "accumulation": 16 // size, "learning_rate": 1e-3, "group_by_length": False},
             loss={"weight_by": ["confidence", "outside_mass"]},
             student={"dropout": 0.0, "model": str(_without_dropout(encoder_dir(), tmp_path))},
             output=str(tmp_path / f"out{size}"),
@@ -270,6 +271,24 @@ def test_every_epoch_takes_each_row_once_in_batches_that_follow_from_seed_and_ep
     assert plans[1].batches(2) == epochs[2]
     if "tokens_per_batch" in options:
         assert all(len(batch) * max(lengths[row] for row in batch) <= 64 for batches in epochs for batch in batches)
+
+
+def test_rows_of_like_length_share_a_batch_and_its_company_still_changes_from_epoch_to_epoch() -> None:
+    lengths = np.random.default_rng(0).integers(4, 97, size=8_000)
+    plan, at_random = (BatchPlan(lengths.tolist(), np.arange(8_000), seed=3, batch_size=32, groups=groups) for groups in (True, False))
+    assert plan.padding_share() < 0.03 < 0.3 < at_random.padding_share()
+    company = [{row: set(batch) for batch in plan.batches(epoch) for row in batch} for epoch in range(2)]
+    shared = [len(company[0][row] & company[1][row]) - 1 for row in range(8_000)]
+    assert np.mean(shared) < 5.0  # of 31; rows sorted over the whole epoch keep more than 20
+
+
+def test_drawn_rows_of_like_length_share_a_batch_too() -> None:
+    lengths = np.random.default_rng(0).integers(4, 97, size=2_000)
+    plan = BatchPlan(lengths.tolist(), np.arange(2_000), seed=1, batch_size=10, groups=True, draw_weight=np.ones(2_000))
+    drawn = [row for batch in plan.batches(0) for row in batch]
+    assert len(drawn) == 2_000 > len(set(drawn))
+    spread = [int(np.ptp(lengths[batch])) for batch in plan.batches(0)]
+    assert np.median(spread) <= 4
 
 
 def test_processes_get_the_same_number_of_batches() -> None:
