@@ -236,19 +236,28 @@ def load_plan(store: Store) -> Plan | None:
         data = store.read(PLAN_NAME)
     except FileNotFoundError:
         return None
+    return parse_plan(data, f"{store.root}/{PLAN_NAME}")
+
+
+def parse_plan(data: bytes, where: str) -> Plan:
+    """The plan that a file holds.
+
+    Raises:
+        ManifestError: as `load_plan`.
+    """
     try:
         held = json.loads(data)
         version = held.pop("version")
         if version != PLAN_VERSION:
-            raise ManifestError(f"{store.root}/{PLAN_NAME}: written as version {version}; this relabel reads {PLAN_VERSION}.")
+            raise ManifestError(f"{where}: written as version {version}; this relabel reads {PLAN_VERSION}.")
         plan = checked(Plan, held)
         if digest_of(plan.parts) != plan.fingerprint:
-            raise ManifestError(f"{store.root}/{PLAN_NAME}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
+            raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
         return plan
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         if isinstance(exc, ManifestError):
             raise
-        raise ManifestError(f"{store.root}/{PLAN_NAME}: not a plan ({fault_of(exc)}). Restore it, or use another output folder.") from exc
+        raise ManifestError(f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder.") from exc
 
 
 def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:

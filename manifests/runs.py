@@ -23,7 +23,7 @@ from manifests import failpoints
 from manifests.digests import canonical_json, readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.mixing import engines_differ
-from manifests.plans import PLAN_NAME, Plan, shard_row_ids
+from manifests.plans import PLAN_NAME, Plan, parse_plan, shard_row_ids
 from manifests.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.records import checked, fault_of
 from manifests.schemas import LABELS, QUARANTINE, table_of
@@ -330,6 +330,16 @@ def _snapshot_of(manifest: dict[str, Any], num_chunks: int) -> Snapshot:
     )
 
 
+def _plan_digest(folder: RunFolder) -> str:
+    """sha256 of plan.json, read anew and seen to hold the plan that was worked by: a reply that was cut short would be in the manifest for
+    good."""
+    where = f"{folder.store.root}/{PLAN_NAME}"
+    data = folder.store.read(PLAN_NAME)
+    if parse_plan(data, where) != folder.plan:
+        raise ManifestError(f"{where}: not the plan that this run began with. Restore it from a copy, and run the same command again.")
+    return sha256_bytes(data)
+
+
 def build_manifest(
     folder: RunFolder,
     found: Snapshot,
@@ -357,7 +367,7 @@ def build_manifest(
         "relabel": relabel_version,
         "name": plan.name,
         "fingerprint": plan.fingerprint,
-        "plan_sha256": sha256_bytes(folder.store.read(PLAN_NAME)),
+        "plan_sha256": _plan_digest(folder),
         "receipts_sha256": found.digest,
         "receipts_mark": found.mark,
         "rows": {"in": proved, "labelled": tally.labelled, "reused": tally.reused, "quarantined": tally.num_quarantined},

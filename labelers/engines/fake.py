@@ -121,7 +121,8 @@ class Fake:
         self._may_cut = overlong == "truncate"
         self._max_chars = spec.max_prompt_tokens * _CHARS_PER_TOKEN
         self._queue: deque[Request] = deque()
-        self._slow: list[tuple[float, int, Answer]] = []
+        self._slow: list[tuple[float, int, Answer]] = []  # by when they are due, on `_now`
+        self._clock_s, self._looked_s = 0.0, time.monotonic()
         self._fate = random.Random()
         self._is_down = False
         self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
@@ -202,7 +203,7 @@ class Fake:
                 draw = self._draw(request)
                 answer = self._answer(request, draw)
                 if self._below_slow and _mix(draw ^ 0x510) & 0xFFFFFF < self._below_slow:
-                    heapq.heappush(self._slow, (time.monotonic() + args.slow_s, request.id, answer))
+                    heapq.heappush(self._slow, (self._now() + args.slow_s, request.id, answer))
                 else:
                     ready.append(answer)
             if args.latency_s:
@@ -211,11 +212,18 @@ class Fake:
             time.sleep(POLL_S)  # seems to work on them
         if self._slow:
             if not ready:
-                time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
-            now = time.monotonic()
+                time.sleep(min(max(0.0, self._slow[0][0] - self._now()), POLL_S))
+            now = self._now()
             while self._slow and self._slow[0][0] <= now:
                 ready.append(heapq.heappop(self._slow)[2])
         return ready
+
+    def _now(self) -> float:
+        """Seconds of this engine's life. A clock that is put back holds up no answer: the virtual machine's own may be, when it moves."""
+        looked_s = time.monotonic()
+        self._clock_s += max(0.0, looked_s - self._looked_s)
+        self._looked_s = looked_s
+        return self._clock_s
 
     def facts(self) -> EngineFacts:
         return EngineFacts("fake", VERSION, "fake", self._digest, notes=("answers are made up",))

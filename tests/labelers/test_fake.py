@@ -159,6 +159,20 @@ def test_decisions_alone_fail_by_having_no_distribution() -> None:
     assert 0.05 < sum(a.finish == "refused" for a in answers) / 1_000 < 0.15
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_slow_answer_comes_even_if_the_clock_is_put_back_or_on(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    true_clock, begun = time.monotonic, time.monotonic()
+    engine = fake(p_slow=1.0, slow_s=1.3)
+    asked = requests(3)
+    for request in asked:
+        engine.submit(request)
+    answers = engine.poll()
+    monkeypatch.setattr(time, "monotonic", lambda: true_clock() + jump_s)
+    while len(answers) < len(asked) and true_clock() - begun < 20.0:
+        answers += engine.poll()
+    assert {answer.request_id for answer in answers} == {request.id for request in asked}
+
+
 def test_slow_answers_are_overtaken_and_take_their_time() -> None:
     asked = requests(40)
     engine = fake(p_slow=0.3, slow_s=0.05)
