@@ -101,11 +101,11 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
     Raises:
         ManifestError: says what is missing, strange or damaged.
     """
-    where = f"{folder}/{MANIFEST_NAME}"
     data = _manifest_bytes(folder)
-    facts, files = read_manifest(data, where)
+    facts, files = read_manifest(data, f"{folder}/{MANIFEST_NAME}")
     listed = {file.path: file for file in files}
-    found = _names_in(folder)
+    with told("look into", folder):
+        found = _names_in(folder)
     if missing := sorted(listed.keys() - set(found)):
         raise ManifestError(f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again.")
     if strange := sorted(set(found) - listed.keys() - {MANIFEST_NAME}):

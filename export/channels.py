@@ -15,6 +15,7 @@ from typing import Any, Literal
 from export.bundles import is_sha256
 from export.signatures import SigningKey
 from export.versions import RECORD_FORMAT, Version, is_name, read_record
+from manifests import failpoints
 from manifests.depots import Depot
 from manifests.digests import readable_json
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
@@ -102,11 +103,19 @@ def load_channel(depot: Depot, name: str, channel: str) -> Channel:
         InputError: there is no such channel.
         ManifestError: it is damaged, or another channel's.
     """
+    found = find_channel(depot, name, channel)
+    if found is None:
+        raise InputError(f"{depot.url}/{name}: no channel {channel} there. See what there is: relabel show {depot.url}/{name}.")
+    return found
+
+
+def find_channel(depot: Depot, name: str, channel: str) -> Channel | None:
+    """`load_channel`, or None if there is none."""
     where = f"{depot.url}/{channel_name(name, channel)}"
     try:
         data, tag = depot.read(channel_name(name, channel))
-    except FileNotFoundError as exc:
-        raise InputError(f"{depot.url}/{name}: no channel {channel} there. See what there is: relabel show {depot.url}/{name}.") from exc
+    except FileNotFoundError:
+        return None
     body, signatures = read_record(data, CHANNEL_KIND, where)
     try:
         moves = checked(tuple[Move, ...], body.get("moves"))
@@ -124,13 +133,6 @@ def load_channel(depot: Depot, name: str, channel: str) -> Channel:
         if not (move.moved + move.write).isprintable() or len(move.moved + move.write) > 100:
             raise ManifestError(f"{where}: a move says when or by whom it was made in a way that no mover writes.")
     return found
-
-
-def find_channel(depot: Depot, name: str, channel: str) -> Channel | None:
-    """`load_channel`, or None if there is none."""
-    if depot.size(channel_name(name, channel)) is None:
-        return None
-    return load_channel(depot, name, channel)
 
 
 def channels_of(depot: Depot, name: str) -> list[Channel]:
@@ -188,7 +190,9 @@ def move_channel(
     signatures = (key.sign(CHANNEL_KIND, moved.body),) if key else ()
     moved = Channel(name, channel, moved.moves, signatures)
     path = channel_name(name, channel)
+    failpoints.hit("before_channel")
     was_first = depot.replace(path, moved.record(), held.tag) if held else depot.create(path, moved.record())
+    failpoints.hit("after_channel")
     if was_first:
         return moved
     now = load_channel(depot, name, channel)

@@ -123,11 +123,12 @@ class Destination:
     def serving(self) -> Path | None:
         """The folder that serves: the link, followed; None if there is none."""
         link = self.folder / LINK
-        if not link.is_symlink():
+        with told("look at", link):
+            if link.is_symlink():
+                return self.folder / link.readlink()
             if link.exists():
                 raise InputError(f"{link}: is no link that a pull made. Move it away, or pull to another folder.")
             return None
-        return self.folder / link.readlink()
 
     def path_of(self, served: Served) -> Path:
         """Where a version lies."""
@@ -184,7 +185,7 @@ class Destination:
             GateError: nothing earlier is kept.
             ManifestError: what is kept is not whole.
         """
-        with self.switching():
+        with told("roll back in", self.folder), self.switching():
             state = self.reconciled()
             if state is None or len(state.served) < 2:
                 raise GateError(

@@ -55,13 +55,15 @@ class Built:
     cache: bytes
 
 
-def describe_lengths(lengths: Sequence[int]) -> dict[str, int]:
-    """The length distribution as a bundle's manifest keeps it: tokens of a pair."""
+def describe_lengths(lengths: Sequence[int]) -> dict[str, Any]:
+    """The length distribution as a bundle's manifest keeps it: tokens of a pair; `histogram` holds `[tokens, rows]`, short to long."""
     p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
-    return {"rows": len(lengths), "p50": p50, "p90": p90, "p99": p99, "max": int(max(lengths))}
+    tokens, rows = np.unique(lengths, return_counts=True)
+    histogram = [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)]
+    return {"rows": len(lengths), "p50": p50, "p90": p90, "p99": p99, "max": int(max(lengths)), "histogram": histogram}
 
 
-def plan_profile(lengths: dict[str, int], max_tokens: int) -> Profile:
+def plan_profile(lengths: dict[str, Any], max_tokens: int) -> Profile:
     """The shape profile of a bundle: anything up to `max_tokens`, tuned for nine pairs in ten.
 
     One profile alone: onnxruntime runs an engine's first.

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
@@ -144,14 +142,12 @@ def compare(
     rows = encoder.encode(pairs.pairs)
     check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
-    number: dict[tuple[int, ...], int] = {}
-    item_N = np.array([number.setdefault(tuple(ids), len(number)) for ids, _ in rows])
     found = []
     for model in facts["models"]:
         say(f"parity: {model['precision']} on {provider}")
         session = Session(folder / model["path"], provider, list(student.record.heads))
         by_size = {size: answers(session, encoder, rows, size) for size in spec.parity.batch_sizes}
-        found.append(measure(model["precision"], reference, by_size, pairs, spec.parity, item_N))
+        found.append(measure(model["precision"], reference, by_size, pairs, spec.parity))
     about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
     return {**about, "onnxruntime": onnxruntime.__version__, "models": found}
 

@@ -32,6 +32,9 @@ PROVIDERS = {
 }
 PREFERRED = {"cpu": ("fp32", "int8", "fp16"), "cuda": ("fp16", "fp32")}
 """Precisions in the order in which they are taken where none is named."""
+SLOW_FUSIONS = {"cpu": ["SkipLayerNormFusion"]}
+"""Fusions at loading that make a provider slower. On a CPU the fused kernel takes several times what addition and normalization take,
+a tenth of a small BERT's whole time (onnxruntime 1.31)."""
 TENSORRT_LIBRARIES = {"tensorrt": ("libnvinfer.so", "libnvinfer.so.10"), "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1")}
 BATCH_TOKENS = 8192
 """Tokens of a batch, padding included."""
@@ -296,7 +299,7 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fallback is told below, as an error
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=wished)
+            session = onnxruntime.InferenceSession(str(path), options, providers=wished, disabled_optimizers=SLOW_FUSIONS.get(provider))
         except Exception as exc:  # onnxruntime's errors share no class but this
             raise BundleError(f"{path}: onnxruntime can't open it on {name}: {str(exc).splitlines()[0][:300]}") from exc
     session.disable_fallback()

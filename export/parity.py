@@ -15,12 +15,12 @@ import numpy as np
 
 from distill.examples import NO_GRADE
 from export.loader import Encoder
+from export.orders import kept_orders, told_apart_from
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
 from manifests.agreement import confusion_by_group, count_figures
 from manifests.bootstrap import of_sums, paired_bootstrap
-from manifests.extras import require
-from manifests.ranking import rank_queries, rows_by_group
+from manifests.ranking import rank_queries
 
 # N pairs, K grades of a head, G queries
 
@@ -46,19 +46,16 @@ def measure(
     found_by_size: Mapping[int, Mapping[str, np.ndarray]],
     pairs: PairSet,
     spec: ParitySpec,
-    item_N: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Hold a model's answers against the student's.
 
     Args:
         reference: the student's probabilities by head.
         found_by_size: the model's, by batch size.
-        item_N: which rows are the same to the student, being the same tokens: 0..I-1; all differ by default.
     Returns:
         Figures by batch size, the verdicts of the precision's gate, and the rows that differ most.
     """
-    item_N = np.arange(len(pairs.pairs)) if item_N is None else item_N
-    sizes = {str(size): _figures(reference, found, pairs, spec, item_N) for size, found in found_by_size.items()}
+    sizes = {str(size): _figures(reference, found, pairs, spec) for size, found in found_by_size.items()}
     checks = judge(precision, list(sizes.values()), spec)
     return {
         "precision": precision,
@@ -84,7 +81,7 @@ def judge(precision: str, figures: Sequence[Mapping[str, Any]], spec: ParitySpec
         flips = max(one["flip_share"] for one in figures)
         checks.append(_check("share of flipped grades", flips, spec.fp16_max_flips, flips <= spec.fp16_max_flips))
         taus = [one["tau"] for one in figures if one["tau"] is not None]
-        if taus:  # no query with two pairs, no order to keep
+        if taus:  # else the student tells no two documents of a query apart, and there is no order to keep
             checks.append(_check("Kendall tau per query", min(taus), spec.fp16_min_tau, min(taus) >= spec.fp16_min_tau))
     else:
         worst = max(figures, key=lambda one: one["f1_macro"]["loss_low"])["f1_macro"]
@@ -118,10 +115,10 @@ def worst_rows(
     ]
 
 
-def _figures(
-    reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec, item_N: np.ndarray
-) -> dict[str, Any]:
+def _figures(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec) -> dict[str, Any]:
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
+    margin = told_apart_from(ours_NK.shape[1])
+    orders = kept_orders(pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), margin)
     by_head = {name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference}
     flips_N = ours_NK.argmax(1) != theirs_NK.argmax(1)
     return {
@@ -131,7 +128,8 @@ def _figures(
         "flips": int(flips_N.sum()),
         "flip_share": float(flips_N.mean()),
         "flip_share_by_head": {name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference},
-        "tau": _tau(pairs.queries, item_N, expected_grade(ours_NK), expected_grade(theirs_NK)),
+        "tau": orders.tau,
+        "orders": {"told_apart": orders.told_apart, "of": orders.of, "margin": margin},
         **_judged(ours_NK, theirs_NK, pairs, spec),
     }
 
@@ -139,24 +137,6 @@ def _figures(
 def expected_grade(probs_NK: np.ndarray) -> np.ndarray:
     """Σ k p(k), float64 [N]: what documents are ordered by."""
     return np.nan_to_num(probs_NK.astype(np.float64)) @ np.arange(probs_NK.shape[1])
-
-
-def _tau(query_N: np.ndarray, item_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray) -> float | None:
-    """Mean Kendall tau-b over queries whose documents the student tells apart; None where there is no such query.
-
-    Rows of the same tokens are one item with their mean score: between two listings of one product there is no order to keep, and
-    another padding breaks their tie in the last bit.
-    """
-    stats = require("scipy.stats", extra="cpu", purpose="The parity gate")
-    found: list[float] = []
-    for rows in rows_by_group(query_N, int(query_N.max()) + 1):
-        _, place = np.unique(item_N[rows], return_inverse=True)
-        ours_I, theirs_I = (np.bincount(place, score_N[rows]) / np.bincount(place) for score_N in (ours_N, theirs_N))
-        if np.ptp(ours_I) == 0:
-            continue
-        is_flat = np.ptp(theirs_I) == 0
-        found.append(0.0 if is_flat else float(stats.kendalltau(ours_I, theirs_I, variant="b").statistic))
-    return float(np.mean(found)) if found else None
 
 
 def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: ParitySpec) -> dict[str, Any]:

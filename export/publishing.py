@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from export.bundles import Bundle, BundleFile
-from export.channels import Channel, Reason, before, check_may_move, find_channel, load_channel, move_channel
+from export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
 from export.condemned import spare
 from export.signatures import SigningKey
 from export.versions import (
@@ -28,6 +28,7 @@ from export.versions import (
 )  # fmt: skip
 from manifests import failpoints
 from manifests.depots import Depot, Held, digest_of_blocks
+from manifests.disk_errors import told
 from manifests.errors import GateError, InputError, StoreError
 
 UPLOAD_TRIES = 3
@@ -81,25 +82,34 @@ def publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Pro
         ManifestError: the version is there with other contents.
         ChannelMovedError: somebody else moved the channel since this call began; the version is published all the same.
         LockHeldError: gc is removing something that this version needs.
+        StoreError: store or disk fail.
     """
+    with told("publish", bundle.folder):
+        return _publish(bundle, depot, options, progress)
+
+
+def _publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Progress) -> Published:
     name = check_name(options.name or bundle.name, "name")
     version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
     pointer = _pointer(depot, name, options)  # read first, so that a move made during a long upload is not overruled
     if find_channel(depot, name, version.version) is not None:
         raise InputError(f"{depot.url}/{name}: {version.version} is a channel there. Give another --version.")
-    spare(depot, [version_name(name, version.version), *(object_name(file.sha256) for file in version.files)])
+    files = version.distinct_files
+    names = [object_name(file.sha256) for file in files]
+    spare(depot, [version_name(name, version.version), *names])
     held = find_version(depot, name, version.version)
     if held is not None:
         check_same(depot, held, version)
     ensure = functools.partial(_ensure_object, depot, bundle, is_vouched=held is not None, rereads=options.rereads, progress=progress)
-    uploaded = [file for file in _distinct(version) if ensure(file)]
+    sizes = depot.sizes(names)
+    uploaded = [file for file in files if ensure(file, sizes[object_name(file.sha256)])]
     failpoints.hit("after_objects")
     has_changed = write_version(depot, version, held, options.key) or bool(uploaded)
     failpoints.hit("after_version")
     if options.channel is not None and (pointer is None or not pointer.points_to(version, options.key)):
-        pointer, has_changed = _move(depot, name, options.channel, pointer, version, "publish", options.key), True
+        pointer, has_changed = move_channel(depot, name, options.channel, pointer, version, "publish", key=options.key), True
     size = sum(file.size_bytes for file in uploaded)
-    return Published(version, len(uploaded), size, len(_distinct(version)), pointer, has_changed)
+    return Published(version, len(uploaded), size, len(files), pointer, has_changed)
 
 
 def set_channel(depot: Depot, name: str, channel: str, version: str, key: SigningKey | None) -> tuple[Channel, bool]:
@@ -119,7 +129,7 @@ def set_channel(depot: Depot, name: str, channel: str, version: str, key: Signin
     if held is not None and held.points_to(wanted, key):
         return held, False
     _rely_on(depot, wanted)
-    return _move(depot, name, channel, held, wanted, "set", key), True
+    return move_channel(depot, name, channel, held, wanted, "set", key=key), True
 
 
 def roll_back(depot: Depot, name: str, channel: str, key: SigningKey | None) -> Channel:
@@ -142,7 +152,7 @@ def roll_back(depot: Depot, name: str, channel: str, key: SigningKey | None) -> 
     if version.sha256 != target.version_sha256:
         raise GateError(f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another one.")
     _rely_on(depot, version)
-    return _move(depot, name, channel, held, version, "rollback", key, restores=target.restores or target.sequence)
+    return move_channel(depot, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence)
 
 
 def _pointer(depot: Depot, name: str, options: PublishOptions) -> Channel | None:
@@ -165,39 +175,21 @@ def _rely_on(depot: Depot, version: Version) -> None:
     check_whole(depot, version)
 
 
-def _move(
-    depot: Depot,
-    name: str,
-    channel: str,
-    held: Channel | None,
-    version: Version,
-    reason: Reason,
-    key: SigningKey | None,
-    restores: int | None = None,
-) -> Channel:
-    failpoints.hit("before_channel")
-    moved = move_channel(depot, name, channel, held, version, reason, key=key, restores=restores)
-    failpoints.hit("after_channel")
-    return moved
-
-
-def _distinct(version: Version) -> list[BundleFile]:
-    """One file for each digest: what is to be uploaded."""
-    return list({file.sha256: file for file in version.files}.values())
-
-
-def _ensure_object(depot: Depot, bundle: Bundle, file: BundleFile, *, is_vouched: bool, rereads: bool, progress: Progress) -> bool:
+def _ensure_object(
+    depot: Depot, bundle: Bundle, file: BundleFile, size: int | None, *, is_vouched: bool, rereads: bool, progress: Progress
+) -> bool:
     """See to it that the depot holds a file, whole; whether it had to be uploaded.
 
     An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it is proven too.
 
+    Args:
+        size: bytes that the depot held under its name just now; None if there was none.
     Raises:
         StoreError: the depot keeps holding other bytes than it was given.
     """
     failpoints.hit("before_object")
     name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
-    is_there = depot.size(name) == file.size_bytes
-    if is_there and ((is_vouched and not rereads) or _holds(depot, name, wanted, progress, rereads=rereads)):
+    if size == file.size_bytes and ((is_vouched and not rereads) or _holds(depot, name, wanted, progress, rereads=rereads)):
         return False
     for _ in range(UPLOAD_TRIES):
         depot.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))

@@ -82,7 +82,13 @@ def pull(depot: Depot, address: Address, destination: Destination, options: Pull
         GateError: unsigned, signed by a stranger, or older than what was seen already.
         LockHeldError: another pull to this destination is at work.
         DiskFullError: no space for it.
+        StoreError: store or disk fail.
     """
+    with told("pull to", destination.folder):
+        return _pull(depot, address, destination, options, progress)
+
+
+def _pull(depot: Depot, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
     destination.serving()
     state = destination.state()
     if state is not None and state.name != address.name:

@@ -46,6 +46,10 @@ def write_int8(source: Path, target: Path) -> dict[str, Any]:
 def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Static int8 as QuantizeLinear and DequantizeLinear around the matrix products, scales from real batches.
 
+    Matrices that narrow stay float: what goes into the second of a feed-forward layer has a few values far outside the others, and one
+    scale for all of them leaves the others no digits. MiniLM on 2,023 real pairs: 9.4 % of grades flipped with them, 3.0 % without
+    (2026-11-20). A dynamic scale, of one batch, suffers less.
+
     Args:
         batches: what the model is fed to see its activations.
     Raises:
@@ -60,7 +64,7 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np
             _reader(quantization, batches),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=_heads(bare),
+            nodes_to_exclude=[*_heads(bare), *_narrowing(bare)],
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
             activation_type=quantization.QuantType.QUInt8,
@@ -96,6 +100,15 @@ def _heads(path: Path) -> list[str]:
     onnx = require("onnx", extra="cpu", purpose="int8")
     nodes = onnx.load(str(path), load_external_data=False).graph.node
     return [name for node in nodes if node.op_type == "Gemm" for name in (node.name, node.name + "_MatMul")]
+
+
+def _narrowing(path: Path) -> list[str]:
+    """Matrix products with a constant of more rows than columns."""
+    onnx = require("onnx", extra="cpu", purpose="int8-static")
+    graph = onnx.load(str(path), load_external_data=False).graph
+    shapes = {constant.name: list(constant.dims) for constant in graph.initializer}
+    matrices = ((node.name, shapes.get(node.input[1], [])) for node in graph.node if node.op_type == "MatMul")
+    return [name for name, shape in matrices if len(shape) == 2 and shape[0] > shape[1]]
 
 
 def _count(path: Path, *operators: str) -> int:

@@ -24,7 +24,7 @@ class ParitySpec(Spec):
     fp16_max_flips: Fraction = 0.001
     """Share of pairs whose grade changes in fp16 and bf16."""
     fp16_min_tau: float = Field(0.999, ge=-1.0, le=1.0)
-    """Least mean Kendall tau of a query's order in fp16 and bf16."""
+    """Least Kendall tau of a query's order in fp16 and bf16: 0.999 is one order in 2,000 reversed (see `export/orders.py`)."""
     int8_max_f1_loss: float = Field(1.0, ge=0.0)
     """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above."""
     resamples: int = Field(1000, ge=100, le=100_000)

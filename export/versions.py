@@ -76,6 +76,11 @@ class Version:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def distinct_files(self) -> list[BundleFile]:
+        """One file for each digest: what a depot holds of it."""
+        return list({file.sha256: file for file in self.files}.values())
+
+    @property
     def manifest(self) -> BundleFile:
         """The bundle's own manifest."""
         return next(file for file in self.files if file.path == MANIFEST_NAME)
@@ -139,11 +144,19 @@ def load_version(depot: Depot, name: str, version: str) -> Version:
         InputError: there is no such version.
         ManifestError: the record is damaged, hostile, or of another version than its name says.
     """
+    found = find_version(depot, name, version)
+    if found is None:
+        raise InputError(f"{depot.url}/{name}: no version {version} there. See what there is: relabel show {depot.url}/{name}.")
+    return found
+
+
+def find_version(depot: Depot, name: str, version: str) -> Version | None:
+    """`load_version`, or None if there is none."""
     where = f"{depot.url}/{version_name(name, version)}"
     try:
         data, tag = depot.read(version_name(name, version))
-    except FileNotFoundError as exc:
-        raise InputError(f"{depot.url}/{name}: no version {version} there. See what there is: relabel show {depot.url}/{name}.") from exc
+    except FileNotFoundError:
+        return None
     body, signatures = read_record(data, VERSION_KIND, where)
     files = read_files(body.get("files"), where)
     paths = [file.path for file in files]
@@ -154,13 +167,6 @@ def load_version(depot: Depot, name: str, version: str) -> Version:
     if found.body != body:
         raise ManifestError(f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than it may.")
     return found
-
-
-def find_version(depot: Depot, name: str, version: str) -> Version | None:
-    """`load_version`, or None if there is none."""
-    if depot.size(version_name(name, version)) is None:
-        return None
-    return load_version(depot, name, version)
 
 
 def write_version(depot: Depot, version: Version, held: Version | None, key: SigningKey | None) -> bool:
@@ -178,13 +184,14 @@ def write_version(depot: Depot, version: Version, held: Version | None, key: Sig
     if held is None and depot.create(name, _signed(version, key).record()):
         return True
     for _ in range(_SWAPS):
-        held = load_version(depot, version.name, version.version)
+        held = held or load_version(depot, version.name, version.version)
         check_same(depot, held, version)
         signed = _signed(held, key)
         if signed.signatures == held.signatures:
             return False
         if depot.replace(name, signed.record(), held.tag):
             return True
+        held = None
     raise TransientError(f"{depot.url}/{version.name}: others keep signing version {version.version}. Run the same command again.")
 
 
@@ -224,8 +231,9 @@ def check_whole(depot: Depot, version: Version) -> None:
     Raises:
         ManifestError: one is missing or cut off.
     """
+    sizes = depot.sizes([object_name(file.sha256) for file in version.distinct_files])
     for file in version.files:
-        found = depot.size(object_name(file.sha256))
+        found = sizes[object_name(file.sha256)]
         if found != file.size_bytes:
             what = "is missing" if found is None else f"holds {found:,} bytes of {file.size_bytes:,}"
             raise ManifestError(

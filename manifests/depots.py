@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -85,6 +85,9 @@ class Depot(Protocol):
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, None if there is none."""
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """`size` of each name, asked at once where asking takes a journey."""
 
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
         """Copy a local file in, in blocks; the name comes to exist whole or not at all, and what had it is replaced.
@@ -176,6 +179,9 @@ class LocalDepot:
             return _size_of_file(self._store.path(name))
         except FileNotFoundError:
             return None
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        return {name: self.size(name) for name in names}
 
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
         path = self._store.path(name)

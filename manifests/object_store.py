@@ -66,6 +66,7 @@ class ObjectStore:
         root: what to call it in messages.
         single_writer: believe the user that only one process writes; conditions become a look before the write.
         lease_s: time to live of leases taken here.
+        probe: name of the object that the probe writes.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ObjectStore:
         single_writer: bool = False,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
+        probe: str = PROBE_NAME,
     ) -> None:
         self.root = root
         self.readers = READERS
@@ -84,6 +86,7 @@ class ObjectStore:
         self._prefix = prefix
         self._lease_s = lease_s
         self._retries = retries or Retries()
+        self._probe = probe
         self._is_proven = single_writer
         self._guard = threading.Lock()
         self._keeper = LeaseKeeper()
@@ -204,7 +207,7 @@ class ObjectStore:
 
     def _ignored_condition(self) -> str | None:
         """Which condition the storage ignored; None if it heeded both."""
-        key = self._key(PROBE_NAME)
+        key = self._key(self._probe)
 
         def is_refused(*, is_new: bool = False, tag: str | None = None) -> bool:
             try:

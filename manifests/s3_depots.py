@@ -9,7 +9,8 @@ import base64
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from manifests.depots import LOCKS, MAX_RECORD_BYTES, Entry, Held, Tagged, Tick, changed, check_record_size, digest_of_blocks
 from manifests.errors import RelabelError, StoreError
 from manifests.filesystems import filesystem_of
-from manifests.object_store import ObjectStore
+from manifests.object_store import PROBE_NAME, ObjectStore
 from manifests.objects import ConditionFailedError
 from manifests.retries import Retries, TryAgainError
 from manifests.s3_objects import S3Objects
@@ -28,6 +29,8 @@ BLOCK_BYTES = 16 << 20
 """Bytes a ranged read: at 50 ms a request the waiting stays under a fifth."""
 PART_BYTES = 32 << 20
 """Bytes a part of an upload, held in memory: S3's 10,000 parts make 320 GB."""
+ASKED_AT_ONCE = 16
+"""Objects looked at side by side."""
 
 
 class S3Depot:
@@ -45,7 +48,7 @@ class S3Depot:
         self._prefix = f"{path.strip('/')}/"
         self._part_bytes = part_bytes
         self._retries = Retries()
-        self._prober = ObjectStore(self._objects, self._prefix + LOCKS, root=self.url)
+        self._records = ObjectStore(self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}")
 
     def read(self, name: str) -> Tagged:
         found = self._retried(functools.partial(self._objects.get, self._key(name), start=0, end=MAX_RECORD_BYTES), name, "reading it")
@@ -53,15 +56,10 @@ class S3Depot:
         return Tagged(found.data, found.tag)
 
     def create(self, name: str, data: bytes) -> bool:
-        self._prober.prove()
-        try:
-            self._retried(functools.partial(self._objects.put, self._key(name), data, is_new=True), name, "writing it")
-        except ConditionFailedError:
-            return self.read(name).data == data  # our own put, whose reply was lost, or one just like it
-        return True
+        return self._records.create(name, data)
 
     def replace(self, name: str, data: bytes, tag: str) -> bool:
-        self._prober.prove()
+        self._records.prove()
         try:
             self._retried(functools.partial(self._objects.put, self._key(name), data, tag=tag), name, "replacing it")
         except (ConditionFailedError, FileNotFoundError):
@@ -77,13 +75,17 @@ class S3Depot:
         except FileNotFoundError:
             return None
 
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            return dict(zip(names, pool.map(self.size, names), strict=True))
+
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
         """See `Depot.upload`.
 
         Raises:
             InputError: the local file is no longer what it was.
         """
-        self._prober.prove()  # before the gigabytes, not after them
+        self._records.prove()  # before the gigabytes, not after them
         if held.size_bytes > self._part_bytes:
             self._upload_parts(name, source, held, tick)
             return
@@ -133,7 +135,7 @@ class S3Depot:
 
     def sweep(self, older_s: float) -> int:
         now, swept = self.now_s(), 0
-        for upload in self._ask_bucket("list_multipart_uploads", Prefix=self._inner("")).get("Uploads", ()):
+        for upload in list(self._uploads()):  # all of them first: an upload that is ended shifts the pages behind it
             begun = upload.get("Initiated")
             if isinstance(begun, datetime) and now - begun.timestamp() >= older_s:
                 self._abort(upload["Key"].removeprefix(self._inner("")), upload["UploadId"])
@@ -187,6 +189,18 @@ class S3Depot:
             if not page.get("IsTruncated"):
                 return
             wanted["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _uploads(self) -> Iterator[dict[str, Any]]:
+        """Uploads that were begun and not ended."""
+        wanted: dict[str, Any] = {"Prefix": self._inner("")}
+        while True:
+            page = self._ask_bucket("list_multipart_uploads", **wanted)
+            yield from page.get("Uploads", ())
+            # SeaweedFS orders by the upload's id and names that alone as the marker
+            marks = {mark: page[f"Next{mark}"] for mark in ("KeyMarker", "UploadIdMarker") if page.get(f"Next{mark}")}
+            if not page.get("IsTruncated") or not marks:
+                return
+            wanted |= marks
 
     def _ask(self, method: str, name: str, verb: str, **wanted: Any) -> dict[str, Any]:
         key = self._key(name)

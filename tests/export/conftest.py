@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from distill.decoder import DecoderStudent
-    from distill.students import StudentRecord, write_student
+    from distill.students import StudentRecord, student_files, write_student
     from distill.texts import grade_token_ids, render_prompt
     from tests.engines.conftest import CHATML, make_tokenizer
 
@@ -81,6 +82,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     path = tmp_path_factory.mktemp("decoder") / "student"
     write_student(path, record, DecoderStudent(Qwen2ForCausalLM(config), ids), tokenizer)
+    (path / "manifest.json").write_text(json.dumps({"version": 1, "files": student_files(path)}))
     return path
 
 

@@ -97,6 +97,19 @@ def test_a_deployed_loader_gives_rows_for_nothing_and_mends_half_a_surrogate(bun
     assert ours.grades(HOSTILE).shape == (len(HOSTILE),)
 
 
+def test_static_int8_leaves_matrices_that_narrow_and_heads_in_float(bundle: Path) -> None:
+    """What goes into the second matrix of a feed-forward layer has outliers; one fixed scale for it would cost most of the grades."""
+    import onnx
+
+    graph = onnx.load(bundle / "model.int8-static.onnx").graph
+    floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
+    left = [floats[node.input[1]] for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in floats]
+    products = sum(node.op_type in ("MatMul", "Gemm") for node in graph.node)
+    assert sorted(shape for shape in left if shape[0] == 48) == [(48, 32)] * 2
+    assert all(shape[0] == 48 or min(shape) <= 5 for shape in left), "but for those and the heads, all are int8"
+    assert products - len(left) >= 10
+
+
 def test_answers_do_not_hang_on_the_company_in_fp32(bundle: Path) -> None:
     ours = Student(bundle, provider="cpu", precision="fp32")
     alone = ours.probabilities(HOSTILE, batch_tokens=1)["relevance"]

@@ -54,7 +54,7 @@ def test_an_engine_is_taken_on_its_own_gpu_and_tensorrt_alone() -> None:
 
 def test_the_profile_is_tuned_for_real_lengths_and_takes_every_length() -> None:
     lengths = describe_lengths([10] * 50 + [30] * 45 + [200] * 5)
-    assert lengths == {"rows": 100, "p50": 20, "p90": 30, "p99": 200, "max": 200}
+    assert lengths == {"rows": 100, "p50": 20, "p90": 30, "p99": 200, "max": 200, "histogram": [[10, 50], [30, 45], [200, 5]]}
     profile = plan_profile(lengths, 256)
     assert (profile.low, profile.tuned, profile.high) == ((1, 1), (8, 30), (128, 256))
     assert plan_profile({**lengths, "p90": 300}, 256).tuned[1] == 256

@@ -72,6 +72,54 @@ def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_ta
     assert call(10, "gc", url, "--delete")["deleted"] == []
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("by", ["variables", "profile"])
+def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
+    relabel: Relabel, s3_server: seaweed.Server, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    lead_to(s3_server.environment, monkeypatch)
+    if by == "variables":
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
+    else:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"):
+            monkeypatch.delenv(name)
+        (tmp_path / "config").write_text(f"[profile prod]\nregion = us-east-1\nendpoint_url = {s3_server.url}\n")
+        keys = f"aws_access_key_id = {seaweed.KEY}\naws_secret_access_key = {seaweed.SECRET}\n"
+        (tmp_path / "credentials").write_text(f"[prod]\n{keys}[other]\naws_access_key_id = no\naws_secret_access_key = no\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        monkeypatch.setenv("AWS_PROFILE", "prod")
+    url, target = f"s3://{seaweed.BUCKET}/{tmp_path.name}", str(tmp_path / "dest")
+    said = []
+
+    def call(code: int, *arguments: str) -> Any:
+        done = relabel(*arguments, "--output", "json")
+        assert done.code == code, done
+        said.append(done.out + done.err)
+        return done.json
+
+    for text in ("one", "two"):
+        version = call(0, "publish", str(bundle(text)), url, "--channel", "candidate")["version"]
+        call(0, "channel", "set", f"{url}/ecom", "stable", version)
+    call(0, "pull", f"{url}/ecom", target)
+    call(0, "rollback", f"{url}/ecom", "stable")
+    assert call(0, "list", url)["bundles"][0]["versions"] == 2
+    assert call(0, "show", f"{url}/ecom@stable")["facts"]["lineage"]["student"] == "one"
+    call(10, "gc", url, "--delete")
+    process = watch(url, tmp_path / "dest")
+    try:
+        until(serves(tmp_path / "dest", "one"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert seaweed.SECRET not in "".join(said) + out + err
+    written = [path.read_bytes() for path in (tmp_path / "dest").rglob("*") if path.is_file()]
+    stored = [b"".join(open_depot(url).blocks(entry.name, 0)) for entry in open_depot(url).entries("")]
+    assert not any(seaweed.SECRET.encode() in data for data in written + stored)
+
+
 def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
     relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
 ) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,27 @@ def test_a_listing_of_many_pages_is_whole(s3_server: seaweed.Server, monkeypatch
     pages = list(depot._pages(Prefix=depot._inner("a/"), MaxKeys=3))
     assert len(pages) == 3
     assert {entry["Key"].removeprefix(depot._inner("")) for page in pages for entry in page["Contents"]} == names
+
+
+@pytest.mark.s3
+def test_a_sweep_ends_the_uploads_of_every_page(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lead_to(s3_server.environment, monkeypatch)
+    depot = S3Depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    for number in range(5):
+        for _ in range(2):  # two uploads of one name fall on different pages
+            depot._ask("create_multipart_upload", f"a/{number}", "uploading it")
+    asked, request = [0], depot._objects.request
+
+    def small_pages(key: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        is_listing = method == "list_multipart_uploads"
+        asked[0] += is_listing
+        return request(key, method, {**wanted, "MaxUploads": 3} if is_listing else wanted)
+
+    monkeypatch.setattr(depot._objects, "request", small_pages)
+    assert depot.sweep(3600.0) == 0
+    assert depot.sweep(0.0) == 10
+    assert asked[0] == 4 + 4
+    assert list(depot._uploads()) == []
 
 
 @pytest.mark.s3

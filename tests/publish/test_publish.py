@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,10 @@ from export.channels import Channel, find_channel, load_channel, move_channel
 from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey
 from export.versions import check_whole, load_version, object_name, parse_address, version_name
-from manifests.depots import Depot, Held
+from manifests.depots import Depot, Held, open_depot
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
-from tests.publish.conftest import publish_to, write_bundle
+from tests import seaweed
+from tests.publish.conftest import lead_to, publish_to, write_bundle
 
 
 def test_a_published_version_is_whole_and_its_channel_points_to_it(depot: Depot, bundle: Callable[..., Path]) -> None:
@@ -36,6 +39,41 @@ def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(depot: Depot, b
     again = publish_to(depot, bundle("one"))
     assert (again.uploaded, again.uploaded_bytes, again.has_changed) == (0, 0, False)
     assert {entry.name: (entry.size_bytes, entry.written_s) for entry in depot.entries("")} == before
+
+
+@pytest.mark.s3
+def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_side_by_side(
+    s3_server: seaweed.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export.bundles import seal_bundle
+
+    source = tmp_path / "many"
+    source.mkdir()
+    for number in range(11):
+        (source / f"{number}.txt").write_text(str(number))
+    seal_bundle(source, {"name": "ecom", "lineage": {}})
+    under_way, most, guard = [0], [0], threading.Lock()
+
+    def decide(exchange: seaweed.Exchange) -> str:
+        if exchange.method == "HEAD" and "/objects/" in exchange.path:
+            with guard:
+                under_way[0] += 1
+                most[0] = max(most[0], under_way[0])
+            time.sleep(0.1)
+            with guard:
+                under_way[0] -= 1
+        return "pass"
+
+    with seaweed.proxying(s3_server, decide) as proxy:
+        lead_to(proxy.environment, monkeypatch)
+        depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+        publish_to(depot, source)
+        proxy.seen.clear()
+        assert not publish_to(depot, source).has_changed
+    asked = [f"{one.method} {one.path}" for one in proxy.seen]
+    assert sum("/objects/" in one for one in asked) == 12
+    assert len(asked) <= 12 + 5, asked  # two looks for names that clash, the pointer, the version's record, gc's list
+    assert most[0] > 4
 
 
 def test_files_that_versions_share_are_uploaded_once(depot: Depot, bundle: Callable[..., Path]) -> None:

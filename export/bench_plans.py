@@ -1,0 +1,144 @@
+"""What to measure, and for how long: models, cells and time. Pure: nothing is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export.bench_specs import BenchSpec, Preset
+from export.loader import PROVIDERS, Machine, engine_fault
+from export.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
+from manifests.errors import MissingExtraError, UsageError
+
+CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0
+"""Shares of the time: a sweep is seven rates and three more around the bound."""
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A model and where it runs.
+
+    Args:
+        asked: the provider that was asked for.
+        provider: where it runs: another one only where falling back was allowed.
+        path: of the graph, relative to the bundle.
+    """
+
+    asked: str
+    provider: str
+    precision: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        """As findings call it."""
+        return f"{self.provider} {self.precision}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A closed-loop measurement.
+
+    Args:
+        name: `1x128`, `8xreplay`, `table3-1000`.
+        rows: pairs of a request.
+        tokens: of each; None where they are replayed.
+    """
+
+    preset: Preset
+    name: str
+    rows: int
+    tokens: int | None
+
+    def size(self, mean_tokens: float) -> float:
+        """Tokens to compute, about."""
+        return self.rows * (self.tokens or mean_tokens)
+
+
+class Budget:
+    """Seconds to give out by weight. Who takes less leaves it to the others; who takes more takes it from those that come after.
+
+    Args:
+        seconds: for all.
+        weight: of everything together that will ask.
+    """
+
+    def __init__(self, seconds: float, weight: float) -> None:
+        self.left_s = seconds
+        self._weight = weight
+
+    def share(self, weight: float) -> float:
+        """Seconds for the next one."""
+        part = self.left_s * min(1.0, weight / max(self._weight, weight))
+        self._weight -= weight
+        return part
+
+    def spend(self, seconds: float) -> None:
+        """Take off what it took."""
+        self.left_s = max(0.0, self.left_s - seconds)
+
+
+def choose_models(models: Sequence[Mapping[str, Any]], spec: BenchSpec, machine: Machine) -> list[BenchModel]:
+    """The bundle's models to measure on each provider, fp32 first.
+
+    Raises:
+        MissingExtraError: a provider is not to be had here, and falling back was not allowed.
+        UsageError: a precision that the bundle has not.
+    """
+    known = {str(model["precision"]) for model in models}
+    if strange := [name for name in spec.precisions if name not in known]:
+        raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
+    found: dict[BenchModel, None] = {}
+    for asked in spec.providers:
+        for model in _models_on(models, asked, spec, machine):
+            found[model] = None
+    if not found:
+        raise UsageError(f"--precisions {', '.join(spec.precisions)}: no such model for {', '.join(spec.providers)}.")
+    return list(found)
+
+
+def _models_on(models: Sequence[Mapping[str, Any]], asked: str, spec: BenchSpec, machine: Machine) -> list[BenchModel]:
+    wanted = [model for model in models if not spec.precisions or model["precision"] in spec.precisions]
+    graphs = [model for model in wanted if model["format"] == "onnx"]
+    if asked == "tensorrt":
+        engines = [model for model in wanted if model["format"] == "tensorrt"]
+        fitting = [model for model in engines if engine_fault(model, machine) is None]
+        if fitting:
+            return [BenchModel(asked, str(model["flavour"]), str(model["precision"]), str(model["path"])) for model in fitting]
+        faults = "; ".join(f"{model['path']}: {engine_fault(model, machine)}" for model in engines) or "the bundle holds none"
+        missing = f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
+    else:
+        provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
+        if PROVIDERS[provider] in machine.providers:
+            return [BenchModel(asked, provider, str(model["precision"]), str(model["path"])) for model in graphs]
+        missing = (
+            f"--providers {asked}: this onnxruntime has no {PROVIDERS[provider]} ({', '.join(machine.providers)}). Install one that does"
+        )
+    if not spec.allows_fallback:
+        raise MissingExtraError(f"{missing}, or measure on the CPU with --allow-fallback.")
+    return [BenchModel(asked, "cpu", str(model["precision"]), str(model["path"])) for model in graphs]
+
+
+def plan_cells(spec: BenchSpec, lengths: Mapping[str, Any]) -> list[Cell]:
+    """Closed-loop cells, small ones first.
+
+    Args:
+        lengths: of the workload: `p50`, `p99`, `max`.
+    """
+    cells: list[Cell] = []
+    if "grid" in spec.presets:
+        tokens = spec.lengths or tuple(dict.fromkeys((lengths["p50"], lengths["p99"])))
+        shapes = dict.fromkeys([*((rows, length) for rows in spec.batches for length in tokens), *PUBLIC_SHAPES])
+        cells += [Cell("grid", f"{rows}x{length}", rows, length) for rows, length in shapes]
+        cells += [Cell("grid", f"{rows}xreplay", rows, None) for rows in dict.fromkeys(spec.batches)]
+    mean = float(lengths["p50"])
+    cells.sort(key=lambda cell: cell.size(mean))
+    if "table3" in spec.presets:
+        cells += [Cell("table3", f"table3-{documents}", documents, None) for documents in TABLE3_DOCUMENTS]
+    return cells
+
+
+def plan_shapes(lengths: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Rows and tokens of the batches on which two models are compared: a single pair of usual length, and two public shapes."""
+    return list(dict.fromkeys([(1, int(lengths["p50"])), (1, 128), (32, 128)]))

@@ -1,0 +1,98 @@
+"""What a bench carries through all its measurements: the bundle opened, the rows to ask about, the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export.bench_plans import BenchModel, Budget
+from export.bench_specs import BenchSpec
+from export.bundles import Bundle
+from export.loader import BATCH_TOKENS, Encoder, length_batches
+from export.runners import Batch, OnnxRunner, Runner
+from export.workloads import TokenRow, Workload
+from manifests.errors import MissingExtraError
+
+Say = Callable[[str], None]
+Answer = Callable[[int, int], None]
+"""A server's work: answers pairs from the first up to the second number."""
+PROBE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A bench under way.
+
+    Args:
+        workload: rows whose lengths are replayed.
+        threads: of the CPU, for each model.
+        say: told of progress, a line each.
+    """
+
+    bundle: Bundle
+    spec: BenchSpec
+    encoder: Encoder
+    workload: Workload
+    budget: Budget
+    threads: int
+    say: Say
+
+    @property
+    def heads(self) -> list[str]:
+        """Outputs to ask for."""
+        return list(self.bundle.facts["heads"])
+
+    @property
+    def scope(self) -> str:
+        """What the server's work covers: `texts`, or `tokens` where only lengths are known."""
+        return "tokens" if self.workload.texts is None else "texts"
+
+    @property
+    def probe(self) -> Batch:
+        """A small batch of real lengths."""
+        return self.encoder.collate(self.workload.rows[:PROBE_ROWS])
+
+    def open(self, model: BenchModel) -> tuple[BenchModel, Runner]:
+        """Open a model on its provider, or on the CPU where onnxruntime falls back and that is allowed.
+
+        Raises:
+            MissingExtraError: it can't be opened there.
+        """
+        path = self.bundle.folder / model.path
+        try:
+            return model, OnnxRunner(path, model.provider, threads=self.threads, outputs=self.heads)
+        except MissingExtraError:
+            if model.provider == "cpu" or not self.spec.allows_fallback:
+                raise
+        self.say(f"{model.name}: not to be had here, so on the CPU")
+        return BenchModel(model.asked, "cpu", model.precision, model.path), OnnxRunner(
+            path, "cpu", threads=self.threads, outputs=self.heads
+        )
+
+    def server(self, run: Runner, workload: Workload) -> Answer:
+        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers wrap around."""
+        encoder, count = self.encoder, len(workload.rows)
+
+        def answer(first: int, end: int) -> None:
+            places = [place % count for place in range(first, end)]
+            rows: Sequence[TokenRow]
+            if workload.texts is None:
+                rows = [workload.rows[place] for place in places]
+            else:
+                rows = encoder.encode([workload.texts[place] for place in places])
+            for chosen in length_batches([len(ids) for ids, _ in rows], BATCH_TOKENS):
+                run(encoder.collate([rows[place] for place in chosen]))
+
+        return answer
+
+
+def spoken_latency(row: dict[str, Any]) -> str:
+    """A cell's or a rate's figures in a line of progress."""
+    if not row["samples"]:
+        return "no request came in that time"
+    parts = [f"{name} {row[key]:,.2f} ms" for name, key in (("p50", "p50_ms"), ("p99", "p99_ms")) if row[key] is not None]
+    if not parts:
+        parts = ["mean not known" if row["mean_ms"] is None else f"mean {row['mean_ms']:,.1f} ms"]
+    waiting = f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
+    return f"{', '.join(parts)}, {row['samples']:,} samples{waiting}"

@@ -1,0 +1,51 @@
+"""What a bench is asked for, checked key by key. Pure: no environment, no network, no disk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from manifests.specs import Spec
+
+Preset = Literal["grid", "table3", "serving"]
+Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class BenchSpec(Spec):
+    """Options of `relabel bench`."""
+
+    providers: tuple[Literal["auto", "cpu", "cuda", "tensorrt"], ...] = ("auto",)
+    """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this machine."""
+    precisions: tuple[str, ...] = ()
+    """All that the bundle has by default."""
+    presets: tuple[Preset, ...] = ("grid",)
+    """`grid`: batches by lengths, the shapes of public tables, single pairs by a Poisson process. `table3`: 1 to 10,000 documents of one
+    query. `serving`: a request is a query with 100 documents, by a Poisson process."""
+    batches: tuple[Positive, ...] = (1, 8, 32)
+    """Rows of a closed-loop batch."""
+    lengths: tuple[Positive, ...] = ()
+    """Tokens of a row; by default the 50th and 99th percentile of the workload's."""
+    rates: tuple[Annotated[float, Field(gt=0.0)], ...] = ()
+    """Requests/s to offer; by default shares of what the model can do."""
+    max_batch: int = Field(32, ge=1)
+    """Pairs of a micro-batch; a request with more goes alone."""
+    max_wait_ms: float = Field(2.0, ge=0.0)
+    """How long the oldest request waits for company."""
+    slo_ms: float | None = Field(None, gt=0.0)
+    """Bound of p99 for which the highest rate is sought; 150 for `serving` where none is named."""
+    threads: int = Field(0, ge=0)
+    """Of the CPU; 0 is every core that this process may use."""
+    seconds: float = Field(120.0, gt=0.0)
+    """For all measuring together. What does not fit is left out and said so."""
+    rounds: int = Field(20, ge=2)
+    """Rounds of a comparison, at least; both sides take their turn in each."""
+    seed: int = 0
+    """Draws pairs, lengths and arrivals."""
+    allows_fallback: bool = False
+    """Measure on the CPU where a provider is not to be had, and report it, instead of ending with exit 4."""
+
+    @field_validator("providers", "precisions", "presets", "batches", "lengths", "rates", mode="before")
+    @classmethod
+    def _commas(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

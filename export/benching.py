@@ -1,0 +1,133 @@
+"""A bench from a bundle to figures: every model's cells and rates, then the comparisons, then what is to be known about them.
+
+Models are opened one after the other; sides of a comparison are open together and take turns. torch is loaded last, so that the memory
+of the models' own figures is without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from export import memory
+from export.bench_plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
+from export.bench_settings import Say, Setting
+from export.bench_specs import BenchSpec
+from export.bundles import Bundle
+from export.closed_cells import measure_cells
+from export.findings import comparison_findings, machine_findings, model_findings
+from export.latency_tables import blank_latency_row
+from export.loader import Encoder, Machine
+from export.machine_facts import MachineWatch, usable_cores
+from export.open_rates import measure_sweep, sweeps_of
+from export.placement import cpu_nodes
+from export.side_by_side import Against, compare_models, plan_sides
+from export.workloads import workload_of_lengths, workload_of_pairs
+from manifests.extras import require
+
+LATENCY_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured.
+
+    Args:
+        facts: `latency.json`.
+    """
+
+    facts: dict[str, Any]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Of `latency.parquet`: each model's cells, then its rates."""
+        return [row for model in self.facts["models"] for row in (*model["closed"], *model["open"])]
+
+
+def bench_bundle(
+    bundle: Bundle,
+    spec: BenchSpec,
+    *,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    against: Against | None = None,
+    say: Say = lambda _: None,
+) -> Bench:
+    """Measure a bundle's models.
+
+    Args:
+        bundle: opened, its bytes checked.
+        pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
+        say: told of progress, a line each.
+    Raises:
+        MissingExtraError: a provider or torch is not to be had.
+        UsageError, InputError, ManifestError, ModelError: see the modules that say so.
+    """
+    require("onnxruntime", extra="cpu", purpose="A bench")
+    against = against or Against()
+    threads = spec.threads or usable_cores()
+    encoder = Encoder(bundle.folder, bundle.facts["inputs"])
+    planned = choose_models(bundle.facts["models"], spec, Machine.here())
+    against.check(bundle.facts, threads=threads)
+    lengths = bundle.facts["inputs"]["lengths"]
+    workload = workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
+    cells, shapes = plan_cells(spec, workload.about), plan_shapes(workload.about)
+    weight = len(planned) * (CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec)))
+    weight += COMPARISON_WEIGHT * len(shapes) * len(plan_sides(planned, against))
+    setting = Setting(bundle, spec, encoder, workload, Budget(spec.seconds, weight), threads, say)
+    watch = MachineWatch(threads)
+    models = {}
+    for model in planned:
+        opened, facts = measure_model(setting, model, cells)
+        models[opened] = facts
+    left_out = {model: {cell for cell, _ in facts["not_run"]} for model, facts in models.items()}
+    comparisons, findings = compare_models(setting, list(models), against, shapes, left_out)
+    machine = watch.facts()
+    findings = [
+        *machine_findings(machine),
+        *(finding for facts in models.values() for finding in model_findings(facts, max_tokens=encoder.max_tokens)),
+        *findings,
+        *comparison_findings(comparisons, rounds=spec.rounds),
+    ]
+    return Bench(
+        {
+            "format": LATENCY_FORMAT,
+            "name": bundle.name,
+            "bundle": {"version": bundle.version, "manifest_sha256": bundle.manifest.sha256},
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "spec": spec.model_dump(mode="json"),
+            "machine": machine,
+            "workload": workload.about,
+            "models": list(models.values()),
+            "comparisons": comparisons,
+            "findings": [finding._asdict() for finding in findings],
+        }
+    )
+
+
+def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Any]) -> tuple[BenchModel, dict[str, Any]]:
+    """One model's closed-loop cells and open-loop sweeps.
+
+    Returns:
+        The model as it was opened, and its entry in `latency.json`.
+    """
+    rss_bytes, device_bytes = memory.rss_bytes(), memory.device_bytes()
+    setting.say(f"{model.name}: opening {model.path}")
+    model, run = setting.open(model)
+    about = {"provider": model.provider, "precision": model.precision}
+    blank = blank_latency_row() | about | {"model": model.path, "threads": setting.threads}
+    closed, left_out = measure_cells(setting, run, cells, blank, device_bytes=device_bytes)
+    sweeps = {preset: measure_sweep(setting, run, preset, blank) for preset in sweeps_of(setting.spec)}
+    return model, {
+        "asked_provider": model.asked,
+        **about,
+        "path": model.path,
+        "rss_before_bytes": rss_bytes,
+        "cpu_nodes": cpu_nodes(setting.bundle.folder / model.path, model.provider, setting.probe, threads=setting.threads),
+        "closed": closed,
+        "open": [row for sweep in sweeps.values() for row in sweep["rows"]],
+        "capacity_per_s": {preset: sweep["capacity_per_s"] for preset, sweep in sweeps.items()},
+        "slo": [sweep["slo"] for sweep in sweeps.values() if sweep["slo"] is not None],
+        "not_run": left_out,
+    }

@@ -1,0 +1,155 @@
+"""Two models side by side: they take turns on the same batch, and each round gives one ratio.
+
+What the machine does meanwhile (a clock that drops, a neighbour that wakes) hits both turns of a round, so the ratios say what two
+measurements one after the other can't. Beside the clock's ratio stands the one of CPU seconds, of all threads together, which does not
+count the time in which others had the processor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from export.latency import Clock
+from manifests.bootstrap import bootstrap
+
+Call = Callable[[], object]
+TURN_S = 0.05
+"""A turn goes on about so long where there is time, so that a single hiccup does not make a ratio."""
+MAX_TURN_CALLS = 64
+RESAMPLES = 2000
+MIN_ROUNDS, MAX_ROUNDS = 2, 200
+MS = 1000.0
+
+# N rounds
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Our time over theirs; under 1 is faster.
+
+    Args:
+        median: of the rounds' ratios.
+        low, high: ends of its 95 % bootstrap interval over rounds; None for a single round.
+        ratios: of each round.
+        ours_ms, theirs_ms: median over rounds of a call's mean time.
+    """
+
+    median: float
+    low: float | None
+    high: float | None
+    ratios: tuple[float, ...]
+    ours_ms: float
+    theirs_ms: float
+
+
+class Turns(NamedTuple):
+    """A comparison by the clock, and by the CPU time of this process."""
+
+    wall: Ratio
+    cpu: Ratio
+
+    def facts(self) -> dict[str, Any]:
+        """As `latency.json` holds it."""
+        wall, cpu = self
+        return {
+            "rounds": len(wall.ratios),
+            "ratio": wall.median,
+            "low": wall.low,
+            "high": wall.high,
+            "cpu_ratio": cpu.median,
+            "cpu_low": cpu.low,
+            "cpu_high": cpu.high,
+            "ours_ms": wall.ours_ms,
+            "theirs_ms": wall.theirs_ms,
+            "ratios": [round(ratio, 5) for ratio in wall.ratios],
+        }
+
+
+class Spent(NamedTuple):
+    """What a call took on average: seconds of the clock, and of the CPU."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def take_turns(
+    ours: Call,
+    theirs: Call,
+    *,
+    rounds: int,
+    seconds: float,
+    limit_s: float = math.inf,
+    clock: Clock = time.perf_counter,
+    cpu_clock: Clock = time.process_time,
+) -> Turns:
+    """Compare two calls.
+
+    Args:
+        rounds: at least so many; more while time is left, up to `MAX_ROUNDS`.
+        seconds: for all of them.
+        limit_s: after so long it ends with fewer rounds, but not before the second.
+    """
+    start = clock()
+    first_s = [_spent(call, 1, clock, cpu_clock).wall_s for call in (ours, theirs) for _ in range(2)]
+    turn_s = min(TURN_S, seconds / (2 * rounds))
+    calls = max(1, min(MAX_TURN_CALLS, int(turn_s / max(1e-9, min(first_s)))))
+    measured: list[tuple[Spent, Spent]] = []
+    while _goes_on(len(measured), clock() - start, rounds, seconds, limit_s):
+        is_ours_first = len(measured) % 2 == 0
+        one, other = (_turn(call, calls, clock, cpu_clock) for call in ((ours, theirs) if is_ours_first else (theirs, ours)))
+        measured.append((one, other) if is_ours_first else (other, one))
+    return Turns(
+        ratio_of([(own.wall_s, other.wall_s) for own, other in measured]), ratio_of([(own.cpu_s, other.cpu_s) for own, other in measured])
+    )
+
+
+def _goes_on(done: int, spent_s: float, rounds: int, seconds: float, limit_s: float) -> bool:
+    if done < rounds:
+        return done < MIN_ROUNDS or spent_s < limit_s
+    return done < MAX_ROUNDS and spent_s < seconds
+
+
+def ratio_of(measured: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+    """The median of paired ratios with its interval.
+
+    Args:
+        measured: seconds of ours and theirs, by round.
+    """
+    ours_N, theirs_N = np.array(measured).T
+    ratio_N = ours_N / theirs_N
+    order = np.argsort(ratio_N)
+
+    def statistic(weight_RN: np.ndarray) -> dict[str, np.ndarray]:
+        upto_RN = weight_RN[:, order].cumsum(1)
+        half = upto_RN[:, -1:] / 2
+        lower, upper = (upto_RN >= half - 1e-9).argmax(1), (upto_RN > half + 1e-9).argmax(1)
+        return {"median": (ratio_N[order][lower] + ratio_N[order][upper]) / 2}
+
+    drawn = bootstrap([statistic], num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median")
+    return Ratio(
+        float(np.median(ratio_N)),
+        drawn and drawn.low,
+        drawn and drawn.high,
+        tuple(ratio_N.tolist()),
+        float(np.median(ours_N) * MS),
+        float(np.median(theirs_N) * MS),
+    )
+
+
+def _turn(call: Call, calls: int, clock: Clock, cpu_clock: Clock) -> Spent:
+    """What a call takes, after one that wakes its threads and fills its caches again."""
+    call()
+    return _spent(call, calls, clock, cpu_clock)
+
+
+def _spent(call: Call, calls: int, clock: Clock, cpu_clock: Clock) -> Spent:
+    start, cpu_start = clock(), cpu_clock()
+    for _ in range(calls):
+        call()
+    return Spent((clock() - start) / calls, (cpu_clock() - cpu_start) / calls)

@@ -1,0 +1,117 @@
+"""What a reader of the figures has to know before believing them. Pure: from the figures alone.
+
+A finding is no error: the bench goes on and ends well, and says it in the record, on the card and on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from export.machine_facts import BUSY_LOAD
+from export.quantiles import QUANTILES, samples_needed
+
+MAX_CV = 0.05
+PLAIN = "fp32"
+
+
+class Finding(NamedTuple):
+    """One thing to know.
+
+    Args:
+        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_rounds`, `not_run`, `over_max_tokens`,
+            `slo_missed`, `answers_differ`, `busy_machine`.
+        where: provider and precision, or `machine`.
+        text: a sentence.
+    """
+
+    kind: str
+    where: str
+    text: str
+
+
+def model_findings(model: Mapping[str, Any], *, max_tokens: int) -> list[Finding]:
+    """Of one model's figures.
+
+    Args:
+        model: as `latency.json` holds it, with `not_run` `[cell, reason]` and `cpu_nodes`.
+        max_tokens: at which the bundle cuts.
+    """
+    where = f"{model['provider']} {model['precision']}"
+    found: list[Finding] = []
+    if model["asked_provider"] not in ("auto", model["provider"]) and model["provider"] == "cpu":
+        text = f"{model['asked_provider']} was asked for and is not here: these are figures of the CPU."
+        found.append(Finding("cpu_fallback", where, text))
+    if model["cpu_nodes"]:
+        names = ", ".join(f"{count} {kind}" for kind, count in model["cpu_nodes"].items())
+        found.append(Finding("cpu_nodes", where, f"onnxruntime runs part of the graph on the CPU: {names}."))
+    for reason in dict.fromkeys(reason for _, reason in model["not_run"]):
+        cells = ", ".join(cell for cell, why in model["not_run"] if why == reason)
+        found.append(Finding("not_run", where, f"{cells}: not measured; {reason}"))
+    if noisy := _noisy(model["closed"]):
+        found.append(Finding("noisy", where, noisy))
+    if few := _few(model["closed"] + model["open"]):
+        found.append(Finding("too_few_samples", where, few))
+    long = [row["cell"] for row in model["closed"] if row["tokens"] and row["tokens"] > max_tokens]
+    if long:
+        text = f"{', '.join(long)}: longer than the {max_tokens} tokens at which this bundle cuts; to compare with others' tables alone."
+        found.append(Finding("over_max_tokens", where, text))
+    for slo in model["slo"]:
+        if slo["highest_rate"] is None:
+            text = f"{slo['preset']}: no rate that was tried keeps p99 under {slo['slo_ms']:g} ms with enough requests to tell."
+            found.append(Finding("slo_missed", where, text))
+    return found
+
+
+def comparison_findings(comparisons: Sequence[Mapping[str, Any]], *, rounds: int) -> list[Finding]:
+    """Of comparisons: a small precision that is not faster, other answers, too few rounds."""
+    found: list[Finding] = []
+    for one in comparisons:
+        where = f"{one['provider']} {one['ours']}"
+        interval = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
+        if one["theirs"] == PLAIN and one["ratio"] >= 1:
+            text = f"{one['cell']}: no faster than fp32, its time over fp32's is {one['ratio']:.2f}{interval}."
+            found.append(Finding("slower_than_fp32", where, text))
+        if one["rounds"] < rounds:
+            text = f"{one['cell']} against {one['theirs']}: {one['rounds']} of {rounds} rounds fitted into the time."
+            found.append(Finding("too_few_rounds", where, text))
+        if one["ours"] == PLAIN and (one["answers_differ_by"] or 0) > 1e-2:
+            text = f"{one['theirs']} answers otherwise by up to {one['answers_differ_by']:.3f}: other weights make no fair comparison."
+            found.append(Finding("answers_differ", where, text))
+    return found
+
+
+def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
+    """Of the machine's state."""
+    load = machine["load_before"]
+    if load is None or load <= BUSY_LOAD:
+        return []
+    return [Finding("busy_machine", "machine", f"it was busy before the bench began (load {load:g} on {machine['cores']} cores).")]
+
+
+def _noisy(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Cells in which every call did the same work and yet they differ."""
+    fixed = [row for row in rows if row["tokens"] and row["p50_ms"] is not None]
+    spread = [row for row in fixed if row["cv"] > MAX_CV]
+    if not spread:
+        return None
+    worst = max(spread, key=lambda row: float(row["cv"]))
+    return (
+        f"calls of {len(spread)} of {len(fixed)} fixed shapes vary by more than {MAX_CV:.0%} of their mean "
+        f"(worst {worst['cell']}: {worst['cv']:.0%})."
+    )
+
+
+def _few(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    parts = []
+    for name in ("p50", "p99", "p999"):
+        need = samples_needed(QUANTILES[name])
+        short = [row for row in rows if row["samples"] < need]
+        if short:
+            fewest = min(row["samples"] for row in short)
+            parts.append(f"{_spoken(name)} ({need:,}) in {len(short)} of {len(rows)}, fewest {fewest:,}")
+    return f"too few samples for {'; '.join(parts)}. More --seconds." if parts else None
+
+
+def _spoken(name: str) -> str:
+    return "p99.9" if name == "p999" else name

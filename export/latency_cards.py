@@ -1,0 +1,157 @@
+"""The card's section `Latency`, from `latency.json` alone, and how it comes into a card that somebody may have edited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TITLE = "## Latency"
+NEXT_TITLE = "## Made of"
+"""The section stands before this one where the card has it."""
+
+
+def put_section(card: str, lines: Sequence[str]) -> str:
+    """A card with the section in it: in the place of an earlier one, else before what the bundle is made of, else at the end."""
+    section = [TITLE, "", *lines, ""]
+    rows = card.splitlines()
+    titles = [place for place, row in enumerate(rows) if row.startswith("## ")]
+    start = next((place for place in titles if rows[place].strip() == TITLE), None)
+    if start is not None:
+        end = next((place for place in titles if place > start), len(rows))
+    else:
+        start = end = next((place for place in titles if rows[place].strip() == NEXT_TITLE), len(rows))
+        if start and rows[start - 1].strip():
+            section = ["", *section]
+    return "\n".join([*rows[:start], *section, *rows[end:]]).rstrip("\n") + "\n"
+
+
+def latency_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The section's lines, Markdown, without its title."""
+    tables = [cell_rows(facts), rate_rows(facts), comparison_rows(facts)]
+    lines = [machine_line(facts), ""]
+    for table in tables:
+        if len(table) > 1:
+            lines += [*_markdown(table), ""]
+    lines += [
+        "Where a quantile is missing (–), too few latencies were measured to state it. All figures: `latency.json`, `latency.parquet`."
+    ]
+    if facts["findings"]:
+        lines += ["", "What to know about these figures:", ""]
+        lines += [f"- {finding['where']}: {finding['text']}" for finding in facts["findings"]]
+    return lines
+
+
+def machine_line(facts: Mapping[str, Any]) -> str:
+    """What it was measured on, and with what."""
+    machine, workload = facts["machine"], facts["workload"]
+    gpu = f", {machine['gpu']['name']}" if machine["gpu"] else ""
+    lengths = f"p50 {workload['p50']}, p99 {workload['p99']} tokens"
+    source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
+    runtime = machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu")
+    cores = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'} on {machine['usable_cores']} of {machine['cores']} cores"
+    return (
+        f"Measured {facts['measured_at'][:10]} on {machine['cpu']}{gpu}, {cores}, onnxruntime {runtime}. "
+        f"Replayed lengths are of {source} ({lengths})."
+    )
+
+
+def cell_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """Closed loop: a row a cell; the first row is the head."""
+    rows = [
+        ["model", "one caller, pairs x tokens", "samples", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "CPU ms", "pairs/s", "peak memory"]
+    ]
+    for model in facts["models"]:
+        for row in model["closed"]:
+            name = f"{row['cell']}, {row['scope']}" if row["scope"] != "batch" else row["cell"]
+            p50 = _between(row, "p50") if row["p50_ms"] is not None else f"mean {row['mean_ms']:,.1f}"
+            memory = row["device_bytes"] if row["device_bytes"] is not None else row["peak_rss_bytes"]
+            rows.append(
+                [
+                    f"{model['provider']} {model['precision']}",
+                    name,
+                    f"{row['samples']:,}",
+                    p50,
+                    _between(row, "p99"),
+                    _number(row["p999_ms"]),
+                    _number(row["cpu_ms"]),
+                    f"{row['pairs_per_s']:,.0f}",
+                    "–" if memory is None else f"{memory / 1e6:,.0f} MB",
+                ]
+            )
+    return rows
+
+
+def rate_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """Open loop: a row a rate; the first row is the head."""
+    rows = [["model", "requests by Poisson", "offered/s", "answered/s", "together", "samples", "p50 ms", "p99 ms (95 %)", "p99.9 ms"]]
+    for model in facts["models"]:
+        best = {slo["preset"]: slo for slo in model["slo"]}
+        for row in model["open"]:
+            slo = best.get(row["preset"])
+            is_best = slo is not None and slo["highest_rate"] == row["offered_rate"]
+            mark = f" (highest with p99 ≤ {slo['slo_ms']:g} ms)" if slo is not None and is_best else ""
+            pairs = "1 pair" if row["rows"] == 1 else f"{row['rows']} pairs"
+            rows.append(
+                [
+                    f"{model['provider']} {model['precision']}",
+                    f"{pairs} each, {row['scope']}",
+                    f"{row['offered_rate']:,.1f}{mark}",
+                    _number(row["answered_rate"], 1),
+                    _number(row["mean_batch"], 1),
+                    f"{row['samples']:,}",
+                    _number(row["p50_ms"]),
+                    f"{row['unanswered']:,} never answered" if row["unanswered"] else _between(row, "p99"),
+                    _number(row["p999_ms"]),
+                ]
+            )
+    return rows
+
+
+def comparison_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """Comparisons: a row each; the first row is the head."""
+    rows = [
+        [
+            "model",
+            "against",
+            "pairs x tokens",
+            "ms",
+            "theirs, ms",
+            "time ratio, median (95 %)",
+            "by CPU time",
+            "rounds",
+            "answers differ by",
+        ]
+    ]
+    for one in facts["comparisons"]:
+        differ = "–" if one["answers_differ_by"] is None else f"{one['answers_differ_by']:.1e}"
+        ratio = f"{one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
+        rows.append(
+            [
+                f"{one['provider']} {one['ours']}",
+                one["theirs"],
+                one["cell"],
+                _number(one["ours_ms"]),
+                _number(one["theirs_ms"]),
+                ratio,
+                f"{one['cpu_ratio']:.3f} ({one['cpu_low']:.3f} to {one['cpu_high']:.3f})",
+                str(one["rounds"]),
+                differ,
+            ]
+        )
+    return rows
+
+
+def _between(row: Mapping[str, Any], name: str) -> str:
+    value, low, high = (row[f"{name}_{part}"] for part in ("ms", "low", "high"))
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if low is None or high is None else f"{value:,.2f} ({low:,.2f} to {high:,.2f})"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = rows
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in body)]

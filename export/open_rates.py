@@ -1,0 +1,97 @@
+"""Open-loop sweeps of one model: latency of requests that come by a Poisson process, against how many come."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from export.arrivals import Batching, poisson_arrivals, serve
+from export.bench_plans import SWEEP_WEIGHT
+from export.bench_settings import Answer, Setting, spoken_latency
+from export.bench_specs import BenchSpec, Preset
+from export.latency import time_calls
+from export.quantiles import MS, summarize
+from export.rate_sweeps import HALVINGS, Point, highest_rate, plan_rates, requests_each, sweep
+from export.runners import Runner
+from export.workloads import SERVING_DOCUMENTS, SERVING_MS
+
+CAPACITY_SHARE = 0.08
+"""Of a sweep's time: to find what full micro-batches reach."""
+FEWEST_REQUESTS = 20
+"""At a rate, about: also where the time was used up before, so that there is a median, and the rest says that it is not known."""
+WARM_UP_SHARE = 0.1
+"""Of an open loop's time: requests that came while the queue was still empty from the start."""
+
+
+def sweeps_of(spec: BenchSpec) -> list[Preset]:
+    """Presets that have an open loop."""
+    return [preset for preset in spec.presets if preset != "table3"]
+
+
+def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str, Any]) -> dict[str, Any]:
+    """Measure capacity first, then rate after rate.
+
+    Args:
+        blank: what all rows of this model have in common.
+    Returns:
+        `rows` by offered rate, `capacity_per_s` (requests/s of full micro-batches with nobody waiting), and `slo`, None without a bound.
+    """
+    spec = setting.spec
+    rows = SERVING_DOCUMENTS if preset == "serving" else 1
+    slo_ms = SERVING_MS if spec.slo_ms is None and preset == "serving" else spec.slo_ms
+    requests = max(1, spec.max_batch // rows)
+    answer = setting.server(run, setting.workload)
+    share_s = setting.budget.share(SWEEP_WEIGHT)
+    start = time.perf_counter()
+    full = time_calls(lambda number: answer(number * requests * rows, (number + 1) * requests * rows), share_s * CAPACITY_SHARE)
+    batch_s = float(np.median(full.latency_s))
+    rates = plan_rates(requests / batch_s, spec.rates)
+    more = HALVINGS if slo_ms is not None else 0
+    each = max(FEWEST_REQUESTS, requests_each(rates, share_s * (1 - CAPACITY_SHARE), more=more))
+    about = blank | {"preset": preset, "loop": "open", "cell": f"open-{preset}", "scope": setting.scope, "rows": rows}
+    about |= {"max_batch": requests * rows, "max_wait_ms": spec.max_wait_ms}
+
+    def measure(rate: float) -> Point:
+        point = about | measure_rate(spec, answer, rate, each / rate, rows=rows, requests=requests, batch_s=batch_s)
+        setting.say(f"{blank['provider']} {blank['precision']} {point['cell']} at {rate:,.1f}/s: {spoken_latency(point)}")
+        return point
+
+    points = sweep(measure, rates, slo_ms)
+    setting.budget.spend(time.perf_counter() - start)
+    slo = None
+    if slo_ms is not None:
+        best = highest_rate(points, slo_ms)
+        slo = {"preset": preset, "slo_ms": slo_ms, "highest_rate": best.rate, "p99_ms": best.p99_ms, "is_at_least": best.is_at_least}
+    return {"rows": points, "capacity_per_s": requests / batch_s, "slo": slo}
+
+
+def measure_rate(spec: BenchSpec, answer: Answer, rate: float, seconds: float, *, rows: int, requests: int, batch_s: float) -> Point:
+    """Offer requests at one rate for a while.
+
+    Args:
+        rows: pairs of a request.
+        requests: of a micro-batch, at most.
+        batch_s: what a full one takes.
+    """
+    arrival_s = poisson_arrivals(rate, seconds, seed=spec.seed)
+    # a growing queue is given up after half as long again; a slow model may still answer what it has begun
+    stop_s = seconds + max(seconds / 2, 5 * batch_s)
+    batching = Batching(requests, spec.max_wait_ms / MS)
+    served = serve(arrival_s, batching, lambda first, end: answer(first * rows, end * rows), stop_s=stop_s)
+    warm_up = int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE))
+    kept_s = served.latency_s[warm_up:]
+    answered = len(arrival_s) - served.unanswered
+    answered_rate = answered / served.seconds if served.seconds else None
+    found: Point = {
+        "offered_rate": rate,
+        "answered_rate": answered_rate,
+        "mean_batch": answered / served.batches if served.batches else None,
+        "pairs_per_s": answered_rate and answered_rate * rows,
+        "warm_up": warm_up,
+        "unanswered": served.unanswered,
+        "seconds": served.seconds,
+        "samples": 0,
+    }
+    return found | (summarize(kept_s) if len(kept_s) else {"p99_ms": None})

@@ -1,0 +1,98 @@
+"""Latency against offered load, and the highest rate that keeps p99 under a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
+HALVINGS = 3
+"""Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
+
+Point = dict[str, Any]
+"""What one rate gave: `offered_rate`, `p99_ms` (None where it is not known), `unanswered`, and whatever else was measured."""
+
+
+@dataclass(frozen=True)
+class HighestRate:
+    """The most requests a second under a bound.
+
+    Args:
+        slo_ms: the bound of p99.
+        rate: offered requests/s; None where no rate held it, or none was measured well enough.
+        p99_ms: at that rate.
+        is_at_least: no rate that was tried broke the bound, so the true one may be higher.
+    """
+
+    slo_ms: float
+    rate: float | None
+    p99_ms: float | None
+    is_at_least: bool
+
+
+def plan_rates(capacity: float, rates: Sequence[float]) -> list[float]:
+    """Rates to try, rising: those that were named, else shares of what the model can do at most."""
+    return sorted(rates) if rates else [capacity * load for load in LOADS]
+
+
+def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float:
+    """How many requests each rate may get: as many at a low rate, which takes longer, as at a high one, so that p99 is known alike.
+
+    Args:
+        seconds: for all rates together.
+        more: further rates that may be tried between them.
+    """
+    return seconds / (sum(1 / rate for rate in rates) + more * len(rates) / sum(rates))
+
+
+def sweep(measure: Callable[[float], Point], rates: Sequence[float], slo_ms: float | None, *, halvings: int = HALVINGS) -> list[Point]:
+    """Measure rate after rate, and closer around the bound if one is given.
+
+    Args:
+        measure: one rate.
+        rates: rising. The sweep ends after the first whose queue only grew.
+        slo_ms: bound of p99.
+    Returns:
+        By offered rate.
+    """
+    points: list[Point] = []
+    for rate in rates:
+        points.append(measure(rate))
+        if points[-1]["unanswered"]:
+            break
+    for _ in range(halvings if slo_ms is not None else 0):
+        gap = _gap(points, slo_ms)
+        if gap is None:
+            break
+        points.append(measure(sum(gap) / 2))
+        points.sort(key=lambda point: float(point["offered_rate"]))
+    return points
+
+
+def highest_rate(points: Sequence[Point], slo_ms: float) -> HighestRate:
+    """The highest measured rate below the first that breaks the bound. A rate with too few requests for a p99 neither holds nor breaks."""
+    best: Point = {"offered_rate": None, "p99_ms": None}
+    is_open = True
+    for point in sorted(points, key=lambda point: float(point["offered_rate"])):
+        if _breaks(point, slo_ms):
+            is_open = False
+            break
+        if point["p99_ms"] is not None:
+            best = point
+    return HighestRate(slo_ms, best["offered_rate"], best["p99_ms"], is_at_least=is_open and best["p99_ms"] is not None)
+
+
+def _breaks(point: Point, slo_ms: float | None) -> bool:
+    return slo_ms is not None and (bool(point["unanswered"]) or (point["p99_ms"] is not None and point["p99_ms"] > slo_ms))
+
+
+def _gap(points: Sequence[Point], slo_ms: float | None) -> tuple[float, float] | None:
+    """The highest rate that holds (0 where even the lowest breaks) and the lowest that breaks; None where none between would tell."""
+    low: float | None = 0.0
+    for point in points:
+        if _breaks(point, slo_ms):
+            return None if low is None else (low, point["offered_rate"])
+        low = None if point["p99_ms"] is None else point["offered_rate"]
+    return None

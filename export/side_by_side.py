@@ -1,0 +1,140 @@
+"""Comparisons of a bundle's models: the smaller precisions with fp32, and each with what was named (torch eager, another ONNX file)."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distill.students import student_digest
+from export.bench_plans import COMPARISON_WEIGHT, BenchModel
+from export.bench_settings import Setting
+from export.comparisons import take_turns
+from export.findings import PLAIN, Finding
+from export.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
+from export.workloads import fixed_batch
+from manifests.errors import ManifestError, MissingExtraError, ModelError
+
+TORCH = "torch"
+OVERTIME = 3.0
+"""How many times its share a comparison may take to come to its rounds when nothing else is left."""
+
+
+@dataclass(frozen=True)
+class Against:
+    """What to compare with.
+
+    Args:
+        torch: the student's folder; None for no comparison with torch.
+        graphs: other ONNX files by the name that they go by.
+    """
+
+    torch: Path | None = None
+    graphs: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all sides."""
+        return ([TORCH] if self.torch is not None else []) + list(self.graphs)
+
+    def check(self, facts: Mapping[str, Any], *, threads: int) -> None:
+        """Refuse before anything is measured what would be refused after; torch is looked for and not loaded.
+
+        Args:
+            facts: the bundle's manifest.
+        Raises:
+            InputError, ManifestError, MissingExtraError: see `open_other`, `open_torch`.
+        """
+        for path in self.graphs.values():
+            open_other(path, "cpu", facts["inputs"]["names"], threads=threads)
+        if self.torch is None:
+            return
+        if importlib.util.find_spec("torch") is None:
+            raise MissingExtraError("--against torch needs the package torch: run `pip install 'relabel[cpu]'`.")
+        if student_digest(self.torch) != facts["lineage"]["student"]["digest"]:
+            raise ManifestError(f"--student {self.torch}: not the student that this bundle was made of. Name that one.")
+
+
+def plan_sides(models: Sequence[BenchModel], against: Against) -> list[tuple[BenchModel, str]]:
+    """Every comparison but its shape: each smaller precision with fp32 on the same provider, each model with everything named."""
+    sides = []
+    for model in models:
+        has_plain = any((other.provider, other.precision) == (model.provider, PLAIN) for other in models)
+        sides += [(model, name) for name in [*([PLAIN] if has_plain and model.precision != PLAIN else []), *against.names]]
+    return sides
+
+
+def compare_models(
+    setting: Setting,
+    models: Sequence[BenchModel],
+    against: Against,
+    shapes: Sequence[tuple[int, int]],
+    left_out: Mapping[BenchModel, set[str]],
+) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Every comparison, sides taking turns.
+
+    Args:
+        models: as they were opened, on the CPU where onnxruntime fell back.
+        shapes: rows and tokens of the batches.
+        left_out: names of the cells that a model can't run.
+    Returns:
+        `comparisons` of `latency.json`, and what could not be compared.
+    """
+    found: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    opened: dict[tuple[str, str], Runner] = {}
+    for model, other in plan_sides(models, against):
+        _, ours = setting.open(model)
+        if (model.provider, other) not in opened:
+            opened[model.provider, other] = _open_side(setting, model, models, other, against)
+        theirs = opened[model.provider, other]
+        about = {
+            "provider": model.provider,
+            "ours": model.precision,
+            "theirs": other,
+            "answers_differ_by": differ_by(ours, theirs, setting.probe),
+        }
+        for rows, tokens in shapes:
+            share_s, cell = setting.budget.share(COMPARISON_WEIGHT), f"{rows}x{tokens}"
+            if cell in left_out.get(model, set()):
+                continue
+            start = time.perf_counter()
+            ratio = _compared(setting, ours, theirs, rows, tokens, share_s)
+            setting.budget.spend(time.perf_counter() - start)
+            if ratio is None:
+                findings.append(Finding("not_run", model.name, f"{cell} against {other} was not compared: one side can't run it."))
+                continue
+            found.append({**about, "cell": cell, **ratio})
+            by_cpu = f"by CPU time {ratio['cpu_ratio']:.3f}"
+            setting.say(f"{model.name} over {other}, {cell}: {ratio['ratio']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}), {by_cpu}")
+    return found, findings
+
+
+def _compared(setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens: int, seconds: float) -> dict[str, Any] | None:
+    batch = fixed_batch(setting.encoder, rows, tokens)
+    try:
+        turns = take_turns(
+            lambda: ours(batch),
+            lambda: theirs(batch),
+            rounds=setting.spec.rounds,
+            seconds=seconds,
+            limit_s=max(seconds * OVERTIME, setting.budget.left_s),
+        )
+    except (ModelError, IndexError, RuntimeError):  # torch has no position for so many tokens
+        if tokens <= setting.encoder.max_tokens:
+            raise
+        return None
+    return turns.facts()
+
+
+def _open_side(setting: Setting, model: BenchModel, models: Sequence[BenchModel], other: str, against: Against) -> Runner:
+    if other == PLAIN:
+        plain = next(one for one in models if (one.provider, one.precision) == (model.provider, PLAIN))
+        return OnnxRunner(setting.bundle.folder / plain.path, plain.provider, threads=setting.threads, outputs=setting.heads)
+    if other == TORCH:
+        assert against.torch is not None
+        return open_torch(against.torch, model.provider, threads=setting.threads)
+    return open_other(against.graphs[other], model.provider, setting.bundle.facts["inputs"]["names"], threads=setting.threads)

@@ -1,0 +1,68 @@
+"""A tiny student, its bundle in fp32 and int8, and copies of it to write into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
+from tests.score.conftest import write_tiny_student
+
+
+@pytest.fixture(scope="session")
+def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty pairs of different lengths."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    rows = [
+        {
+            "query_id": f"q{number % 5}", "query": "red running shoe", "doc_id": f"d{number}", "title": "shoe " * (1 + number % 9),
+            "body": "size 9 kind of blue", "grade": number % 3,
+        }
+        for number in range(40)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 16 dimensions, positions for 64 tokens; it reads at most 24."""
+    path = tmp_path_factory.mktemp("student") / "tiny"
+    write_tiny_student(path, heads={"relevance": 3})
+    return path
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, student: Path, pairs_file: Path) -> Path:
+    """The bundle as it was exported; not to be written into."""
+    from export.exporting import export_bundle
+    from export.reference_pairs import PairsFile
+    from export.specs import ExportSpec
+
+    target = tmp_path_factory.mktemp("bundle") / "tiny"
+    spec = ExportSpec(precisions="fp32,int8", triton=True, parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
+    export_bundle(student, target, spec, pairs=PairsFile(str(pairs_file), "grade"), provider="cpu")
+    return target
+
+
+@pytest.fixture
+def bundle(folder: Path, made: Path) -> Path:  # noqa: F811
+    """A copy of the bundle in the working directory, as `bundle`."""
+    shutil.copytree(made, folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.fixture
+def inside() -> Callable[[Path], dict[str, bytes]]:
+    """Every file below a folder, by name."""
+
+    def read(top: Path) -> dict[str, bytes]:
+        return {os.path.relpath(path, top): path.read_bytes() for path in sorted(top.rglob("*")) if path.is_file()}
+
+    return read

@@ -1,0 +1,130 @@
+"""The open loop on a clock made up here: what a request waits for counts, however the server came to be late."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.arrivals import Batching, Served, poisson_arrivals, serve
+from export.latency import time_calls
+
+
+class MadeUpClock:
+    """Time that passes only when somebody sleeps or works."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.time += seconds
+
+
+def served(
+    arrival_s: np.ndarray, batching: Batching, service_s: float, *, stall_at: int = -1, stall_s: float = 0.0, stop_s: float = 1e9
+) -> Served:
+    """A server that takes as long for any batch, and stalls once."""
+    clock = MadeUpClock()
+
+    def answer(first: int, end: int) -> None:
+        assert first < end
+        clock.time += service_s + (stall_s if first <= stall_at < end else 0.0)
+
+    return serve(arrival_s, batching, answer, stop_s=stop_s, clock=clock)
+
+
+@pytest.mark.parametrize("rate", [3.0, 200.0, 5000.0])
+def test_arrivals_are_poisson_and_of_the_rate_that_was_asked_for(rate: float) -> None:
+    seconds = 40_000 / rate
+    times = poisson_arrivals(rate, seconds, seed=3)
+    assert len(times) == pytest.approx(40_000, abs=4 * np.sqrt(40_000))
+    gaps = np.diff(times)
+    assert (gaps >= 0).all()
+    assert times[-1] < seconds
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.03)  # an exponential's own mark
+    in_second = np.bincount((times / seconds * 400).astype(int), minlength=400)
+    assert in_second.var() == pytest.approx(in_second.mean(), rel=0.3)  # and a Poisson count's
+
+
+@given(st.floats(0.01, 500), st.floats(0.01, 3), st.integers(0, 5))
+def test_the_same_seed_gives_the_same_arrivals(rate: float, seconds: float, seed: int) -> None:
+    assert (poisson_arrivals(rate, seconds, seed=seed) == poisson_arrivals(rate, seconds, seed=seed)).all()
+
+
+def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
+    """100 requests a second, 1 ms each, and one stall of a second: about a hundred wait, the last of them hardly at all.
+
+    A closed loop over the same server sees one slow answer in two thousand, and states a p99 of 1 ms.
+    """
+    arrival_s = np.arange(2000) / 100
+    found = served(arrival_s, Batching(), 0.001, stall_at=500, stall_s=1.0)
+    late = found.latency_s > 0.0015
+    assert 100 <= late.sum() <= 120
+    assert np.quantile(found.latency_s, 0.99, method="inverted_cdf") > 0.7
+    expected = np.maximum(1.001 - 0.01 * np.arange(50), 0.001) + 0.001 * np.arange(50)
+    np.testing.assert_allclose(found.latency_s[500:550], expected, atol=1e-9)
+
+    clock = MadeUpClock()
+
+    def call(number: int) -> None:
+        clock.time += 0.001 + (1.0 if number == 500 else 0.0)
+
+    closed = time_calls(call, 3.0, is_warm=True, max_samples=2000, clock=clock.now)
+    assert len(closed.latency_s) == 2000
+    assert np.quantile(closed.latency_s, 0.99, method="inverted_cdf") == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+def test_waiting_is_that_of_the_textbook_for_fixed_service_times(load: float) -> None:
+    """M/D/1: the mean wait is load x service / (2 (1 - load))."""
+    arrival_s = poisson_arrivals(load / 0.01, 1500.0, seed=1)
+    found = served(arrival_s, Batching(), 0.01)
+    assert found.latency_s.mean() == pytest.approx(0.01 + load * 0.01 / (2 * (1 - load)), rel=0.1)
+    assert found.batches == len(arrival_s)
+
+
+def test_requests_that_wait_together_are_answered_together() -> None:
+    arrival_s = np.array([0.0, 0.001, 0.002, 0.003, 0.5, 0.9, 0.901])
+    found = served(arrival_s, Batching(max_requests=3, max_wait_s=0.01), 0.1)
+    # the first three fill a batch at 2 ms; the fourth is overdue once that is done; the fifth waits for nobody; the last two share one
+    np.testing.assert_allclose(found.latency_s, [0.102, 0.101, 0.1, 0.199, 0.11, 0.11, 0.109], atol=1e-9)
+    assert found.batches == 4
+
+
+@given(
+    st.lists(st.floats(0, 2), min_size=1, max_size=60),
+    st.integers(1, 8),
+    st.floats(0, 0.2),
+    st.floats(0.001, 0.1),
+)
+def test_every_request_is_answered_once_in_order_and_never_before_it_came(
+    times: list[float], most: int, wait_s: float, service_s: float
+) -> None:
+    arrival_s = np.sort(np.array(times))
+    clock = MadeUpClock()
+    asked: list[int] = []
+
+    def answer(first: int, end: int) -> None:
+        assert end - first <= most
+        assert arrival_s[end - 1] <= clock.time + 1e-9
+        asked.extend(range(first, end))
+        clock.time += service_s
+
+    found = serve(arrival_s, Batching(most, wait_s), answer, stop_s=1e9, clock=clock)
+    assert asked == list(range(len(arrival_s)))
+    assert (found.latency_s >= service_s - 1e-9).all()
+    assert found.unanswered == 0
+    if most > 1 and len(arrival_s) == 1:
+        assert found.latency_s[0] <= wait_s + service_s + 1e-9
+
+
+def test_a_queue_that_only_grows_is_stopped_and_its_waiting_requests_counted() -> None:
+    arrival_s = np.arange(1000) / 100
+    found = served(arrival_s, Batching(), 0.05, stop_s=20.0)
+    assert 20.0 < found.seconds <= 20.05 + 1e-6
+    assert found.unanswered in (599, 600)  # one more or fewer by the last bit of a sum

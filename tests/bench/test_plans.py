@@ -1,0 +1,302 @@
+"""What a bench decides without measuring: models, cells, time, lengths, findings, the card."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.bench_plans import BenchModel, Budget, Cell, choose_models, plan_cells
+from export.bench_specs import BenchSpec
+from export.bundles import open_bundle
+from export.comparisons import ratio_of, take_turns
+from export.findings import comparison_findings, machine_findings, model_findings
+from export.latency import time_calls
+from export.latency_cards import put_section
+from export.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
+from export.loader import Encoder, Machine
+from export.machine_facts import GPU_STATE, MachineWatch, gpu_facts
+from export.memory import device_bytes
+from export.placement import count_cpu_nodes, cpu_nodes
+from export.side_by_side import Against, plan_sides
+from export.workloads import draw_lengths
+from manifests.errors import MissingExtraError, UsageError
+
+MODELS = [
+    {"path": "model.onnx", "format": "onnx", "precision": "fp32"},
+    {"path": "model.int8.onnx", "format": "onnx", "precision": "int8"},
+    {"path": "e/fp16.onnx", "format": "tensorrt", "precision": "fp16", "flavour": "tensorrt", "tensorrt": "10.9.0", "capability": "9.0"},
+]
+CPU = Machine(None, {}, ["CPUExecutionProvider"])
+GPU = Machine("9.0", {"tensorrt": "10.9.0"}, ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def spec(**values: Any) -> BenchSpec:
+    return BenchSpec(**values)
+
+
+def test_models_are_chosen_by_provider_and_precision() -> None:
+    def chosen(machine: Machine, **values: Any) -> list[tuple[str, str]]:
+        return [(model.provider, model.precision) for model in choose_models(MODELS, spec(**values), machine)]
+
+    assert chosen(CPU) == [("cpu", "fp32"), ("cpu", "int8")]
+    assert chosen(GPU) == [("cuda", "fp32"), ("cuda", "int8")]
+    assert chosen(GPU, providers="cpu,tensorrt") == [("cpu", "fp32"), ("cpu", "int8"), ("tensorrt", "fp16")]
+    assert chosen(CPU, precisions="int8") == [("cpu", "int8")]
+    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == BenchModel("cuda", "cpu", "fp32", "model.onnx")
+    with pytest.raises(MissingExtraError, match="no engine of this bundle fits"):
+        choose_models(MODELS, spec(providers="tensorrt"), CPU)
+    with pytest.raises(UsageError, match="fp64"):
+        choose_models(MODELS, spec(precisions="fp64"), CPU)
+    with pytest.raises(UsageError, match="no such model"):
+        choose_models(MODELS, spec(providers="cpu", precisions="fp16"), CPU)
+
+
+def test_cells_hold_the_public_shapes_and_replayed_lengths_small_ones_first() -> None:
+    lengths = {"p50": 20, "p99": 60, "max": 64}
+    cells = plan_cells(spec(), lengths)
+    names = [cell.name for cell in cells]
+    assert {"1x128", "32x128", "1x384", "1x20", "32x60", "8xreplay"} <= set(names)
+    assert len(set(names)) == len(names)
+    sizes = [cell.size(20) for cell in cells]
+    assert sizes == sorted(sizes)
+    assert [cell.rows for cell in plan_cells(spec(presets="table3"), lengths)] == [1, 10, 100, 1000, 10_000]
+    assert plan_cells(spec(presets="serving"), lengths) == []
+    assert Cell("grid", "1x7", 1, 7) in plan_cells(spec(lengths="7", batches="1"), lengths)
+
+
+@given(st.floats(0.1, 1000), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 2)), min_size=1, max_size=30))
+def test_time_that_one_leaves_goes_to_the_others_and_all_together_get_no_more_than_there_is(
+    seconds: float, tasks: list[tuple[float, float]]
+) -> None:
+    budget = Budget(seconds, sum(weight for weight, _ in tasks))
+    spent = 0.0
+    for weight, greed in tasks:
+        share = budget.share(weight)
+        assert 0 <= share <= seconds - spent + 1e-6
+        budget.spend(share * min(greed, 1))
+        spent += share * min(greed, 1)
+    assert budget.left_s == pytest.approx(seconds - spent, abs=1e-6)
+
+
+def test_the_last_one_gets_all_that_is_left() -> None:
+    budget = Budget(10.0, 4.0)
+    assert budget.share(1.0) == 2.5
+    budget.spend(1.0)
+    assert budget.share(3.0) == 9.0
+
+
+@given(st.dictionaries(st.integers(1, 512), st.integers(1, 50), min_size=1, max_size=20), st.integers(0, 3))
+def test_lengths_are_drawn_in_the_shares_of_the_histogram(histogram: dict[int, int], seed: int) -> None:
+    drawn = draw_lengths(sorted(histogram.items()), 4000, seed=seed)
+    assert set(drawn.tolist()) <= set(histogram)
+    total = sum(histogram.values())
+    for length, rows in histogram.items():
+        share = rows / total
+        assert abs((drawn == length).mean() - share) < 5.5 * np.sqrt(share * (1 - share) / 4000) + 1e-9
+
+
+def test_a_closed_loop_measures_one_call_however_long_it_takes_and_keeps_to_its_time() -> None:
+    time = [0.0]
+
+    def call(_: int) -> None:
+        time[0] += 2.0
+
+    slow = time_calls(call, 1.0, clock=lambda: time[0])
+    assert (slow.latency_s.tolist(), slow.warm_up, slow.seconds) == ([2.0], 1, 2.0)
+    time[0] = 0.0
+    found = time_calls(call, 100.0, clock=lambda: time[0])
+    assert time[0] == 100.0
+    assert found.warm_up == 8
+    assert len(found.latency_s) == 42
+    assert len(time_calls(call, 100.0, is_warm=True, max_samples=5, clock=lambda: time[0]).latency_s) == 5
+
+
+def test_sides_take_turns_and_a_drifting_machine_does_not_move_the_ratio() -> None:
+    """Everything takes longer and longer; ours takes 0.8 of theirs at any moment. Measured one after the other it would be anything."""
+    time = [0.0]
+
+    def side(share: float) -> Any:
+        def call() -> None:
+            time[0] += share * (1 + time[0] / 100)
+
+        return call
+
+    found = take_turns(side(0.8), side(1.0), rounds=20, seconds=0.0, clock=lambda: time[0], cpu_clock=lambda: time[0]).wall
+    assert len(found.ratios) == 20
+    assert found.median == pytest.approx(0.8, rel=0.02)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.median <= found.high
+    assert found.ours_ms > 800
+
+
+def test_a_comparison_that_has_no_time_for_its_rounds_ends_with_fewer() -> None:
+    time = [0.0]
+
+    def call() -> None:
+        time[0] += 10.0
+
+    clocks = {"clock": lambda: time[0], "cpu_clock": lambda: time[0]}
+    assert len(take_turns(call, call, rounds=20, seconds=1.0, limit_s=5.0, **clocks).wall.ratios) == 2
+    assert len(take_turns(call, call, rounds=20, seconds=1.0, limit_s=200.0, **clocks).wall.ratios) == 4
+    assert len(take_turns(call, call, rounds=3, seconds=240.0, **clocks).wall.ratios) == 5
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 10), st.floats(0.001, 10)), min_size=1, max_size=60))
+def test_a_ratios_median_lies_in_its_interval_and_turns_over_with_its_sides(measured: list[tuple[float, float]]) -> None:
+    found = ratio_of(measured)
+    assert found.median == pytest.approx(np.median([ours / theirs for ours, theirs in measured]))
+    if len(measured) > 1:
+        assert found.low is not None
+        assert found.high is not None
+        assert min(found.ratios) <= found.low <= found.median * (1 + 1e-9)
+        assert found.median * (1 - 1e-9) <= found.high <= max(found.ratios)
+
+
+def test_smaller_precisions_are_held_against_fp32_and_all_against_what_is_named() -> None:
+    models = choose_models(MODELS, spec(), CPU)
+    sides = [(model.precision, other) for model, other in plan_sides(models, Against(graphs={"optimum": None}))]  # type: ignore[dict-item]
+    assert sides == [("fp32", "optimum"), ("int8", "fp32"), ("int8", "optimum")]
+
+
+def model_facts(**values: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"provider": "cpu", "asked_provider": "cpu", "precision": "fp32", "cpu_nodes": {}, "closed": [], "open": []}
+    return facts | {"not_run": [], "slo": []} | values
+
+
+def closed(cell: str, tokens: int | None, cv: float, samples: int = 5000) -> dict[str, Any]:
+    return {"cell": cell, "tokens": tokens, "cv": cv, "samples": samples, "p50_ms": 1.0}
+
+
+def test_findings_are_told_for_what_they_are() -> None:
+    def of(**values: Any) -> dict[str, str]:
+        return {finding.kind: finding.text for finding in model_findings(model_facts(**values), max_tokens=64)}
+
+    assert of(closed=[closed("1x20", 20, 0.04)]) == {}
+    noisy = of(closed=[closed("1x20", 20, 0.06), closed("1x30", 30, 0.2), closed("8xreplay", None, 0.9)])
+    assert noisy == {"noisy": "calls of 2 of 2 fixed shapes vary by more than 5% of their mean (worst 1x30: 20%)."}
+    few = of(closed=[closed("1x20", 20, 0.01, samples=400), closed("1x30", 30, 0.01, samples=300)])
+    assert few["too_few_samples"].startswith("too few samples for p99 (368) in 1 of 2, fewest 300; p99.9 (3,688) in 2 of 2, fewest 300.")
+    assert "1x128" in of(closed=[closed("1x128", 128, 0.0)])["over_max_tokens"]
+    assert "cuda was asked for" in of(asked_provider="cuda")["cpu_fallback"]
+    assert "cpu_fallback" not in of(asked_provider="auto")
+    assert "2 MatMulInteger" in of(cpu_nodes={"MatMulInteger": 2})["cpu_nodes"]
+    assert "slo_missed" in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": None}])
+    assert "slo_missed" not in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": 3.0}])
+
+
+def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
+    one = {
+        "provider": "cpu",
+        "ours": "int8",
+        "theirs": "fp32",
+        "cell": "1x128",
+        "low": 1.1,
+        "high": 1.3,
+        "rounds": 20,
+        "answers_differ_by": 0.2,
+    }
+    kinds = [finding.kind for finding in comparison_findings([one | {"ratio": 1.2}, one | {"ratio": 0.5}], rounds=20)]
+    assert kinds == ["slower_than_fp32"]
+    other = {**one, "ours": "fp32", "theirs": "optimum", "ratio": 1.0, "rounds": 3}
+    assert [finding.kind for finding in comparison_findings([other], rounds=20)] == ["too_few_rounds", "answers_differ"]
+    assert [finding.kind for finding in machine_findings({"load_before": 9.0, "cores": 2})] == ["busy_machine"]
+    assert machine_findings({"load_before": 0.1, "cores": 2}) == machine_findings({"load_before": None, "cores": 2}) == []
+
+
+def test_heavy_nodes_on_the_cpu_are_counted_once_each_and_shapes_left_out() -> None:
+    def event(name: str, operator: str, provider: str, number: str) -> dict[str, Any]:
+        return {"cat": "Node", "name": name, "args": {"op_name": operator, "provider": provider, "node_index": number}}
+
+    events: list[dict[str, Any]] = [
+        {"cat": "Session", "name": "model_run"},
+        event("a_kernel_time", "MatMulInteger", "CPUExecutionProvider", "1"),
+        event("a_kernel_time", "MatMulInteger", "CPUExecutionProvider", "1"),
+        event("b_kernel_time", "MatMulInteger", "CPUExecutionProvider", "2"),
+        event("c_kernel_time", "MatMul", "CUDAExecutionProvider", "3"),
+        event("d_kernel_time", "Shape", "CPUExecutionProvider", "4"),
+    ]
+    assert count_cpu_nodes(events) == {"MatMulInteger": 2}
+
+
+def test_a_profile_of_onnxruntimes_own_is_read(made: Path) -> None:
+    bundle = open_bundle(made)
+    batch = Encoder(made, bundle.facts["inputs"]).collate([([2, 3], [0, 0])])
+    assert cpu_nodes(made / "model.onnx", "cpu", batch, threads=1) == {}
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(made.parent / "profile")
+    session = onnxruntime.InferenceSession(str(made / "model.int8.onnx"), options, providers=["CPUExecutionProvider"])
+    session.run(None, batch)
+    found = count_cpu_nodes(json.loads(Path(session.end_profiling()).read_text()))
+    assert sum(found.values()) > 5
+    assert any("MatMul" in name for name in found)
+
+
+CARD = "# x\n\nWords.\n\n## Parity\n\ntable\n\n## Made of\n\n- student\n"
+
+
+def test_the_section_stands_in_a_card_once_and_leaves_the_rest_alone() -> None:
+    first = put_section(CARD, ["one", "two"])
+    assert first == "# x\n\nWords.\n\n## Parity\n\ntable\n\n## Latency\n\none\ntwo\n\n## Made of\n\n- student\n"
+    assert put_section(first, ["three"]) == first.replace("one\ntwo", "three")
+    assert put_section("# x\n", ["one"]) == "# x\n\n## Latency\n\none\n"
+
+
+@given(st.lists(st.sampled_from(["# x", "## Latency", "## Made of", "## Other", "text", ""]), max_size=12), st.integers(0, 3))
+def test_the_section_is_put_into_any_card_the_same_way_twice(lines: list[str], number: int) -> None:
+    card = "\n".join(lines)
+    once = put_section(card, [f"line {number}"])
+    assert put_section(once, [f"line {number}"]) == once
+    assert once.count(f"line {number}") == 1
+    for line in lines:
+        assert line in once or "## Latency" in lines
+
+
+def test_the_machine_is_described_and_not_named() -> None:
+    facts = MachineWatch(3).facts()
+    text = json.dumps(facts, allow_nan=False)
+    assert facts["threads"] == 3
+    assert facts["cores"] >= facts["usable_cores"] >= 1
+    assert facts["memory_bytes"] > 1e8
+    assert platform.node() not in text or len(platform.node()) < 4
+    assert f'"{getpass.getuser()}"' not in text
+
+
+def test_a_gpus_facts_are_numbers_where_the_driver_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '1980, 2619, [N/A], 41'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert gpu_facts(GPU_STATE) == {"sm_mhz": 1980.0, "memory_mhz": 2619.0, "power_w": None, "temperature_c": 41.0}
+    assert device_bytes() is None  # four values for one question
+    tool.write_text("#!/bin/sh\necho 1500\n")
+    assert device_bytes() == 1500 << 20
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert gpu_facts(GPU_STATE) is device_bytes() is None
+
+
+def plotted(model: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "tiny", "models": [model]}
+
+
+def test_plots_are_the_same_bytes_for_the_same_figures_and_left_out_where_there_are_none(tmp_path: Path) -> None:
+    cell = {"cell": "1x20", "p50_ms": 1.0, "p99_ms": None, "mean_ms": 1.1}
+    rates = [{"preset": "grid", "offered_rate": rate, "p50_ms": 1.0, "p99_ms": 2.0 * rate} for rate in (1.0, 2.0)]
+    facts = plotted(model_facts(closed=[cell], open=rates, slo=[{"slo_ms": 3.0}]))
+    assert write_plots(tmp_path, facts) == [CLOSED_NAME, OPEN_NAME]
+    first = [(tmp_path / name).read_bytes() for name in (CLOSED_NAME, OPEN_NAME)]
+    assert b"1x20" in first[0]
+    assert b"cpu fp32, grid: p99" in first[1]
+    write_plots(tmp_path, facts)
+    assert [(tmp_path / name).read_bytes() for name in (CLOSED_NAME, OPEN_NAME)] == first
+    assert write_plots(tmp_path, plotted(model_facts(closed=[cell]))) == [CLOSED_NAME]

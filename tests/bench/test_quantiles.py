@@ -1,0 +1,71 @@
+"""Quantiles and their intervals, on numbers whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.quantiles import QUANTILES, quantile, samples_needed, summarize
+
+LATENCIES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=400).map(np.array)
+
+
+@given(LATENCIES, st.sampled_from([*QUANTILES.values(), 0.25, 1.0]))
+def test_a_quantile_is_numpys_and_one_that_happened(latency_s: np.ndarray, share: float) -> None:
+    found = quantile(latency_s, share)
+    assert found in latency_s
+    assert found == np.quantile(latency_s, share, method="inverted_cdf")
+
+
+@given(LATENCIES)
+def test_figures_are_ordered_and_too_few_latencies_state_no_quantile(latency_s: np.ndarray) -> None:
+    found = summarize(latency_s)
+    stated = [found[f"{name}_ms"] for name in QUANTILES if found[f"{name}_ms"] is not None]
+    assert stated == sorted(stated)
+    assert found["samples"] == len(latency_s)
+    for name, share in QUANTILES.items():
+        assert (found[f"{name}_ms"] is None) == (len(latency_s) < samples_needed(share))
+        if found[f"{name}_ms"] is not None:
+            assert found["min_ms"] <= found[f"{name}_low"] <= found[f"{name}_high"] <= found["max_ms"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_samples_needed_are_those_of_a_distribution_free_interval() -> None:
+    assert {name: samples_needed(share) for name, share in QUANTILES.items()} == {"p50": 6, "p90": 36, "p99": 368, "p999": 3688}
+
+
+def test_a_single_latency_has_a_mean_and_no_spread() -> None:
+    found = summarize(np.array([0.25]))
+    assert (found["samples"], found["mean_ms"], found["p50_ms"], found["cv"], found["mean_low"]) == (1, 250.0, None, None, None)
+
+
+@pytest.mark.parametrize("name", ["p50", "p90", "p99", "mean"])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(name: str) -> None:
+    random = np.random.default_rng(0)
+    truth = {"p50": math.log(2), "p90": math.log(10), "p99": math.log(100), "mean": 1.0}[name] * 1000
+    held = 0
+    for number in range(100):
+        found = summarize(random.exponential(size=1000), seed=number)
+        held += found[f"{name}_low"] <= truth <= found[f"{name}_high"]
+    assert held >= 85
+
+
+def test_neighbours_that_are_alike_widen_the_interval() -> None:
+    """Ten long phases, slow and fast in turn: as if each latency stood alone, the interval would be a fifth as wide."""
+    random = np.random.default_rng(1)
+    phase = np.repeat(random.permutation([1.0, 2.0] * 25), 40)
+    together, apart = summarize(phase, seed=2), summarize(random.permutation(phase), seed=2)
+    width = {name: found["mean_high"] - found["mean_low"] for name, found in {"together": together, "apart": apart}.items()}
+    assert width["together"] > 3 * width["apart"]
+
+
+def test_a_request_that_was_never_answered_is_worse_than_any_that_was() -> None:
+    latency_s = np.full(1000, 0.01)
+    latency_s[-20:] = np.inf
+    found = summarize(latency_s)
+    assert (found["p50_ms"], found["p99_ms"], found["mean_ms"], found["max_ms"], found["cv"]) == (10.0, None, None, None, None)
