@@ -53,7 +53,8 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     from jobs.counts import Progress
     from jobs.exits import Exit
     from jobs.job_files import build_job
-    from jobs.labeling import label, open_run
+    from jobs.labeling import label
+    from jobs.opening import open_run
     from jobs.sessions import Session
     from jobs.stops import Stop
 

@@ -29,8 +29,9 @@ from transformers.utils import logging as transformers_logging
 from distill.encoder import EncoderStudent, load_backbone
 from distill.score import Scorer
 from distill.students import Student, StudentRecord, length_batches, load_student, student_files, write_student
+from jobs.conclusions import conclude
 from jobs.counts import Progress
-from jobs.labeling import conclude, open_run
+from jobs.opening import open_run
 from jobs.score_loop import ScoreLoop
 from jobs.scoring import ScoreRequest, score_job
 from jobs.sessions import Session

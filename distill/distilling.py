@@ -21,6 +21,7 @@ from distill.cards import CARD_NAME, render_card
 from distill.curves import Curve, write_curves
 from distill.examples import NO_GRADE, Examples, load_examples
 from distill.figures import graded_counts, graded_figures, teacher_figures
+from distill.homes import Home, home_of
 from distill.specs import DistillSpec
 from distill.splits import DEV, TEST, TRAIN
 from distill.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
@@ -28,15 +29,13 @@ from distill.texts import PairTexts, TokenRow
 from manifests import failpoints
 from manifests.calibration import fit_calibrator
 from manifests.digests import canonical_json, digest_of, readable_json
-from manifests.errors import InputError, ManifestError, StaleRunError
-from manifests.file_locks import FileLock
+from manifests.errors import InputError, StaleRunError
 from manifests.gates import judge_gates
-from manifests.models import resolve_model
+from manifests.models import default_cache_dir, resolve_model
 from manifests.runs import MANIFEST_NAME
 from manifests.store import open_store
 
 STUDENT_MANIFEST_VERSION = 1
-CHECKPOINTS = "checkpoints"
 CLAIM_NAME = "training.json"
 """In the checkpoints' folder: whose they are."""
 NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
@@ -50,11 +49,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """How `distill` ended. `was_done`: the student was there already."""
+    """How `distill` ended.
+
+    Args:
+        output: the folder that it was trained in, and lies in unless its home is a URL.
+        was_done: the student was there already.
+        place: where the student is, as the spec names it.
+    """
 
     manifest: dict[str, Any]
     output: Path
     was_done: bool
+    place: str
 
     @property
     def has_passed(self) -> bool:
@@ -109,32 +115,41 @@ def distill(
         LockHeldError: somebody else trains there.
         TrainingError: the loss is no number, or memory runs out twice.
     """
-    output = Path(spec.output)
+    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     examples = load_examples(spec)
     fingerprint = _fingerprint(spec, examples, resolved.digest)
-    done = _finished(output, fingerprint, start)
-    if done is not None:
-        return Report(done, output, was_done=True)
+    # here first: what is delivered between the two looks is found by the second
+    waiting = _finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
+    done = _finished(home.manifest(), fingerprint, start, home.output)
+    if done is not None or waiting is not None:
+        return _conclude(home, done, waiting, is_writer=is_writer)
     base = check_base(spec, resolved)
     _check_gates(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     texts = texts_of(base, record)
-    folder = output / CHECKPOINTS
+    if home.url is not None:
+        say(f"training in {home.folder}; the student goes to {home.output} when it is finished")
     notes = list(examples.notes)
     for note in notes:
         say(note)
-    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), folder, say, notes)
+    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), home.checkpoints, say, notes)
     if not is_writer:
-        return Report(_manifest(work, _train(work), fingerprint), output, was_done=False)
-    lock = FileLock(folder / "distill.lock", f"the student in {output}")
-    lock.acquire()
-    try:
-        _claim(folder, fingerprint, start)
-        manifest = _write(work, _train(work), output, fingerprint)
-    finally:
-        lock.release()
-    return Report(manifest, output, was_done=False)
+        return Report(_manifest(work, _train(work), fingerprint), home.folder, was_done=False, place=home.output)
+    with home.locked() as make_sure:
+        _claim(home.checkpoints, fingerprint, start)
+        manifest = _write(work, _train(work), home.folder, fingerprint)
+        make_sure()
+        home.deliver(is_replacing=start == "restart")
+    return Report(manifest, home.folder, was_done=False, place=home.output)
+
+
+def _conclude(home: Home, done: dict[str, Any] | None, waiting: dict[str, Any] | None, *, is_writer: bool) -> Report:
+    """End without training: the student is where it belongs, or only waits here to be copied there."""
+    if waiting is not None and is_writer:
+        with home.locked():
+            home.deliver(is_replacing=False)
+    return Report(done or waiting or {}, home.folder, was_done=done is not None, place=home.output)
 
 
 def _fingerprint(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
@@ -159,40 +174,19 @@ def _data_digest(examples: Examples) -> str:
     return total.hexdigest()
 
 
-def _finished(output: Path, fingerprint: str, start: str) -> dict[str, Any] | None:
-    """The manifest, if this very student is there already.
+def _finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: str) -> dict[str, Any] | None:
+    """The manifest that is there, if it is this very student's.
 
     Raises:
-        StaleRunError: another one is.
+        StaleRunError: it is another one's.
     """
-    held = load_student_manifest(output)
     if held is None or start == "restart":
         return None
     if held["fingerprint"] != fingerprint:
         raise StaleRunError(
-            f"{output}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
+            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
             f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
         )
-    return held
-
-
-def load_student_manifest(path: Path) -> dict[str, Any] | None:
-    """A student's manifest, or None where no student was finished.
-
-    Raises:
-        ManifestError: it is no student's.
-    """
-    import json
-
-    try:
-        held: dict[str, Any] = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-        is_student = held.get("kind") == "student" and isinstance(held["fingerprint"], str)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError, KeyError) as exc:
-        raise ManifestError(f"{path / MANIFEST_NAME}: not readable as a student's manifest. Move it away, or name another output.") from exc
-    if not is_student:
-        raise ManifestError(f"{path / MANIFEST_NAME}: is no student's manifest; the folder belongs to something else. Name another output.")
     return held
 
 

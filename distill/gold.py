@@ -9,9 +9,10 @@ import numpy as np
 
 from distill.label_tables import LabelTable, read_pairs
 from distill.specs import GoldSource
-from manifests.dataset import PARQUET_SUFFIXES, open_dataset
+from manifests.dataset import open_dataset
 from manifests.digests import digest_of
 from manifests.errors import InputError
+from manifests.input_files import PARQUET_SUFFIXES
 from manifests.label_sets import load_gold_by_row, own_input
 from manifests.labels import Pair
 from manifests.qrels import PairGrades, grades_by_pair, load_qrels, mapped

@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.specs import NODE_HEADS, LabelSource
-from manifests.dataset import PARQUET_SUFFIXES, Dataset, changed_files, open_dataset, reading
+from manifests.dataset import Dataset, changed_files, open_dataset
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.input_files import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.plans import PLAN_NAME, Plan, ShardPlan, load_plan

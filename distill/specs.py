@@ -272,7 +272,9 @@ class DistillSpec(Spec):
     allow_over_limit: bool = False
     """Take label runs over their quarantine limit."""
     output: str = Field(min_length=1)
-    """Folder that the student owns."""
+    """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never written."""
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -72,7 +72,7 @@ def assign(session: Session) -> Assignment:
         helps=True,  # workers of one command share its shards, whether or not `--shard` chose them
         storage=job.spec.storage_options,
         is_retry=session.is_retry,
-        retries=[(shard, chunk, attempt) for shard, chunks in session.retries.items() for chunk, attempt in chunks.items()],
+        retries=[(shard, chunk, attempt) for shard, chunks in session.left.retries.items() for chunk, attempt in chunks.items()],
         deadline=None if deadline is None else (deadline.text, time.time() + deadline.left_s()),
     )
 

@@ -2,7 +2,8 @@
 
 Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on another machine, or
 behind a server that was changed. Whether that matters is measured: a seeded draw of rows is asked again, and if too many grades flip,
-nothing is committed. A run that is resumed draws from its own labels too. An engine that has passed in an output is not asked again there.
+nothing is committed. A run that is resumed without any draws from its own labels. An engine that has passed in an output is not asked again
+there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jobs.chunks import ChunkWork
 from jobs.counts import Progress
@@ -91,38 +94,57 @@ class Draw(NamedTuple):
 
 
 def draw_canary(session: Session) -> Draw:
-    """Read the texts of a session's open chunks once (where anything is reused), count what is known, and draw rows to ask again.
+    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too few.
 
-    Every known row is equally likely: of earlier outputs those that this session would take over, and all of this output's own labels.
+    From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other shards where these
+    are fewer than wanted (read until there are enough), and the rows that this output has taken over already; each is equally likely. Own
+    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than it is.
     """
     opened, size = session.opened, session.opened.job.spec.canary
     chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
-    kept: list[tuple[Pair, Place]] = []
-    num_known = 0
-    num_to_ask = session.rows_to_ask() if session.reuse is None else 0
-    for pairs in _open_chunks(session) if session.reuse is not None else ():
-        assert session.reuse is not None
-        for pair, place in zip(pairs, session.reuse.labels.find(session.keys.keys(pairs)), strict=True):
-            if place is None:
-                num_to_ask += 1
-                continue
-            num_known += 1
-            if len(kept) < size:
-                kept.append((pair, place))
-            elif (at := chance.randrange(num_known)) < size:
-                kept[at] = pair, place
+    kept, num_known, num_to_ask = _known_rows(session, chance, size)
     own = _own_files(session)
-    num_own = sum(file.rows for _, _, file in own)
-    total = num_own + num_known
-    num_drawn_own = sum(number < num_own for number in chance.sample(range(total), min(size, total)))
+    num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
+    num_elsewhere = num_known + num_taken
+    num_drawn = min(size, num_elsewhere)
+    num_drawn_taken = sum(number < num_taken for number in chance.sample(range(num_elsewhere), num_drawn))
     chance.shuffle(kept)
-    kept = kept[: min(size, total) - num_drawn_own]
-    rows = _own_rows(session, own, sorted(chance.sample(range(num_own), num_drawn_own)))
+    kept = kept[: num_drawn - num_drawn_taken]
+    rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), reused=True)
+    rows += _own_rows(session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), reused=False)
     if session.reuse is not None:
         labels = session.reuse.take([place for _, place in kept])
         rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
     rows.sort(key=lambda drawn: drawn.pair.row_id)
-    return Draw(rows, total, num_to_ask)
+    return Draw(rows, num_elsewhere + num_own, num_to_ask)
+
+
+def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, Place]], int, int]:
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how many rows of the
+    session's own chunks they do not know, which it would ask."""
+    if session.reuse is None:
+        return [], 0, session.left.rows_to_ask()
+    kept: list[tuple[Pair, Place]] = []
+    num_known = num_to_ask = 0
+    mine = set(session.shards)
+    others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
+    chance.shuffle(others)
+    for shard in [*session.shards, *others]:
+        if shard not in mine and num_known >= size:
+            break
+        for pairs in _open_chunks(session, shard):
+            for pair, place in zip(pairs, session.reuse.labels.find(session.keys.keys(pairs)), strict=True):
+                if place is None:
+                    num_to_ask += shard in mine
+                    continue
+                num_known += 1
+                if len(kept) < size:
+                    kept.append((pair, place))
+                elif (at := chance.randrange(num_known)) < size:
+                    kept[at] = pair, place
+            if shard not in mine and num_known >= size:
+                break
+    return kept, num_known, num_to_ask
 
 
 def ask_canary(session: Session, engine: Engine, draw: Draw, tick: Callable[[], None]) -> CanaryResult | None:
@@ -221,22 +243,28 @@ def refuse(result: CanaryResult, *, output: str) -> GateError:
     )
 
 
-def _open_chunks(session: Session) -> Iterator[list[Pair]]:
+def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
     opened = session.opened
-    for shard in session.shards:
-        pending = opened.folder.pending(shard)
-        planned = opened.plan.shards[shard]
-        if pending:
-            row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-            for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending):
-                yield pairs
+    pending, planned = opened.folder.pending(shard), opened.plan.shards[shard]
+    if pending:
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending):
+            yield pairs
 
 
-def _own_files(session: Session) -> list[tuple[int, int, FileRef]]:
-    """Label files of this output, with the shard and chunk of each."""
+class _OwnFile(NamedTuple):
+    """A label file of this output, its shard and chunk, and how many of its rows were taken over."""
+
+    shard: int
+    chunk: int
+    ref: FileRef
+    reused: int
+
+
+def _own_files(session: Session) -> list[_OwnFile]:
     folder = session.opened.folder
     return [
-        (receipt.shard, receipt.chunk, receipt.labels)
+        _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
         for shard in range(len(session.opened.plan.shards))
         for receipts in folder.chunk_receipts(shard)
         for receipt in receipts
@@ -244,29 +272,36 @@ def _own_files(session: Session) -> list[tuple[int, int, FileRef]]:
     ]
 
 
-def _own_rows(session: Session, files: list[tuple[int, int, FileRef]], wanted: list[int]) -> list[Drawn]:
-    """Rows of this output by their number over all its label files, ascending, with their pairs."""
+def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], *, reused: bool) -> list[Drawn]:
+    """Rows of this output, with their pairs.
+
+    Args:
+        wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that were not.
+    """
     opened = session.opened
     labels: dict[int, LabelRow] = {}
     ids: dict[int, dict[int, set[int]]] = {}
     first = at = 0
-    for shard, chunk, file in files:
+    for file in files:
+        count = file.reused if reused else file.ref.rows - file.reused
         inside = []
-        while at < len(wanted) and wanted[at] < first + file.rows:
+        while at < len(wanted) and wanted[at] < first + count:
             inside.append(wanted[at] - first)
             at += 1
-        first += file.rows
+        first += count
         if inside:
-            for values in opened.folder.table(file, LABELS).take(inside).to_pylist():
+            table = opened.folder.table(file.ref, LABELS)
+            places = np.flatnonzero(table["reused"].to_numpy() == reused)
+            for values in table.take(places[inside]).to_pylist():
                 row = LabelRow(**values)
                 labels[row.row_id] = row
-                ids.setdefault(shard, {}).setdefault(chunk, set()).add(row.row_id)
+                ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
     rows = []
     for shard, chunks in ids.items():
         planned = opened.plan.shards[shard]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
         for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), wanted=chunks):
-            rows += [Drawn(pair, labels[pair.row_id], True) for pair in pairs]
+            rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]
     return rows
 
 

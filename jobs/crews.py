@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.conclusions import RunReport
 from jobs.gpus import choose_gpus, gpu_groups, visible_gpus
-from jobs.labeling import RunReport, label
+from jobs.labeling import label
 from jobs.sessions import Session
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
-from manifests.store import shard_lock_name
+from manifests.store import each, shard_lock_name
 
 BACKENDS = ("local", "ray")
 
@@ -61,8 +62,12 @@ def _is_held_by_others(session: Session) -> bool:
     A command that names no shards is one more worker, and helps.
     """
     store = session.opened.store
-    open_shards = [] if session.helps else [shard for shard in session.shards if session.todo(shard)]
-    return bool(open_shards) and all(store.is_locked(shard_lock_name(shard)) for shard in open_shards)
+    open_shards = [] if session.helps else session.left.open_shards()
+    some = max(1, store.readers)  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
+    return bool(open_shards) and all(
+        all(each(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
+        for start in range(0, len(open_shards), some)
+    )
 
 
 def label_with(
@@ -92,7 +97,8 @@ def label_with(
         return label_on_ray(session, workers=crew.workers, address=crew.address, gpus_each=gpus_each(session), tick=tick, say=say)
     if crew.gpus is None and crew.workers is None:
         return label(session, tick=tick, on_engine=on_engine)
-    from jobs.supervise import Supervisor, cpu_slots, gpu_slots
+    from jobs.slots import cpu_slots, gpu_slots
+    from jobs.supervise import Supervisor
 
     if crew.workers is not None:
         slots = cpu_slots(crew.workers)

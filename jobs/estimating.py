@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from jobs.open_runs import OpenRun
 from jobs.reusing import Reuse, earlier_outputs, label_keys
-from jobs.sessions import OpenRun
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, VerdictError

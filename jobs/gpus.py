@@ -35,23 +35,31 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
         UsageError: not of that form, or a GPU twice.
         MissingExtraError: there is no such GPU here.
     """
+    numbers = _numbers(text)
     if not visible:
         raise MissingExtraError(
             f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver, nvidia-smi and {DRIVER_FOLDER}; {VISIBLE} counts where it is "
             "set). On a machine without one use --workers N, or leave both away."
         )
-    if text.strip() == "all":
+    if numbers is None:
         return list(visible)
+    for number in numbers:
+        if not 0 <= number < len(visible):
+            raise MissingExtraError(f"--gpus {text}: there is no GPU {number}; visible here are 0 to {len(visible) - 1}.")
+    return [visible[number] for number in numbers]
+
+
+def _numbers(text: str) -> list[int] | None:
+    """The numbers of `0,1`; None for `all`. Told before anything is looked for: a slip is one wherever it is made."""
+    if text.strip() == "all":
+        return None
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as exc:
         raise UsageError(f"--gpus {text}: want all, or numbers such as 0,1.") from exc
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"--gpus {text}: names a GPU twice; each gets one engine.")
-    for number in numbers:
-        if not 0 <= number < len(visible):
-            raise MissingExtraError(f"--gpus {text}: there is no GPU {number}; visible here are 0 to {len(visible) - 1}.")
-    return [visible[number] for number in numbers]
+    return numbers
 
 
 def gpu_groups(names: Sequence[str], each: int) -> list[list[str]]:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from jobs.spec_variables import spec_variables
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
-from manifests.dataset import Dataset, open_dataset
+from manifests.dataset import Dataset, Known, open_dataset
 from manifests.errors import ConfigError, RelabelError, UsageError
 from manifests.filesystems import is_url, place_of, use_storage_options
 from manifests.label_keys import stage_digests
@@ -48,9 +48,11 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
 
-    def open_dataset(self) -> Dataset:
+    def open_dataset(self, known: Known | None = None) -> Dataset:
         """Find the input and check its columns.
 
+        Args:
+            known: see `open_dataset`.
         Raises:
             ConfigError: the output lies inside the input, where the labels would be read as more input.
             InputError: see `open_dataset`.
@@ -62,7 +64,7 @@ class Job:
                     f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would be read as input. "
                     "Give an output elsewhere."
                 )
-        return open_dataset(self.spec.input, reads_context=self.labeler.uses_context)
+        return open_dataset(self.spec.input, reads_context=self.labeler.uses_context, known=known)
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of. May resolve a model reference, never loads a model."""
@@ -104,14 +106,16 @@ class SpecKind(NamedTuple):
         name: what it is a spec of, for errors.
         fields: its first keys; a variable that names another is some other spec's, or has nothing to do with us.
         example: of a `--set` flag.
+        beginning: where to get one to start from, for errors.
     """
 
     name: str
     fields: tuple[str, ...]
     example: str
+    beginning: str
 
 
-JOB = SpecKind("job", tuple(JobSpec.model_fields), "engine.seed=3")
+JOB = SpecKind("job", tuple(JobSpec.model_fields), "engine.seed=3", "`relabel init` writes a job file to start from")
 
 
 class Settings(NamedTuple):
@@ -173,7 +177,7 @@ def read_settings(
             that there is not.
         UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
-    values = read_yaml(path)
+    values = read_yaml(path, kind=kind)
     beside = []
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
@@ -279,12 +283,16 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     return Job(spec, found_labeler(spec.labeler), found_engine, where)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """A YAML mapping; a key that stands twice is an error, not a silent last-one-wins."""
+def read_yaml(path: str, *, kind: SpecKind = JOB) -> dict[str, Any]:
+    """A YAML mapping; a key that stands twice is an error, not a silent last-one-wins.
+
+    Raises:
+        ConfigError: there is none, it is no YAML, or no mapping; says where, and what belongs there.
+    """
     try:
         text = read_url(path).decode() if is_url(path) else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as exc:
-        raise ConfigError(f"{path}: no such file. `relabel init` writes a job file to start from.") from exc
+        raise ConfigError(f"{path}: no such file. {kind.beginning}.") from exc
     except RelabelError:
         raise
     except (OSError, UnicodeDecodeError) as exc:
@@ -299,9 +307,9 @@ def read_yaml(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:  # `!!int x`, or brackets a thousand deep
         raise ConfigError(f"{path}: holds a value that can't be read as YAML ({exc}).") from exc
     if values is None:
-        raise ConfigError(f"{path}: is empty. `relabel init` writes a job file to start from.")
+        raise ConfigError(f"{path}: is empty. {kind.beginning}.")
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(JobSpec.model_fields)}; got {type(values).__name__}.")
+        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(kind.fields)}; got {type(values).__name__}.")
     return values
 
 

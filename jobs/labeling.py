@@ -1,4 +1,4 @@
-"""One execution of a job: open or make the plan, run the loop over a session's shards, finish with the manifest.
+"""One execution of a job over a session's shards: what needs no engine, then the engine, the canary and the loop, then the conclusion.
 
 Decides in this order: is there anything to do (receipts alone), may we do it (locks), and only then starts an engine.
 """
@@ -9,98 +9,27 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from jobs.canary import CanaryResult, Draw, ask_canary, draw_canary, has_passed, keep_result, load_results, refuse
+from jobs.canary import CanaryResult, Draw, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.chunks import ChunkWork
 from jobs.commits import COMMITS_IN_FLIGHT, Commits
-from jobs.estimating import estimate_run, keep_estimate, plan_against_actual
-from jobs.exits import Exit
+from jobs.conclusions import RunReport, conclude, refuse_mixing
 from jobs.job_files import Job
 from jobs.loop import RunLoop
-from jobs.sessions import OpenRun, Session
+from jobs.sessions import Session
 from jobs.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts
-from manifests.errors import GateError, LockHeldError, ManifestError
+from manifests.errors import LockHeldError
 from manifests.mixing import engines_differ
-from manifests.plans import check_plan, load_plan, make_plan, write_plan
 from manifests.reuse import why_nothing
-from manifests.runs import RunFolder, Snapshot, Tally, build_manifest, load_manifest, write_manifest
-from manifests.store import Lock, open_store
+from manifests.store import Lock
 
 LOCK_LOOK_S = 0.5
 """Pause between two looks at a lock that is waited for, seconds."""
 AFTER_SUPERVISOR_S = 5.0
 """How much longer than its supervisor a worker waits for an engine that does not come back, seconds."""
-
-
-@dataclass(slots=True)
-class RunReport:
-    """What an execution did, for the end table and `--output json`.
-
-    Args:
-        shards, busy_shards: the shards asked for, and those of them that other processes held.
-        tally: the whole run as it stands, all workers together.
-        rows: rows in the plan.
-        over_limit, failed_fraction: None until every chunk is in.
-        stopped: why the run was cut short, if it was.
-        seconds, engine_start_s: wall time of all, and of starting the engine.
-        did: counts of this execution alone.
-        remarks: what the engine said when it started.
-        engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
-    """
-
-    exit: Exit
-    name: str
-    output: str
-    shards: list[int]
-    busy_shards: list[int]
-    tally: Tally
-    rows: int
-    over_limit: bool | None
-    failed_fraction: float | None
-    stopped: str | None = None
-    seconds: float = 0.0
-    engine_start_s: float = 0.0
-    did: dict[str, Any] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    engine_restarts: int | None = None
-
-
-def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
-    """Open the output of a job, planning it if nobody has.
-
-    Args:
-        may_plan: make a plan where there is none.
-        may_write: write that plan down; off for a look at what would be done.
-    Raises:
-        StaleRunError: the output has a plan for another job or other inputs.
-        ManifestError: there is no plan and `may_plan` is off.
-    """
-    run = job.spec.run
-    store = open_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
-    dataset = job.open_dataset()
-    parts = job.parts(dataset)
-    plan = load_plan(store)
-    was_planned_now = False
-    if plan is None:
-        if not may_plan:
-            raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
-        if may_write:
-            store.prove()  # a store that can't keep commits single is refused before anything is read or written
-        plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
-        if may_write:
-            for folder in ("", "plan"):
-                store.sweep(folder)
-            was_planned_now = write_plan(store, plan, beside)
-            plan = load_plan(store) or plan
-    check_plan(plan, dataset, parts, output=job.spec.output)
-    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
-    if was_planned_now:
-        keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
-    return opened
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:
@@ -247,7 +176,7 @@ def _check_engine(session: Session) -> None:
     opened = session.opened
     assert session.facts is not None
     if not opened.job.spec.run.allow_mixed:
-        _refuse_mixing([*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True)
+        refuse_mixing([*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True)
 
 
 def _reuse_remarks(session: Session) -> list[str]:
@@ -256,20 +185,10 @@ def _reuse_remarks(session: Session) -> list[str]:
     opened, found = session.opened, []
     advice = "the canary tells whether that matters" if opened.job.spec.canary else "`canary: 200` would tell whether that matters"
     for earlier in session.reuse.outputs if session.reuse is not None else ():
-        differences = engines_differ([*earlier.found.engines, asdict(session.facts)])
+        differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
         if differences and not why_nothing(earlier, opened.plan.parts):
             found.append(f"labels taken over from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}")
     return found
-
-
-def _refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
-    remarks = engines_differ(engines)
-    if remarks:
-        what = "was begun by another engine" if is_begun else "was made by different engines"
-        raise GateError(
-            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything that was committed "
-            "is kept: go on with the engine that began, label the rest into another output, or allow it with run.allow_mixed: true."
-        )
 
 
 def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable[[], None]) -> CanaryResult | None:
@@ -333,103 +252,3 @@ def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None],
     first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s):
         loop.run(chunks)
-
-
-def conclude(session: Session) -> RunReport:
-    """Bring the manifest up to date if every chunk is in, and choose the exit code."""
-    opened, progress, spec = session.opened, session.progress, session.opened.job.spec
-    found = opened.folder.snapshot()
-    was_finished_now = False
-    is_complete = found.tally.chunks_done == opened.plan.num_chunks
-    if is_complete:
-        found, was_finished_now = _finish(opened, found)
-    failed = found.tally.num_quarantined / opened.plan.rows
-    report = RunReport(
-        exit=Exit.DONE,
-        name=spec.name,
-        output=spec.output,
-        shards=session.shards,
-        busy_shards=session.busy,
-        tally=found.tally,
-        rows=opened.plan.rows,
-        over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
-        failed_fraction=failed if is_complete else None,
-        stopped=session.stop.reason,
-        did={
-            "pairs": progress.pairs,
-            "reused": progress.reused,
-            "statuses": dict(progress.statuses),
-            "requests": progress.requests,
-            "prompt_tokens": progress.prompt_tokens,
-            "cached_tokens": progress.cached_tokens,
-            "output_tokens": progress.output_tokens,
-            "chunks_committed": progress.chunks_committed,
-            "chunks_lost": progress.chunks_lost,
-            "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
-        },
-    )
-    report.exit = _exit(report, session, was_finished_now=was_finished_now)
-    return report
-
-
-def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
-    """Write the manifest unless it says already what the receipts say.
-
-    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends up true.
-    """
-    limit = opened.job.spec.run.max_failed_fraction
-
-    def is_current(held: dict[str, Any] | None) -> bool:
-        return held is not None and (held["max_failed_fraction"], held["receipts_sha256"]) == (limit, found.digest)
-
-    if is_current(load_manifest(opened.store)):
-        return found, False
-    lock = opened.store.lock("manifest", "the manifest")
-    lock.acquire(waits=True)
-    was_written = False
-    try:
-        while True:
-            found = opened.folder.snapshot()
-            if is_current(load_manifest(opened.store)):
-                return found, was_written
-            write_manifest(opened.store, _manifest(opened, found))
-            was_written = True
-            if not lock.is_lost:
-                return found, True
-            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by another look
-    finally:
-        lock.release()
-
-
-def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
-    spec = opened.job.spec
-    if not spec.run.allow_mixed:
-        _refuse_mixing(found.engines, output=spec.output, is_begun=False)
-    manifest = build_manifest(
-        opened.folder,
-        found,
-        spec=spec.model_dump(mode="json"),
-        max_failed_fraction=spec.run.max_failed_fraction,
-        relabel_version=version("relabel"),
-        canaries=[asdict(result) for result in load_results(opened.store)],
-        allow_mixed=spec.run.allow_mixed,
-    )
-    manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
-    manifest["variables"] = dict(opened.job.variables)
-    return manifest
-
-
-def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
-    if report.over_limit:
-        return Exit.OVER_LIMIT
-    seen = session.opened.folder.attempts_of_all()
-    planned = session.opened.plan.shards
-    is_open = any(len(seen.get(shard, ())) < len(planned[shard].chunks) or session.todo(shard, seen) for shard in session.shards)
-    report.busy_shards = busy = [shard for shard in session.busy if session.todo(shard, seen)]
-    if busy and not session.taken:
-        return Exit.LOCKED
-    if busy or is_open:
-        return Exit.PARTIAL
-    if session.taken or was_finished_now:
-        return Exit.DONE
-    return Exit.NOTHING_TO_DO

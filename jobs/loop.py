@@ -18,11 +18,12 @@ from jobs.chunks import ChunkWork
 from jobs.commits import Commits
 from jobs.counts import Progress
 from jobs.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.patience import Patience
 from jobs.stops import Stop
 from jobs.trajectories import OpenPair, Trajectory, row_of
 from jobs.watch import Watch
 from labelers.registry import Labeler
-from manifests.asks import POLL_S, Answer, Ask, Engine, Request
+from manifests.asks import Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
 from manifests.receipts import ChunkId
 from manifests.reuse import answer_of, answer_row
@@ -35,14 +36,9 @@ SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is looked at again, while it has work."""
-HASTY_POLLS = 10_000
-"""Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be asked forever."""
 
 MOST_TOKENS = 100_000_000
 """More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run."""
-
-LONGEST_STEP_S = 5.0
-"""Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a request waiting."""
 
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
@@ -123,12 +119,7 @@ class RunLoop:
         self.stop = stop
         self.tick = tick
         self._watch = watch
-        self._ask_timeout_s = ask_timeout_s
-        self.polling_since_s: float | None = None
-        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
-        self._worked_s = 0.0
-        self._next_patience_s = 0.0
-        self._handed: deque[tuple[int, float]] = deque()  # last request handed over, and when, by the engine's clock
+        self._patience = Patience(engine, ask_timeout_s)
         self._seed = seed
         self._static: dict[object, bytes] = {}
         self._ready: deque[Request] = deque()
@@ -143,6 +134,11 @@ class RunLoop:
         self._pace = Pace()
         self._next_look_s = 0.0
         self._drains_until_s: float | None = None
+
+    @property
+    def polling_since_s(self) -> float | None:
+        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        return self._patience.polling_since_s
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
         """Work through the chunks.
@@ -166,7 +162,6 @@ class RunLoop:
         engine, ready = self.engine, self._ready
         pairs = self._pairs(chunks)
         exhausted = False
-        hasty_polls = 0
         while True:
             if time.perf_counter() >= self._next_look_s:
                 self._look()
@@ -193,14 +188,9 @@ class RunLoop:
                     break
                 self._open(*opened)
             if handed >= 0:
-                self._handed.append((handed, self._worked_s))
-            answers, took_s = self._poll()
-            if answers or took_s > POLL_S / 100:
-                hasty_polls = 0
-            else:
-                hasty_polls += 1
-                if hasty_polls > HASTY_POLLS and self._in_flight:
-                    raise EngineCrashError(f"the engine says nothing of {len(self._in_flight)} requests, and does not work on them either.")
+                self._patience.handed(handed)
+            answers = self._poll()
+            self._patience.look_for_haste(len(self._in_flight))
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
@@ -209,46 +199,14 @@ class RunLoop:
             for answer in answers:
                 self._deliver(answer)
             self._commits.settle(wait_for_all=False)
-            if self._worked_s >= self._next_patience_s:
-                self._look_for_silence()
+            self._patience.look_for_silence(self._in_flight, lambda number: self._in_flight[number].stage)
             self.tick()
 
-    def _poll(self) -> tuple[list[Answer], float]:
-        """Let the engine work; its answers, and how long it took."""
+    def _poll(self) -> list[Answer]:
+        """Let the engine work."""
         if self._watch is not None:
             self._watch.flush()
-        self.polling_since_s = polled_s = time.perf_counter()
-        try:
-            answers = self.engine.poll()
-        except Exception as exc:
-            if not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError":  # torch's, which jobs never imports
-                raise
-            raise EngineCrashError(
-                f"the engine's memory ran out with {len(self._in_flight)} requests in flight. Ask for fewer at a time, or shorter prompts."
-            ) from exc
-        finally:
-            self.polling_since_s = None
-        took_s = time.perf_counter() - polled_s
-        self._worked_s += min(took_s, LONGEST_STEP_S)
-        return answers, took_s
-
-    def _look_for_silence(self) -> None:
-        """Requests are handed over in the order of their numbers, so the lowest number in flight is the one that waits longest."""
-        self._next_patience_s = self._worked_s + min(LOOK_EVERY_S, self._ask_timeout_s / 4)
-        oldest = next(iter(self._in_flight), None)
-        handed = self._handed
-        while handed and (oldest is None or handed[0][0] < oldest):
-            handed.popleft()
-        if handed and oldest is not None:
-            self._check_patience(handed[0][1], self._in_flight[oldest].stage)
-
-    def _check_patience(self, since_s: float, stage: str) -> None:
-        waited_s = self._worked_s - since_s
-        if waited_s > self._ask_timeout_s:
-            raise EngineCrashError(
-                f"the engine has not answered a request of stage {stage!r} for {waited_s:.0f} s "
-                f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
-            )
+        return self._patience.poll(len(self._in_flight))
 
     def _prove_engine(self) -> None:
         """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down at these is itself to
@@ -258,12 +216,12 @@ class RunLoop:
         for ask in self.labeler.probe():
             number = self._next_id
             self._next_id = number + 1
-            since_s = self._worked_s
+            since_s = self._patience.worked_s
             self.engine.submit(Request(number, ask, self._seed))
-            while not any(answer.request_id == number for answer in self._poll()[0]):
+            while not any(answer.request_id == number for answer in self._poll()):
                 if self.stop.reason is not None:
                     return
-                self._check_patience(since_s, ask.stage)
+                self._patience.check(since_s, ask.stage)
 
     def _look(self) -> None:
         """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""

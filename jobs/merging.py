@@ -63,8 +63,11 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
     Raises:
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
         InputError: one file would stand in the merged input twice.
+        ConfigError: an output is named twice, or is to be merged into itself.
         ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds something else.
     """
+    if place_of(to) in map(place_of, paths):
+        raise ConfigError(f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one.")
     runs = _open_runs(paths)
     differences = _differences(runs)
     if differences and not allow_mixed:
@@ -141,7 +144,7 @@ def _differences(runs: list[_Run]) -> list[str]:
     for run in runs[1:]:
         for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
             found.append(f"{part} of {run.paths[0]} ({', '.join(names)})")
-    engines = [facts for run in runs for folder in run.folders for facts in folder.snapshot().engines]
+    engines = [facts for run in runs for folder in run.folders for facts in folder.snapshot().all_engines]
     return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
 

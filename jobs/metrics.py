@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.exits import Exit
 
 if TYPE_CHECKING:
+    from jobs.conclusions import RunReport
     from jobs.counts import Progress
-    from jobs.labeling import RunReport
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from jobs.assignments import Assignment, assign, deadline_of
+from jobs.conclusions import RunReport
 from jobs.counts import Progress
-from jobs.labeling import RunReport, open_run
+from jobs.crew_results import Results
 from jobs.lives import COUNTS
+from jobs.opening import open_run
 from jobs.sessions import Session
+from jobs.slots import Slot
 from jobs.stops import Stop
-from jobs.supervise import GRACE_S, Results, Slot, Supervisor, error_of
+from jobs.supervise import GRACE_S, Supervisor, error_of
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError, TerminalError
 from manifests.extras import require
 from manifests.filesystems import is_url
@@ -161,7 +164,7 @@ def label_on_ray(
     ray = require("ray", extra="ray", purpose=PURPOSE)
     started = time.perf_counter()
     driver = Driver(ray, session, tick=tick, say=say)
-    if any(session.todo(shard) for shard in session.shards):
+    if session.left.open_shards():
         with stdout_apart(), _joined(ray, address):
             driver.place(workers, gpus_each)
             driver.watch_over()
@@ -243,7 +246,7 @@ class Driver:
                 self._tick()
                 if has_news or time.perf_counter() >= next_look_s:
                     next_look_s = time.perf_counter() + LOOK_EVERY_S
-                    if not any(self._session.todo(shard) for shard in self._session.shards):
+                    if not self._session.left.open_shards():
                         self._listen(patience_s=AGAIN_S)
                         return
                     self._grow()

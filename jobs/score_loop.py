@@ -19,8 +19,8 @@ from distill.students import Student
 from distill.texts import TokenRow
 from jobs.chunks import ChunkWork
 from jobs.commits import Commits
+from jobs.conclusions import RunReport, conclude
 from jobs.counts import Progress
-from jobs.labeling import RunReport, conclude
 from jobs.scoring import STAGE, StudentArgs, identify, score_rows, start_student
 from jobs.sessions import Session
 from jobs.stops import Stop, start_unless_stopped

@@ -10,26 +10,25 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from jobs.chunks import ChunkWork
 from jobs.counts import Progress
-from jobs.job_files import Job
+from jobs.open_runs import OpenRun
 from jobs.reusing import Book, Reuse, earlier_outputs, label_keys
 from jobs.shard_log import ShardLogs
 from jobs.stops import Stop
 from jobs.watch import Watch
+from jobs.work_left import WorkLeft
 from manifests.asks import EngineFacts
-from manifests.dataset import Dataset
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
-from manifests.plans import Plan, shard_row_ids
+from manifests.plans import shard_row_ids
 from manifests.receipts import ChunkFacts, ChunkId, commit_chunk
 from manifests.rows import read_chunks
-from manifests.runs import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow
-from manifests.store import Lock, Store, shard_lock
+from manifests.store import Lock, shard_lock
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +38,6 @@ HELP_CHUNKS = 8
 """Most chunks that a helper takes on at a time."""
 LOOK_EVERY_S = 5.0
 """How often a shard under way is looked at for chunks that others committed, seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A job's output with a plan that fits the job."""
-
-    job: Job
-    dataset: Dataset
-    store: Store
-    plan: Plan
-    folder: RunFolder
-    was_planned_now: bool
 
 
 class Session:
@@ -90,7 +77,7 @@ class Session:
         self.worker = f"{socket.gethostname()}-{os.getpid()}"
         self.keys = label_keys(opened.job, opened.plan)
         self._logs = ShardLogs(opened.store)
-        self.retries = retries if retries is not None else self._retry_round() if is_retry else {}
+        self.left = WorkLeft(opened, shards, is_retry=is_retry, retries=retries)
         self._locks: dict[int, Lock] = {}
         self._chunks_left: dict[int, int] = {}
         self._guard = threading.Lock()
@@ -99,39 +86,10 @@ class Session:
         self._untried: dict[int, list[int]] | None = None
         self._looks: dict[int, tuple[float, dict[int, list[int]]]] = {}
 
-    def rows_to_ask(self) -> int:
-        """Rows of the chunks to work on, as they stood at the first look."""
-        folder = self.opened.folder
-        if not self.is_retry:
-            shards = self.opened.plan.shards
-            return sum(shards[shard].chunks[chunk] for shard in self.shards for chunk in self.todo(shard, self._seen))
-        return sum(
-            receipts[-1].quarantine.rows
-            for shard in self.shards
-            for receipts in folder.chunk_receipts(shard)
-            if receipts[-1].quarantine is not None and receipts[-1].chunk in self.retries.get(shard, {})
-        )
-
-    def todo(self, shard: int, seen: dict[int, dict[int, list[int]]] | None = None) -> dict[int, int]:
-        """Chunks of a shard that this session should still work on, and the attempt that it would be.
-
-        Args:
-            seen: attempts by shard and chunk, where somebody has just looked.
-        """
-        done = self.opened.folder.attempts(shard) if seen is None else seen.get(shard, {})
-        if not self.is_retry:
-            return {chunk: 1 for chunk in range(len(self.opened.plan.shards[shard].chunks)) if chunk not in done}
-        return {chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1}
-
     @functools.cached_property
     def _chance(self) -> random.Random:
         """Differs from worker to worker."""
         return random.Random(self.worker)
-
-    @functools.cached_property
-    def _seen(self) -> dict[int, dict[int, list[int]]]:
-        """What was committed at the first look, from one listing. Receipts stay, so what is done here is done."""
-        return self.opened.folder.attempts_of_all()
 
     def reach(self) -> bool:
         """Find the next work: lock a shard that has some and is free; when there is none left, help with those that others hold, if
@@ -140,7 +98,7 @@ class Session:
         if self._reached is not None:
             return True
         for shard in self._upcoming:
-            if not self.todo(shard, self._seen):
+            if not self.left.todo(shard, self.left.seen):
                 continue
             lock = shard_lock(self.opened.store, shard)
             try:
@@ -149,7 +107,7 @@ class Session:
                 logger.info("%s", exc)
                 self.busy.append(shard)
                 continue
-            todo = self.todo(shard)
+            todo = self.left.todo(shard)
             if not todo:  # its last holder finished between the look and the lock
                 lock.release()
                 continue
@@ -170,11 +128,11 @@ class Session:
             return False
         if self._untried is None:
             seen = self.opened.folder.attempts_of_all() if self.busy else {}
-            self._untried = {shard: list(self.todo(shard, seen)) for shard in self.busy}
+            self._untried = {shard: list(self.left.todo(shard, seen)) for shard in self.busy}
         untried = self._untried
         while untried:
             shard = max(untried, key=lambda one: len(untried[one]))
-            now = self.todo(shard)
+            now = self.left.todo(shard)
             left = untried[shard] = [chunk for chunk in untried[shard] if chunk in now]
             if not left:
                 del untried[shard]
@@ -206,7 +164,7 @@ class Session:
             planned = opened.plan.shards[shard]
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-            wanted = self._quarantined_ids(shard) if self.is_retry else None
+            wanted = self.left.quarantined_ids(shard) if self.is_retry else None
             for chunk, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted):
                 if self._is_lost(shard):
                     self._give_up(shard, [one for one in attempts if one >= chunk])
@@ -308,34 +266,6 @@ class Session:
         for shard in list(self._locks):
             self._locks.pop(shard).release()
         self._logs.close()
-
-    def _retry_round(self) -> dict[int, dict[int, int]]:
-        """Chunks to retry and their attempt, by shard.
-
-        Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that still hold quarantined
-        rows), only the ones that lag are asked, so that a retry that was killed and called again ends where an undisturbed one ends.
-        """
-        folder = self.opened.folder
-        every_attempt = (len(done) for chunks in self._seen.values() for done in chunks.values())
-        level = max(every_attempt, default=1)
-        found: dict[int, dict[int, int]] = {}
-        lagging: dict[int, dict[int, int]] = {}
-        for shard in self.shards:
-            for receipts in folder.chunk_receipts(shard):
-                if receipts[-1].quarantine is not None:
-                    chunk, attempt = receipts[0].chunk, len(receipts) + 1
-                    found.setdefault(shard, {})[chunk] = attempt
-                    if attempt <= level:
-                        lagging.setdefault(shard, {})[chunk] = attempt
-        return lagging or found
-
-    def _quarantined_ids(self, shard: int) -> dict[int, set[int]]:
-        folder = self.opened.folder
-        return {
-            receipts[-1].chunk: {row["row_id"] for row in folder.quarantined_rows(receipts[-1])}
-            for receipts in folder.chunk_receipts(shard)
-            if receipts[-1].quarantine is not None
-        }
 
 
 def _utc(clock_s: float) -> str:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jobs.assignments import Assignment, assign, plain_cases, worker_name
-from jobs.gpus import VISIBLE
-from jobs.labeling import RunReport, conclude
+from jobs.conclusions import RunReport
+from jobs.crew_results import Results
 from jobs.lives import COUNTS, Life
 from jobs.process_guard import ProcessGuard
 from jobs.sessions import Session
+from jobs.slots import Slot, log_name
 from jobs.suspects import Suspects
 from manifests import errors
 from manifests.errors import EngineLostError, RelabelError
@@ -51,85 +50,6 @@ class Limits(NamedTuple):
     backoff_s: float = 1.0
     condemned: int = 8
     condemned_share: float = 0.01
-
-
-@dataclass(slots=True)
-class Slot:
-    """A worker's place: the GPUs it gets, and what became of it so far.
-
-    Args:
-        variables: what its environment has beside the supervisor's own.
-        starts_s: when its next life begins, on `time.perf_counter`; None if none is due.
-        error: why it was given up.
-    """
-
-    name: str
-    variables: dict[str, str]
-    starts_s: float | None = 0.0
-    life: Life | None = None
-    num_lives: int = 0
-    crashes: int = 0
-    error: RelabelError | RuntimeError | None = None
-    pairs: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    commits: int = 0
-    lost: int = 0
-
-
-def cpu_slots(count: int) -> list[Slot]:
-    """Workers that get no GPU of their own."""
-    return [Slot(f"w{number}", {}) for number in range(count)]
-
-
-def gpu_slots(groups: list[list[str]]) -> list[Slot]:
-    """A worker for each group of GPUs."""
-    return [Slot(f"gpu{'+'.join(group)}", {VISIBLE: ",".join(group)}) for group in groups]
-
-
-@dataclass(slots=True)
-class Results:
-    """What workers did, beside what the progress counts.
-
-    Args:
-        taken, busy: shards that they worked on, and shards that others held.
-        remarks: each once, in the order they came.
-        engine_start_s: the longest start of an engine.
-        costs: of engines that are paid for, together.
-        canary: what asking labelled rows again came to; one worker does it for all.
-    """
-
-    taken: set[int] = field(default_factory=set)
-    busy: set[int] = field(default_factory=set)
-    remarks: dict[str, None] = field(default_factory=dict)
-    engine_start_s: float = 0.0
-    costs: dict[str, Any] | None = None
-    restarts: int = 0
-    canary: dict[str, Any] | None = None
-
-    def add(self, other: Results) -> None:
-        """Another's results together with these."""
-        self.taken |= other.taken
-        self.busy |= other.busy
-        self.remarks.update(other.remarks)
-        self.engine_start_s = max(self.engine_start_s, other.engine_start_s)
-        self.costs = other.costs if self.costs is None else self.costs if other.costs is None else _sum(self.costs, other.costs)
-        self.restarts += other.restarts
-        self.canary = self.canary or other.canary
-
-    def report(self, session: Session) -> RunReport:
-        """Conclude the run, with what the workers did in it."""
-        session.taken = sorted(self.taken)
-        session.busy = sorted(shard for shard in self.busy if session.todo(shard))
-        report = conclude(session)
-        report.engine_start_s = self.engine_start_s
-        report.remarks = list(self.remarks)
-        report.engine_restarts = self.restarts
-        if self.costs is not None:
-            report.did["costs"] = self.costs
-        if self.canary is not None:
-            report.did["canary"] = self.canary
-        return report
 
 
 class Supervisor:
@@ -188,7 +108,7 @@ class Supervisor:
         Raises:
             EngineLostError, RelabelError: as `run` does.
         """
-        if any(self.session.todo(shard) for shard in self.session.shards):
+        if self.session.left.open_shards():
             self._assignment = assign(self.session)
             self._watch_over()
         if self._error is not None:
@@ -387,7 +307,7 @@ class Supervisor:
             return False
         self._has_lost_one = False
         idle = next((slot for slot in self.slots if slot.error is None), None)
-        if idle is None or not any(self.session.todo(shard) for shard in self.session.shards):
+        if idle is None or not self.session.left.open_shards():
             return False
         idle.starts_s = 0.0
         return True
@@ -472,11 +392,6 @@ class Supervisor:
             setattr(progress, name, counts[name])
 
 
-def log_name(slot: Slot) -> str:
-    """Where a worker's own lines are kept, below the output."""
-    return f"logs/worker-{socket.gethostname()}-{slot.name}.log"
-
-
 def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:
     """A worker's error, as the same class here, so that it ends in the same exit code; RuntimeError for a fault of ours."""
     if not failure["is_ours"]:
@@ -485,8 +400,3 @@ def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:
     if isinstance(kind, type) and issubclass(kind, RelabelError) and kind is not errors.VerdictError:
         return kind(failure["message"])
     return errors.TerminalError(failure["message"]) if failure["is_terminal"] else errors.TransientError(failure["message"])
-
-
-def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Costs of two engines together; a cost that is not known stays unknown."""
-    return {key: one[key] + value if value is not None and one.get(key) is not None else value for key, value in other.items()}

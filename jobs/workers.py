@@ -21,7 +21,8 @@ from typing import Any, TextIO
 from jobs.assignments import Assignment, deadline_of, read_cases, worker_name
 from jobs.chunks import ChunkWork
 from jobs.counts import Progress
-from jobs.labeling import open_run, work
+from jobs.labeling import work
+from jobs.opening import open_run
 from jobs.process_guard import kill_group
 from jobs.sessions import Session
 from jobs.signals import stopping

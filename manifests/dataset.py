@@ -6,14 +6,10 @@ sha256 of its Parquet footer: the footer holds every column chunk's place, size 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import glob
 import hashlib
 import os
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +17,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.utils import glob_translate
 
-from manifests.errors import InputError, RelabelError
-from manifests.filesystems import filesystem_of, is_url, scheme_of
-from manifests.object_store import objects_of
-from manifests.retries import Retries
+from manifests.errors import InputError
+from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.input_files import ListedFile, list_files, mark_of
 from manifests.specs import Columns, InputSpec, nearest
 from manifests.url_files import TAIL_BYTES, UrlFile
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
 READ_BUFFER_BYTES = 1 << 20
 LOOKS_AT_A_TIME = 16
 """Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
@@ -60,12 +54,14 @@ class Dataset:
         columns: resolved: every name exists in every file; `context` and `gold` are None where absent or not wanted.
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
+        marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
     """
 
     files: tuple[InputFile, ...]
     columns: Columns
     rows: int
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    marks: tuple[str, ...] = ()
 
     @property
     def text_columns(self) -> list[str]:
@@ -75,67 +71,53 @@ class Dataset:
         return list(dict.fromkeys([*names, columns.context] if columns.context else names))
 
 
-def open_dataset(spec: InputSpec, *, reads_context: bool) -> Dataset:
+Known = Callable[[list[ListedFile]], Dataset | None]
+
+
+def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = None) -> Dataset:
     """Find the files and check the columns.
 
     Args:
         spec: the job's `input` section.
         reads_context: whether the labeler looks at context documents; if not, that column is left alone.
+        known: given the files as listed, what an earlier look found if they are still as they were, else None.
     Raises:
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that disagree.
     """
-    paths = [path for pattern in spec.path for path in list_files(pattern)]
+    listed = [file for pattern in spec.path for file in list_files(pattern)]
+    paths = [file.path for file in listed]
     if not paths:
         raise InputError(
             f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
         )
-    same = Counter(map(_real, paths))
-    twice = next((path for path in paths if same[_real(path)] > 1), None)
+    names = [_real(path) for path in paths]
+    same = Counter(names)
+    twice = next((path for path, name in zip(paths, names, strict=True) if same[name] > 1), None)
     if twice is not None:
         raise InputError(f"input.path {', '.join(spec.path)}: names {twice} twice, so its rows would be labelled twice. Name it once.")
+    if known is not None and (dataset := known(listed)) is not None:
+        return dataset
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
     first_types: dict[str, str] = {}
-    for path, (file, metadata, schema) in zip(paths, _looks(paths), strict=True):
-        with _told(path):  # a damaged footer may hold names that are no text, and more
+    marks: list[str] = []
+    for (path, mark), look in zip(listed, _looks(paths), strict=True):
+        with reading(path):  # a damaged footer may hold names that are no text, and more
             if columns is None:
-                columns = _resolve_columns(spec.columns, schema, path, reads_context=reads_context)
-            _check_types(columns, schema, path, first_types, first_path=paths[0])
-            groups.append(_group_bytes(metadata, columns))
-        files.append(file)
+                columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
+            _check_types(columns, look.schema, path, first_types, first_path=paths[0])
+            groups.append(_group_bytes(look.metadata, columns))
+        files.append(look.file)
+        if mark is not None and mark == look.mark:  # else it was written between its listing and this look
+            marks.append(mark)
     if columns is None:
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
     rows = sum(file.rows for file in files)
     if rows == 0:
         raise InputError(f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label.")
-    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups))
-
-
-def list_files(pattern: str) -> list[str]:
-    """The Parquet files behind a file, folder or glob, in name order; files whose name starts with `.` or `_` are passed over in folders.
-
-    Raises:
-        InputError: a plain path that does not exist, or a folder that can't be listed.
-    """
-    if is_url(pattern):
-        return _list_url(pattern)
-    with _told(pattern):
-        path = Path(pattern)
-        if path.is_dir():
-            # os.walk, since rglob passes over a folder without permission as if it were empty
-            walk = os.walk(path, onerror=_raise)
-            inside = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(PARQUET_SUFFIXES)]
-            return sorted(str(file) for file in inside if file.is_file() and _is_data(file.as_posix(), path.as_posix()))
-        if path.exists():
-            return [pattern]
-        matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
-        # a folder that matches (Spark writes folders named like files) stands for the files in it
-        found = [file for match in matches for file in (list_files(match) if Path(match).is_dir() and "**" not in pattern else [match])]
-        found = [file for file in found if not Path(file).is_dir()]
-        if not found and not any(mark in pattern for mark in "*?["):
-            raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
-        return found
+    is_marked = len(marks) == len(files)
+    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else ())
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -144,48 +126,12 @@ def open_parquet(path: str) -> pq.ParquetFile:
     Raises:
         InputError: it can't be read or is no whole Parquet file.
     """
-    with _told(path):
+    with reading(path):
         if is_url(path):
             return _parquet_of(UrlFile(path))
         # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
         local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
         return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
-
-
-def _list_url(pattern: str) -> list[str]:
-    """The Parquet files behind a file, folder or glob by URL, from one listing."""
-    scheme = scheme_of(pattern)
-    if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
-        return [pattern]
-    objects, root = objects_of(pattern)
-    fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
-    folder = root if fixed == root else fixed.rpartition("/")[0]
-    keys: list[str] = []
-    after: str | None = None
-    while True:
-        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
-        try:
-            found, after = Retries().call(page, f"{pattern}: listing it")
-        except FileNotFoundError:
-            break
-        keys += [key for key, _ in found if not key.endswith("/")]
-        if after is None:
-            break
-    if fixed == root:
-        inside = [key for key in keys if key != root]
-        keys = [key for key in inside if _is_data(key, root)] if inside else [root]
-    else:
-        matches = re.compile(glob_translate(root)).match
-        # a folder that matches (Spark writes folders named like files) stands for the files in it
-        keys = [key for key in keys if matches(key) or (_is_data(key, folder) and any(map(matches, _folders(key))))]
-    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern)[0].unstrip_protocol
-    return [str(full(key)) for key in sorted(keys)]
-
-
-def _folders(key: str) -> Iterator[str]:
-    """The folders that a key lies in, the innermost first."""
-    while key := key.rpartition("/")[0]:
-        yield key
 
 
 def open_planned(file: InputFile) -> pq.ParquetFile:
@@ -195,7 +141,7 @@ def open_planned(file: InputFile) -> pq.ParquetFile:
         InputError: it can't be read, or is not the file any more that was looked at when this run began.
     """
     path = file.path
-    with _told(path):
+    with reading(path):
         opened: UrlFile | BinaryIO = UrlFile(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (the one by URL lives on)
         size, footer = _read_footer(opened, path)
         if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
@@ -212,30 +158,9 @@ def changed_under_way(path: str) -> InputError:
     return InputError(f"{path}: changed while this run was under way. Restore it, or label the new one into another output.")
 
 
-def stamp_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is written last.
-
-    None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
-    """
-    if is_url(path):
-        return None
-    try:
-        stat = Path(path).stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
 def _parquet_of(file: UrlFile) -> pq.ParquetFile:
     # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing else
     return pq.ParquetFile(pa.PythonFile(file, "r"), pre_buffer=True, page_checksum_verification=True)
-
-
-@contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Turn a failed read of rows into an InputError that names the file."""
-    with _told(path):
-        yield
 
 
 def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
@@ -273,21 +198,21 @@ def _name(file: InputFile) -> str:
     return file.path.rpartition("/")[2]
 
 
-def _raise(error: OSError) -> None:
-    raise error
-
-
 def _real(path: str) -> str:
     """One name for one file, also where links give it several."""
     return path if is_url(path) else os.path.realpath(path)
 
 
-def _is_data(path: str, root: str) -> bool:
-    inside = ("/" + path if root in ("", ".") else path[len(root.rstrip("/")) :]).strip("/").split("/")
-    return path.endswith(PARQUET_SUFFIXES) and not any(step.startswith((".", "_")) for step in inside)
+class _Look(NamedTuple):
+    """What a footer said, and the mark of the file that it was read from."""
+
+    file: InputFile
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    mark: str
 
 
-def _looks(paths: list[str]) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
+def _looks(paths: list[str]) -> Iterator[_Look]:
     """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
     if not any(map(is_url, paths)):
         yield from map(_look, paths)
@@ -297,12 +222,14 @@ def _looks(paths: list[str]) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Sc
             yield from pool.map(_look, paths[first : first + LOOKS_KEPT])
 
 
-def _look(path: str) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
-    with _told(path), UrlFile(path) if is_url(path) else Path(path).open("rb") as file:
+def _look(path: str) -> _Look:
+    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb") as file:
         size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
-        return InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows), metadata, metadata.schema.to_arrow_schema()
+        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
+        mark = file.tag if isinstance(file, UrlFile) else mark_of(os.fstat(file.fileno()))
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), mark)
 
 
 def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
@@ -414,29 +341,3 @@ def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int
         group = metadata.row_group(number)
         found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
     return tuple(found)
-
-
-@contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    try:
-        yield
-    except RelabelError:
-        raise
-    except FileNotFoundError as exc:
-        raise InputError(f"{path}: no such file.") from exc
-    except PermissionError as exc:
-        raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
-    except pa.ArrowInvalid as exc:
-        raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
-    except (pa.ArrowException, UnicodeDecodeError) as exc:
-        raise InputError(f"{path}: can't be read: {_first_line(exc)}.") from exc
-    except BlockingIOError:
-        raise
-    except OSError as exc:
-        if exc.errno is None:  # what pyarrow finds wrong with the bytes
-            raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
-        raise InputError(f"{path}: can't be read: {exc.strerror or _first_line(exc)}.") from exc
-
-
-def _first_line(exc: Any) -> str:
-    return str(exc).split("\n", 1)[0].rstrip(".")[:200]

@@ -52,8 +52,10 @@ PULL_FAILPOINTS = (
 
 DISTILL_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_student")
 """Places of `relabel distill`; tests/distill loops over them."""
+DELIVERY_FAILPOINTS = ("before_student_upload", "before_student_manifest", "after_student_manifest")
+"""Places of a student's way to a URL; tests/s3 loops over them."""
 
-_known = (*FAILPOINTS, *PUBLISH_FAILPOINTS, *PULL_FAILPOINTS, *DISTILL_FAILPOINTS)
+_known = (*FAILPOINTS, *PUBLISH_FAILPOINTS, *PULL_FAILPOINTS, *DISTILL_FAILPOINTS, *DELIVERY_FAILPOINTS)
 _armed = ""
 _hits_left = 0
 

@@ -29,6 +29,7 @@ class Judged:
         docs: document ids; empty text where there are none.
         probs: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
         num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where no row has some.
+        query_names: the ids behind `queries`, where whoever made this kept them.
     """
 
     grades: int
@@ -40,6 +41,7 @@ class Judged:
     probs: np.ndarray | None
     num_correct: np.ndarray | None
     num_samples: np.ndarray | None
+    query_names: list[str] | None = None
 
     @property
     def has_probs(self) -> np.ndarray:
@@ -138,9 +140,10 @@ class Join:
         """
         golds, labels, queries, docs, probs, samples = zip(*self._rows, strict=True)
         gold_N = np.array(golds, dtype=np.int64)
-        query_N, num_queries = None, 0
+        query_N, num_queries, query_names = None, 0, None
         if self._has_queries:
             query_N, num_queries = query_codes(queries)
+            query_names = sorted(set(queries))
         correct_N, sampled_N = sample_counts(samples, golds)
         return Judged(
             self.grades,
@@ -152,6 +155,7 @@ class Join:
             distributions(probs, self.grades, where="labels"),
             correct_N,
             sampled_N,
+            query_names,
         )
 
 

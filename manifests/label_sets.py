@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from manifests.dataset import changed_files, list_files, open_dataset, open_parquet, reading
+from manifests.dataset import changed_files, open_dataset, open_parquet
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.input_files import list_files
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.qrels import GradeMap, mapped
 from manifests.receipts import FileRef
@@ -62,8 +64,32 @@ class LabelSet:
     notes: list[str] = field(default_factory=list)
 
 
-def open_run(root: str, *, allow_partial: bool) -> LabelSet:
-    """The labels of an output folder.
+@dataclass(frozen=True)
+class RunLabels:
+    """A run's output, ready to be read.
+
+    Args:
+        labels, quarantine: its files: of the manifest, or of the receipts where it is not finished.
+        num_quarantined: rows without a label.
+        notes: remarks for a reader of a report.
+    """
+
+    root: str
+    plan: Plan
+    folder: RunFolder
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+    num_quarantined: int
+    notes: list[str]
+
+    @property
+    def grades(self) -> int:
+        """K."""
+        return int(self.plan.parts["labeler"]["grades"])
+
+
+def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
+    """The files of an output folder, none of them read yet.
 
     Raises:
         InputError: the folder holds no run.
@@ -78,6 +104,7 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
     found = folder.snapshot()
     num_quarantined = found.tally.num_quarantined
     notes = []
+    labels, quarantine = found.labels, found.quarantine
     if manifest is None or manifest["receipts_sha256"] != found.digest:
         state = f"{found.tally.rows:,} of {plan.rows:,} rows are done"
         if manifest is not None:
@@ -88,9 +115,8 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
                 "Run the job again to finish it, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is not finished: {state}")
-        files = found.labels
     else:
-        files = [FileRef(**file) for file in manifest["labels"]]
+        labels, quarantine = ([FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine"))
     if manifest is not None and manifest["over_limit"]:
         share = f"{num_quarantined:,} of {manifest['rows']['in']:,} rows are in quarantine, limit {manifest['max_failed_fraction']:.0%}"
         if not allow_partial:
@@ -99,10 +125,24 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
                 "Mend it with `relabel retry`, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is over its quarantine limit: {share}")
-    labeler = plan.parts["labeler"]
-    about = {"name": plan.name, "labeler": labeler["name"], "model": plan.parts["model"], "fingerprint": plan.fingerprint}
+    return RunLabels(root, plan, folder, labels, quarantine, num_quarantined, notes)
+
+
+def open_run(root: str, *, allow_partial: bool) -> LabelSet:
+    """The labels of an output folder.
+
+    Raises:
+        InputError, ManifestError: see `open_run_labels`.
+    """
+    return label_set(open_run_labels(root, allow_partial=allow_partial))
+
+
+def label_set(run: RunLabels) -> LabelSet:
+    """A run's labels, to be judged."""
+    plan = run.plan
+    about = {"name": plan.name, "labeler": plan.parts["labeler"]["name"], "model": plan.parts["model"], "fingerprint": plan.fingerprint}
     kind: Literal["run", "student"] = "student" if plan.parts.get("kind") == "student" else "run"
-    return LabelSet(root, kind, int(labeler["grades"]), num_quarantined, about, plan, lambda: _run_parts(folder, files), notes)
+    return LabelSet(run.root, kind, run.grades, run.num_quarantined, about, plan, lambda: _run_parts(run.folder, run.labels), run.notes)
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
@@ -241,7 +281,7 @@ def load_gold_by_row(files: list[str], column: str) -> list[Any]:
     return values
 
 
-def _is_run(path: str) -> bool:
+def is_run(path: str) -> bool:
     """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
     if not is_url(path):
         return Path(path).is_dir()
@@ -263,7 +303,7 @@ def open_labels(
         UsageError: `--where` for a run.
         InputError, ManifestError: see `open_run` and `open_label_file`.
     """
-    if _is_run(path):
+    if is_run(path):
         if where:
             raise UsageError(f"--where: {path} is a run, and runs are judged whole. It picks rows of label files.")
         return open_run(path, allow_partial=allow_partial)

@@ -18,6 +18,7 @@ import secrets
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from manifests.digests import readable_json
@@ -33,6 +34,8 @@ LEASE_S = 60.0
 LEASE_VERSION = 1
 RELEASE_S = 3.0
 """How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
+RENEWERS = 32
+"""Renewals under way at once: as many as a worker holds shards (`jobs.sessions.MAX_OPEN_SHARDS`)."""
 WAIT_S = (0.2, 1.0)
 """Bounds of the pause between two looks at a lease that is waited for."""
 
@@ -198,10 +201,15 @@ class Lease:
 
 
 class LeaseKeeper:
-    """Renews the leases of one process, in a thread that lives while any is held."""
+    """Renews the leases of one process, in threads that live while any is held.
+
+    Each lease by itself: were they renewed one after the other, a store that takes two seconds for a reply would lose a worker with
+    thirty shards all of them, and one renewal that hangs would take the others along.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Lease, float] = {}
+        self._under_way: set[Lease] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -221,7 +229,7 @@ class LeaseKeeper:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for the thread to end, if no lease is held."""
+        """Wait for the threads to end, if no lease is held."""
         with self._changed:
             thread = None if self._held else self._thread
         if thread is not None:
@@ -229,15 +237,31 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while True:
+            with ThreadPoolExecutor(RENEWERS, thread_name_prefix="lease") as pool:
+                self._renew_while_held(pool)
             with self._changed:
                 if not self._held:
                     self._thread = None
                     return
+
+    def _renew_while_held(self, pool: ThreadPoolExecutor) -> None:
+        with self._changed:
+            while self._held:
                 now = time.monotonic()
-                due = [lease for lease, when in self._held.items() if when <= now]
-                if not due:
-                    self._changed.wait(min(self._held.values()) - now)
-                    continue
-                self._held.update({lease: now + lease.ttl_s / 3 for lease in due})
-            for lease in due:
-                lease.renew()
+                for lease, when in list(self._held.items()):
+                    if when <= now:
+                        self._held[lease] = now + lease.ttl_s / 3
+                        if lease not in self._under_way:
+                            self._under_way.add(lease)
+                            pool.submit(self._renew, lease)
+                self._changed.wait(min(self._held.values()) - now)
+
+    def _renew(self, lease: Lease) -> None:
+        try:
+            lease.renew()
+        except Exception:
+            logger.exception("%s: its lease could not be renewed", lease.what)
+            raise
+        finally:
+            with self._changed:
+                self._under_way.discard(lease)

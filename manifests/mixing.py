@@ -19,6 +19,17 @@ def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
     return found | {"device": found["device"].partition(":")[0]}
 
 
+def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All engines behind a set of labels: those that were asked for it, and the identities of others whose labels were taken over."""
+    found = [dict(facts) for facts in asked if facts]
+    seen = [engine_identity(facts) for facts in found]
+    for identity in map(engine_identity, taken):
+        if identity not in seen:
+            seen.append(identity)
+            found.append(dict(identity))
+    return found
+
+
 def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between engines, a phrase each (`version: 0.26.0 and 0.32.0`); empty for one engine or none."""
     identities = [engine_identity(facts) for facts in engines if facts]

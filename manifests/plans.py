@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import failpoints
-from manifests.dataset import Dataset, InputFile, changed_files, open_parquet, reading
+from manifests.dataset import Dataset, InputFile, changed_files, open_parquet
 from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
 from manifests.errors import InputError, ManifestError, StaleRunError
+from manifests.input_faults import reading
 from manifests.records import checked, fault_of
 from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.store import Store

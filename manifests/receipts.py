@@ -49,7 +49,9 @@ class FileRef:
 class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
 
-    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
+    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case. `engines` are the
+    identities (`mixing.engine_identity`) of all engines behind that output's labels, whichever of them answered for these rows; empty in
+    receipts of an earlier relabel.
     """
 
     output: str
@@ -57,6 +59,7 @@ class ReusedRows:
     manifest_sha256: str | None
     receipts_sha256: str
     rows: int
+    engines: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

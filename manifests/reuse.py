@@ -22,6 +22,7 @@ from manifests.asks import Answer, Distribution
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
 from manifests.label_keys import recipe_differences, recipe_digest
+from manifests.mixing import engine_identity
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.receipts import FileRef, ReusedRows
 from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot
@@ -106,7 +107,8 @@ class EarlierOutput:
 
     def taken(self, rows: int) -> ReusedRows:
         """What a receipt says of rows that came from here."""
-        return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows)
+        engines = [engine_identity(facts) for facts in self.found.all_engines]
+        return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows, engines)
 
 
 def open_earlier(path: str) -> EarlierOutput:

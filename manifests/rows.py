@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.dataset import Dataset, changed_under_way, open_planned, reading, stamp_of
+from manifests.dataset import Dataset, changed_under_way, open_planned
 from manifests.errors import DiskFullError, InputError
 from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.input_files import stamp_of
 from manifests.labels import Pair
 from manifests.plans import ShardPlan
 
@@ -105,6 +107,7 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 
 def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
+    ends: list[int] = []  # of each spilled batch, counted in spilled rows
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         try:
             writer = None
@@ -114,6 +117,7 @@ def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, in
                     plain = pa.RecordBatch.from_arrays([_plain(column) for column in kept.columns], names=kept.schema.names)
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
+                ends.append(plain.num_rows + (ends[-1] if ends else 0))
             if writer is not None:
                 writer.close()
             spill.flush()
@@ -124,11 +128,27 @@ def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, in
                 f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or point TMPDIR elsewhere."
             ) from exc
         with pa.memory_map(f"/proc/self/fd/{spill.fileno()}") as mapped:
-            table = pa.ipc.open_file(mapped).read_all()
+            spilled = pa.ipc.open_file(mapped)
             for chunk, start, stop in spans:
                 wanted = row_ids[start:stop]
-                taken = table.take(pa.array(np.searchsorted(needed, wanted))).combine_chunks()
-                yield chunk, list(_pairs(wanted, taken.to_batches()[0], "the spilled rows", dataset))
+                taken = _taken(spilled, np.array(ends), np.searchsorted(needed, wanted))
+                yield chunk, list(_pairs(wanted, taken, "the spilled rows", dataset))
+
+
+def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarray) -> pa.RecordBatch:
+    """Spilled rows in the order of `places`. Batch by batch, since pyarrow's `take` of a table of several batches copies the whole table:
+    over a shard's chunks that is quadratic (2,000,000 rows: 127 ms for a chunk of 256, against 6 ms; 2026-11-20)."""
+    order = np.argsort(places, kind="stable")
+    ascending = places[order]
+    numbers = np.searchsorted(ends, ascending, side="right")
+    pieces = []
+    for number in np.unique(numbers).tolist():
+        first = int(ends[number - 1]) if number else 0
+        pieces.append(spilled.get_batch(number).take(pa.array(ascending[numbers == number] - first)))
+    whole = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return whole.take(pa.array(back))
 
 
 def _scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from manifests import failpoints
 from manifests.digests import canonical_json, readable_json, sha256_bytes
 from manifests.errors import ManifestError
-from manifests.mixing import engines_differ
+from manifests.mixing import engines_differ, engines_of
 from manifests.plans import PLAN_NAME, Plan, parse_plan, shard_row_ids
 from manifests.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.records import checked, fault_of
@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
         labels: label files of all attempts; together they hold each labelled row once.
         quarantine: quarantine files of each chunk's highest attempt.
         answers: files with answers that rows share.
-        engines: the different engines that made them.
+        engines: the different engines that were asked here; `all_engines` are those behind the labels, taken over or not.
         reused_from: outputs that rows were taken over from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
         mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
@@ -76,6 +76,10 @@ class Snapshot(NamedTuple):
     reused_from: list[ReusedRows]
     digest: str
     mark: str
+
+    @property
+    def all_engines(self) -> list[dict[str, Any]]:
+        return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class RunFolder:
         quarantine: list[FileRef] = []
         answers: list[FileRef] = []
         engines: dict[str, dict[str, Any]] = {}
-        sources: Counter[ReusedRows] = Counter()
+        sources: dict[str, ReusedRows] = {}
         spans: dict[str, tuple[str, str]] = {}  # by worker: its first start and last commit
         digest = hashlib.sha256()
         for receipts in self._read_chunks(marks):
@@ -190,7 +194,8 @@ class RunFolder:
                 reused += receipt.rows_reused
                 labelled += receipt.labels.rows - receipt.rows_reused if receipt.labels else 0
                 for source in receipt.reused:
-                    sources[replace(source, rows=0)] += source.rows
+                    key = json.dumps(asdict(replace(source, rows=0)))
+                    sources[key] = replace(source, rows=source.rows + (sources[key].rows if key in sources else 0))
                 first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
                 spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
                 if receipt.engine:
@@ -202,7 +207,7 @@ class RunFolder:
                 digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
         plain = {stage: dict(counts) for stage, counts in stages.items()}
         tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
-        reused_from = [replace(source, rows=count) for source, count in sources.items()]
+        reused_from = list(sources.values())
         return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
@@ -323,7 +328,7 @@ def _snapshot_of(manifest: dict[str, Any], num_chunks: int) -> Snapshot:
         files["labels"],
         files["quarantine"],
         files["answers"],
-        manifest["engines"],
+        manifest["engines_asked"] if "engines_asked" in manifest else manifest["engines"],
         reused_from,
         manifest["receipts_sha256"],
         manifest["receipts_mark"],
@@ -378,8 +383,9 @@ def build_manifest(
         "over_limit": failed > max_failed_fraction,
         "stages": tally.stages,
         "worker_seconds": tally.worker_seconds,
-        "engines": found.engines,
-        "mixed": {"allowed": allow_mixed, "differences": engines_differ(found.engines)},
+        "engines": found.all_engines,
+        "engines_asked": found.engines,
+        "mixed": {"allowed": allow_mixed, "differences": engines_differ(found.all_engines)},
         "canary": list(canaries),
         "reused_from": [asdict(source) for source in found.reused_from],
         "provenance": plan.parts,

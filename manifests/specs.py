@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -236,21 +236,32 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
         return f"unknown key `{path}`: {allowed}"
     if fault["type"] == "missing":
         return f"`{path}` is missing"
+    if fault["type"] == "model_type":
+        return f"`{path}` = {_shown(fault['input'])}: want a mapping with the keys {', '.join(_known_keys(model, fault['loc']))}"
     hint = _YAML_HINTS.get(fault["type"], "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
     return f"`{path}` = {_shown(fault['input'])}: {message[:1].lower()}{message[1:]}{hint}"
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    inner: Any = model
+    inner = model
     for step in loc:
-        if not isinstance(step, str) or step not in inner.model_fields:
+        if isinstance(step, int):  # a place in a list, whose entries were looked up with the list
+            continue
+        if step not in inner.model_fields:
             break
-        annotation = inner.model_fields[step].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        models = _models_in(inner.model_fields[step].annotation)
+        if len(models) != 1:
             break
-        inner = annotation
+        inner = models[0]
     return list(inner.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models of a field, or of the entries of a list, or beside None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def _shown(value: Any) -> str:

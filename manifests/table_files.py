@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from manifests.dataset import PARQUET_SUFFIXES, open_parquet, reading
+from manifests.dataset import open_parquet
 from manifests.errors import InputError
 from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.input_files import PARQUET_SUFFIXES
 from manifests.specs import nearest
 from manifests.url_files import read_url
 

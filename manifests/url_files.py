@@ -28,6 +28,8 @@ TAIL_BYTES = 1 << 16
 class UrlFile(io.RawIOBase):
     """A readable, seekable file.
 
+    `tag` is the version's that was opened (S3: its ETag).
+
     Args:
         url: of one object.
     Raises:
@@ -44,7 +46,7 @@ class UrlFile(io.RawIOBase):
             tail = Retries().call(functools.partial(self._objects.get, self._key, start=-TAIL_BYTES), f"{url}: reading its end")
         except EOFError:
             tail = Found(b"", "", 0)
-        self._tail, self._tag, self.size_bytes = tail
+        self._tail, self.tag, self.size_bytes = tail
 
     def readable(self) -> bool:
         """It is."""
@@ -85,7 +87,7 @@ class UrlFile(io.RawIOBase):
 
     def _fetch(self, start: int, end: int) -> bytes:
         try:
-            get = functools.partial(self._objects.get, self._key, start=start, end=end, tag=self._tag)
+            get = functools.partial(self._objects.get, self._key, start=start, end=end, tag=self.tag)
             return Retries().call(get, f"{self._url}: reading bytes {start} to {end}").data
         except (ConditionFailedError, EOFError) as exc:
             raise InputError(f"{self._url}: replaced while it was read. Run again, once it stays as it is.") from exc

@@ -13,9 +13,11 @@ import click
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from jobs.job_files import CACHE_VARIABLE, SpecKind, read_settings
-from manifests.errors import ConfigError, UsageError
+from manifests.errors import UsageError
+from manifests.filesystems import use_storage_options
 
 LINE_EVERY_S = 15.0
+BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
 SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
 
 
@@ -41,20 +43,17 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     if resume and restart:
         raise UsageError("--resume and --restart: one goes on, the other begins anew; give one of them.")
     start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
-    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3")
+    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
     values, beside, _ = read_settings(spec_file, overrides=overrides, kind=kind)
     spec = validate_spec(DistillSpec, values, where=f"{spec_file} with {', '.join(beside)}" if beside else spec_file)
-    if "://" in spec.output:
-        raise ConfigError(
-            f"{spec_file}: `output` = {spec.output}: students are written to local folders; `relabel publish` carries them on."
-        )
+    use_storage_options(spec.storage_options)
     cache = os.environ.get(CACHE_VARIABLE)
     is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
     say = _teller() if is_first else lambda _: None
     report = train(spec, start=start, cache_dir=Path(cache) if cache else None, say=say, is_writer=is_first)
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
-        emit({**_result(report.manifest), "output": str(report.output), "was_done": report.was_done}, _text(report), output)
+        emit({**_result(report.manifest), "output": report.place, "was_done": report.was_done}, _text(report), output)
     return code
 
 
@@ -94,4 +93,4 @@ def _text(report: Any) -> str:
     rows += [("gate", check["text"]) for check in manifest["gate"]["checks"]]
     rows += [("note", note) for note in manifest["notes"]]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
-    return f"{head} {report.output}\n{table(rows)}"
+    return f"{head} {report.place}\n{table(rows)}"

@@ -11,27 +11,29 @@ from typing import Any
 import click
 
 from jobs import log_format
-from jobs.canary import CanaryResult, canary_text
 from jobs.chunk_time import chunk_time
-from jobs.commands.options import Command, date_option, emit, job_options, log_option, output_option, table
+from jobs.commands.options import Command, date_option, emit, job_options, log_option, output_option
+from jobs.conclusions import RunReport
 from jobs.counts import Progress
-from jobs.crews import BACKENDS, Crew, as_json, label_with
+from jobs.crews import BACKENDS, Crew, label_with
 from jobs.deadlines import Deadline, choose_deadline
 from jobs.estimate_text import estimate_json, estimate_text
 from jobs.estimating import estimate_run, keep_estimate
 from jobs.exits import Exit, exit_for
 from jobs.job_files import load_job
-from jobs.labeling import RunReport, open_run
 from jobs.metrics import MetricsFile
+from jobs.open_runs import OpenRun
+from jobs.opening import open_run
+from jobs.plan_text import plan_text
 from jobs.progress import Display
-from jobs.sessions import OpenRun, Session
+from jobs.run_text import advise, report_json, report_text, verdict
+from jobs.sessions import Session
 from jobs.shard_choice import choose_shards
 from jobs.signals import stopping
 from jobs.stops import Stop
-from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError
-from manifests.plans import Plan, load_plan
+from manifests.plans import load_plan
 from manifests.runs import RunFolder
 from manifests.store import open_store
 
@@ -139,7 +141,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, _plan_text(opened, sum(todo), costs) + "\n" + estimate_text(planned), output)
+    emit(result, plan_text(opened, sum(todo), costs) + "\n" + estimate_text(planned), output)
     if lasting is not None and lasting.warning:
         log_format.say(lasting.warning, level="warning", event="chunk_time")
     return Exit.DONE
@@ -201,13 +203,13 @@ def _work(work: Work, *, is_retry: bool) -> int:
     result = {**report_json(report), "exit_code": int(code)}
     log_format.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
     emit(result, report_text(report), work.output)
-    _advise(report, work.job_file)
+    advise(report, work.job_file)
     return code
 
 
 def _dry_run(work: Work, *, is_retry: bool) -> int:
     session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, may_write=False, day=work.day)
-    total, rows = session.rows_to_ask(), session.opened.plan.rows
+    total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
     verb = "ask or take over" if session.opened.job.spec.reuse and not is_retry else "ask"
     emit(result, f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.", work.output)
@@ -236,7 +238,7 @@ def open_session(
 def execute(session: Session, metrics: MetricsFile | None = None, crew: Crew | None = None) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
     spec, stop = session.opened.job.spec, session.stop
-    with Display(session.progress, session.rows_to_ask()) as display, stopping(stop, display.say):
+    with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
         if metrics is not None:
             metrics.job, metrics.progress = spec.name, session.progress
             metrics.tick()
@@ -258,118 +260,3 @@ def execute(session: Session, metrics: MetricsFile | None = None, crew: Crew | N
     if metrics is not None:
         metrics.report = report
     return report
-
-
-def _plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> str:
-    found: Plan = opened.plan
-    sizes = [shard.rows for shard in found.shards]
-    lies = (
-        f"scattered: shards carry row ids, and together read {found.read_ratio:.1f} times the data"
-        if found.is_scattered
-        else f"together: shards are row ranges (reads: {found.read_ratio:.2f} times the data)"
-    )
-    return f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, {opened.job.spec.output}/plan.json\n" + table(
-        [
-            ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
-            ("queries", f"{found.queries:,}, {lies}"),
-            ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
-            ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
-            *(("distributions", _cost_text(cost)) for cost in costs),
-            ("fingerprint", found.fingerprint[:16]),
-        ]
-    )
-
-
-def _cost_text(cost: DecisionCost) -> str:
-    way = cost.way.replace("_", " ")
-    if cost.way == "alone":
-        return f"{cost.stage}: no further cost ({cost.basis})"
-    if cost.ratio is None:
-        return f"{cost.stage}: {way}, cost unknown ({cost.basis})"
-    low, high = cost.ratio
-    ratio = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-    return f"{cost.stage}: {way}, {ratio} of the requests/s without ({cost.basis})"
-
-
-def report_json(report: RunReport) -> dict[str, Any]:
-    return {
-        "exit_code": int(report.exit),
-        "output": report.output,
-        "shards": report.shards,
-        "busy_shards": report.busy_shards,
-        "rows": report.rows,
-        "labelled": report.tally.labelled,
-        "reused": report.tally.reused,
-        "quarantined": report.tally.num_quarantined,
-        "quarantined_by_status": report.tally.quarantined,
-        "rows_open": report.rows - report.tally.rows,
-        "failed_fraction": report.failed_fraction,
-        "over_limit": report.over_limit,
-        "stopped": report.stopped,
-        "this_run": report.did,
-        "stages": report.tally.stages,
-        "remarks": report.remarks,
-        "engine_start_s": round(report.engine_start_s, 3),
-        "seconds": round(report.seconds, 3),
-        **as_json(report),
-    }
-
-
-def report_text(report: RunReport) -> str:
-    """The end table."""
-    did, tally = report.did, report.tally
-    by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
-    if report.exit is Exit.NOTHING_TO_DO:
-        share = "all" if report.rows == tally.rows else "these"
-        counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
-        return f"{report.name}: nothing to do, {share} shards are done ({counts})."
-    seconds = max(did["seconds"], 1e-9)
-    prompt = did["prompt_tokens"]
-    rows = [
-        ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
-        ("labelled", f"{tally.labelled:,}"),
-        ("reused", f"{tally.reused:,}"),
-        ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
-        ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
-        ("tokens", f"{prompt:,} in, {did['output_tokens']:,} out, {(prompt + did['output_tokens']) / seconds:,.0f} tokens/s"),
-        ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
-    ]
-    rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
-    if "canary" in did:
-        rows.append(("canary", canary_text(CanaryResult(**did["canary"]))))
-    if report.engine_restarts is not None:
-        rows.append(("engine restarts", f"{report.engine_restarts:,}"))
-    is_finished = report.rows == tally.rows
-    rows.append(("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"))
-    return f"{report.name}: {verdict(report)}\n" + table(rows)
-
-
-def verdict(report: RunReport) -> str:
-    match report.exit:
-        case Exit.DONE if report.rows == report.tally.rows:
-            return "done, every row accounted for"
-        case Exit.DONE:
-            return "these shards are done; other shards are open"
-        case Exit.OVER_LIMIT:
-            return f"done, but {report.failed_fraction:.1%} of rows are quarantined, over the limit; everything is kept"
-        case Exit.LOCKED:
-            return "another process works on these shards"
-        case Exit.NOTHING_TO_DO:
-            return "nothing to do"
-        case _:
-            return "partial; run the same command again"
-
-
-def _advise(report: RunReport, job_file: str) -> None:
-    """What to do next, on stderr."""
-    lines = []
-    if report.exit is Exit.OVER_LIMIT:
-        lines.append(
-            f"See {report.output}/quarantine; after mending the cause: relabel retry {job_file}. Or raise run.max_failed_fraction."
-        )
-    elif report.tally.num_quarantined and report.exit is Exit.DONE:
-        lines.append(f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
-    if report.busy_shards:
-        lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
-    for line in lines:
-        log_format.say(line, event="advice")

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import log_format
-from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP, report_json, verdict
+from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
 from jobs.commands.options import emit, log_option, output_option, table
+from jobs.conclusions import RunReport
 from jobs.counts import Progress
 from jobs.deadlines import Deadline, choose_deadline
 from jobs.exits import Exit
 from jobs.job_files import CACHE_VARIABLE
-from jobs.labeling import RunReport, open_run
+from jobs.opening import open_run
 from jobs.progress import Display
+from jobs.run_text import report_json, verdict
 from jobs.sessions import Session
 from jobs.shard_choice import choose_shards
 from jobs.signals import stopping
@@ -103,7 +105,7 @@ def score(**options: Any) -> int:
     deadline = choose_deadline(work.until, work.lasting)
     session = _open(work, deadline)
     if work.dry_run:
-        total, rows = session.rows_to_ask(), session.opened.plan.rows
+        total, rows = session.left.rows_to_ask(), session.opened.plan.rows
         result = {"output": work.to, "shards": session.shards, "rows_to_ask": total, "rows": rows}
         emit(result, f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.", work.output)
         return Exit.DONE
@@ -145,7 +147,7 @@ def _execute(session: Session) -> RunReport:
     from jobs.score_loop import score as score_session
 
     stop = session.stop
-    with Display(session.progress, session.rows_to_ask()) as display, stopping(stop, display.say):
+    with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
 
         def told(facts: EngineFacts) -> None:
             display.say(f"student {facts.model} on torch {facts.version} ({facts.device}, {facts.dtype})")

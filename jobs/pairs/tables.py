@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from manifests.dataset import PARQUET_SUFFIXES, list_files, open_parquet
-from manifests.errors import DiskFullError, InputError, StoreError, UsageError
+from jobs.durable_files import written
+from manifests.dataset import open_parquet
+from manifests.errors import InputError, UsageError
 from manifests.extras import require
 from manifests.filesystems import is_url
+from manifests.input_files import PARQUET_SUFFIXES, list_files
 from manifests.specs import nearest
-from manifests.store import open_store
 from manifests.url_files import UrlFile, fetched
 
 Kind = Literal["id", "text", "ids"]
@@ -46,6 +45,25 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
     polars = load_polars()
+    here, first, named = open_tables(path, wanted, role=role)
+    text: tuple[str, ...] = ()
+    if has_text:
+        text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
+        if not text:
+            held = ", ".join(first)
+            raise InputError(f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}.")
+        for name in text:
+            _check(polars, first, name, "text", file=named, role=role)
+    return polars.scan_parquet(here, glob=False), text
+
+
+def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[list[str], dict[str, Any], str]:
+    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's name for messages.
+
+    Raises:
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+    """
+    polars = load_polars()
     files = _files(path, role)
     first: dict[str, Any] = {}
     here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
@@ -59,15 +77,7 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
             raise InputError(f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree.")
     for name, kind in wanted.items():
         _check(polars, first, name, kind, file=files[0], role=role)
-    text: tuple[str, ...] = ()
-    if has_text:
-        text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
-        if not text:
-            held = ", ".join(first)
-            raise InputError(f"{files[0]} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}.")
-        for name in text:
-            _check(polars, first, name, "text", file=files[0], role=role)
-    return polars.scan_parquet(here, glob=False), text
+    return here, first, files[0]
 
 
 def refuse_null(frame: Any, name: str, *, path: str) -> None:
@@ -131,44 +141,9 @@ def publish(frame: Any, to: str, *, source: str) -> int:
     """
     import pyarrow.parquet as pq
 
-    if is_url(to):
-        return _publish_url(frame, to, source=source)
-    target = Path(to).absolute()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with told(source):
-            _sink(frame, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        rows = int(pq.read_metadata(temporary).num_rows)
-        temporary.replace(target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc):
-            raise DiskFullError(f"{to}: no space left. Nothing was changed; free some and give the command again.") from exc
-        raise StoreError(f"{to}: can't write it ({exc.strerror or exc}).") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return rows
-
-
-def _publish_url(frame: Any, to: str, *, source: str) -> int:
-    """Write a lazy frame beside the temporary files, then put it under its name in one step."""
-    import pyarrow.parquet as pq
-
-    folder, _, name = to.rpartition("/")
-    with tempfile.TemporaryDirectory(prefix="relabel-pairs-") as scratch:
-        file = Path(scratch) / name
+    with written(to) as file:
         with told(source):
             _sink(frame, file)
-        # `single_writer`: one whole put needs no condition
-        open_store(folder, single_writer=True).put(name, file.read_bytes())
         return int(pq.read_metadata(file).num_rows)
 
 
@@ -198,7 +173,7 @@ def told(path: str) -> Iterator[None]:
 def _files(path: str, role: str) -> list[str]:
     if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
         raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
-    files = list_files(path)
+    files = [file.path for file in list_files(path)]
     if not files:
         raise InputError(f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob.")
     return files

@@ -61,3 +61,53 @@ def test_what_is_laid_over_a_spec_and_off_is_told(
 ) -> None:
     found = call("--set", flag, **environment)
     assert (found[0], told in found[2]) == (code, True), found[2]
+
+
+GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: x\n  bad: [1,\n", ["student.yaml, line 2, column 6: not YAML"]),
+        ("name: x\n\tlabels: out\n", ["student.yaml, line 2", "not YAML"]),
+        (GOOD + "name: y\n", ["line 5, column 1", "the key `name` stands twice"]),
+        ("- a\n", ["want a mapping with the keys name, labels, gold, student, loss, ", "; got list"]),
+        ("words\n", ["want a mapping with the keys name, labels, gold", "; got str"]),
+        ("", ["student.yaml: is empty. `relabel schema student` prints its keys"]),
+        (GOOD + "bogus: 1\n", ["unknown key `bogus`: known keys are name, labels, gold"]),
+        (GOOD + "trian: {epochs: 1}\n", ["unknown key `trian`: did you mean `train`?"]),
+        (GOOD.replace("model: m", "modle: m"), ["`student.model` is missing", "unknown key `student.modle`: did you mean `model`?"]),
+        (GOOD.replace("[out]", "[out, {path: p, wieght: 2}]"), ["unknown key `labels.1.wieght`: did you mean `weight`?"]),
+        (GOOD + "gold: {path: g, grdae: x}\n", ["unknown key `gold.grdae`: did you mean `grade`?"]),
+        (GOOD + "train: {early_stopping: {patiense: 2}}\n", ["unknown key `train.early_stopping.patiense`: did you mean `patience`?"]),
+        (GOOD.replace("{kind: encoder, model: m}", "encoder"), ["`student` = 'encoder': want a mapping with the keys kind, model"]),
+        (GOOD + "train: [1]\n", ["`train` = [1]: want a mapping with the keys ", "epochs"]),
+        (GOOD.replace("output: o", "output: 3"), ["`output` = 3", "in YAML, put it in quotes"]),
+        (
+            "name: job\ninput: {path: x}\nlabeler: {name: r3a}\nengine: {name: fake}\noutput: o\n",
+            ["`labels` is missing", "unknown key `engine`"],
+        ),
+    ],
+)
+def test_a_file_that_is_no_spec_of_a_student_is_refused_with_its_place_and_what_belongs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, told: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("student.yaml").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["distill", "student.yaml"])
+    found = capsys.readouterr()
+    assert (end.value.code, found.out) == (3, "")
+    for part in told:
+        assert part in found.err
+    assert "relabel init" not in found.err
+    assert "labeler" not in found.err or "labeler" in text
+
+
+def test_a_student_spec_that_is_not_there_names_where_to_find_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["distill", str(tmp_path / "absent.yaml")])
+    found = capsys.readouterr()
+    assert end.value.code == 3
+    assert "absent.yaml: no such file. `relabel schema student` prints its keys, docs/students holds some to start from." in found.err

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jobs.chunks import ChunkWork
+from jobs.conclusions import conclude
 from jobs.counts import Progress
 from jobs.exits import Exit
 from jobs.job_files import load_job
-from jobs.labeling import conclude, open_run
+from jobs.opening import open_run
 from jobs.sessions import Session
 from jobs.stops import Stop
 from manifests import failpoints, retries

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import list_files
+from manifests.input_files import list_files
 
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]
@@ -332,13 +332,13 @@ def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
         write_pairs(path=f"in/{name}.parquet")
     if pattern == ".":
         monkeypatch.chdir(folder / "in")
-    assert [path.removeprefix("in/") for path in list_files(pattern)] == ["a.parquet", "b.parquet", "sub/c.parquet"]
+    assert [file.path.removeprefix("in/") for file in list_files(pattern)] == ["a.parquet", "b.parquet", "sub/c.parquet"]
 
 
 def test_underscored_folder_that_is_named_itself_is_read(write_pairs: WritePairs) -> None:
     write_pairs(path="_in/a.parquet")
-    assert list_files("_in") == ["_in/a.parquet"]
-    assert list_files("_in/*.parquet") == ["_in/a.parquet"]
+    assert [file.path for file in list_files("_in")] == ["_in/a.parquet"]
+    assert [file.path for file in list_files("_in/*.parquet")] == ["_in/a.parquet"]
 
 
 @pytest.mark.parametrize(("path", "output"), [("in", "in/out"), ("./in", "in"), (".", "out/ecom"), (["other", "in/"], "in/a/b")])

@@ -12,7 +12,7 @@ import pytest
 from jobs import sessions
 from jobs.counts import Progress
 from jobs.job_files import load_job
-from jobs.labeling import open_run
+from jobs.opening import open_run
 from jobs.stops import Stop
 from manifests.local_store import LocalStore
 from manifests.store import Lock, shard_lock

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jobs import labeling
+from jobs import conclusions
 from jobs.cli import relabel
 from jobs.exits import exit_for
 from manifests.errors import RelabelError
@@ -283,7 +283,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(tmp_path
     )
     assert call("run", path)[0] == 0
     (tmp_path / "out" / "manifest.json").unlink()
-    write, calls = labeling.write_manifest, []
+    write, calls = conclusions.write_manifest, []
 
     def oversleep(store: Any, manifest: dict[str, Any]) -> None:
         """Between the look at the receipts and the write, others take the lock over, retry every row, and conclude."""
@@ -294,7 +294,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(tmp_path
                 assert call("retry", path)[0] == 0
         write(store, manifest)
 
-    monkeypatch.setattr(labeling, "write_manifest", oversleep)
+    monkeypatch.setattr(conclusions, "write_manifest", oversleep)
     monkeypatch.setattr(FileLock, "is_lost", property(lambda self: self.path.name == "manifest.lock"))
     call("run", path)
     assert ".2-" not in calls[0]["quarantine"][0]["path"], "the first to write knew of no retry"

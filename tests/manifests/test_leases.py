@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -177,3 +178,33 @@ def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkey
     while not lease.is_lost and time.monotonic() < deadline:
         lease.renew()
     assert lease.is_lost
+
+
+def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_renewal(keeper: LeaseKeeper) -> None:
+    """Two dozen shards, a reply takes half of the time between two renewals: one after the other, a round would take four lives."""
+    ttl_s, slow_s = 1.8, 0.3
+    puts: dict[str, list[float]] = {}
+    let_go = threading.Event()
+
+    def slow(verb: str, key: str, when: str) -> None:
+        if verb == "put" and when == "before":
+            puts.setdefault(key, []).append(time.monotonic())
+            if key == "hangs" and len(puts[key]) > 1:
+                let_go.wait(20.0)
+            elif len(puts[key]) > 1:
+                time.sleep(slow_s)
+
+    objects = MemoryObjects(slow)
+    held = [Lease(objects, key, key, ttl_s, keeper) for key in [*map(str, range(24)), "hangs"]]
+    for lease in held:
+        lease.acquire()
+    time.sleep(2.5 * ttl_s)
+    let_go.set()
+    for lease in held:
+        lease.release()
+    kept = {key: times for key, times in puts.items() if key != "hangs"}
+    assert len(kept) == 24
+    for times in kept.values():
+        assert len(times) >= 4
+        assert max(later - sooner for sooner, later in itertools.pairwise(times[:-1])) < ttl_s
+    assert not any(lease.is_lost for lease in held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifests import rows as rows_module
 from manifests.dataset import open_dataset
 from manifests.local_store import LocalStore
 from manifests.plans import make_plan, shard_row_ids, write_plan
@@ -34,8 +36,13 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | Non
 
 
 @settings(deadline=None)
-@given(layout=layouts(), keep=st.integers(0, 2**20))
-def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
+@given(layout=layouts(), keep=st.integers(0, 2**20), batch_rows=st.integers(1, 9))
+def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int, batch_rows: int) -> None:  # type: ignore[type-arg]
+    with mock.patch.object(rows_module, "BATCH_ROWS", batch_rows):
+        check_chunks(layout, keep)
+
+
+def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
     files, group, shards, chunk_rows = layout
     flat = [row for rows in files for row in rows]
     with tempfile.TemporaryDirectory() as scratch:

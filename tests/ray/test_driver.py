@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jobs.counts import Progress
+from jobs.crew_results import Results
 from jobs.ray_backend import Actor, Driver
 from jobs.stops import Stop
-from jobs.supervise import Results
 from manifests.errors import StoreUnreachableError
 
 FAULT = {"error": "RuntimeError", "message": "worker r0: its engine went down 3 times", "is_terminal": False, "is_ours": False}

@@ -116,6 +116,42 @@ def test_an_engine_that_passed_is_not_asked_again_in_this_output(days: Days) -> 
     assert len(days.manifest("tuesday")["canary"]) == 1
 
 
+def test_labels_from_elsewhere_are_asked_before_own_ones_that_would_hide_a_change(days: Days, request: pytest.FixtureRequest) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    request.getfixturevalue("other_answers")
+    today = changed(rows, *range(0, 40, 2))
+    job = days.job("tuesday", today, reuse=["monday"])
+    assert days.call("run", job, "--shard", "0/2")[0] == 0  # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
+    code, message = days.call("run", job, "--set", "canary=20")
+    assert code == 5, message
+    assert "of 20 grades flipped" in message
+    assert days.call("run", job, "--set", "canary=20", "--set", "max_flip_rate=1.0")[0] == 0
+    canary = days.manifest("tuesday")["canary"][-1]
+    assert (canary["rows"], canary["own"]) == (20, 0)
+    assert days.call("run", days.job("wednesday", changed(today, 1), reuse=["tuesday"], canary=40))[0] in (0, 5)
+
+
+def test_own_labels_fill_what_those_from_elsewhere_leave(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows[:5])
+    job = days.job("tuesday", rows, reuse=["monday"])
+    assert days.call("run", job, "--shard", "0/2")[0] == 0
+    code, result = days.call("run", job, "--set", "canary=12")
+    assert code == 0, result
+    canary = result["this_run"]["canary"]
+    assert (canary["rows"], canary["own"]) == (12, 7)
+
+
+def test_a_session_whose_own_shards_know_nothing_draws_from_the_whole_output(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    job = days.job("tuesday", changed(rows, *range(10)), shards=4, reuse=["monday"], canary=8)
+    code, result = days.call("run", job, "--shard", "0/4")
+    assert code == 0, result
+    assert (result["this_run"]["canary"]["rows"], result["this_run"]["canary"]["own"]) == (8, 0)
+
+
 def test_a_canary_that_was_smaller_than_today_s_is_no_pass(days: Days) -> None:
     """Else one row, asked once, would let any number of labels be mixed."""
     rows = rows_of(8, 5)

@@ -17,6 +17,7 @@ import pytest
 
 from distill.label_tables import load_labels
 from distill.specs import LabelSource
+from labelers.engines.fake import Fake
 from manifests.plans import load_plan
 from manifests.store import open_store
 from tests.reuse.conftest import Days, rows_of, said
@@ -137,6 +138,46 @@ def test_templates_and_engine_versions_are_refused_too(days: Days, monkeypatch: 
     receipt.write_text(json.dumps(held))
     code, message = days.call("merge", days.out("monday"), days.out("wednesday"), "--to", days.out("week"))
     assert (code, "engine version: " in message) == (5, True)
+
+
+@pytest.mark.parametrize("generations", [1, 2])
+def test_the_engine_behind_rows_that_were_taken_over_keeps_outputs_apart(
+    days: Days, monkeypatch: pytest.MonkeyPatch, generations: int
+) -> None:
+    """Else two teachers would come under one name by way of an output that asked nobody."""
+    rows = rows_of(6, 4)
+    days.run("monday", rows[:12])
+    for generation in range(generations):
+        days.run(f"again-{generation}", list(reversed(rows[:12])), reuse=["monday" if generation == 0 else f"again-{generation - 1}"])
+        last = f"again-{generation}"
+    assert days.manifest(last)["engines_asked"] == []
+    facts = Fake.facts
+
+    def newer(self: Fake) -> Any:
+        found = facts(self)
+        found.version = "99"
+        return found
+
+    monkeypatch.setattr(Fake, "facts", newer)
+    days.run("tuesday", rows[12:])
+    merge = ("merge", days.out(last), days.out("tuesday"), "--to", days.out("week"))
+    code, message = days.call(*merge)
+    assert (code, "engine version: " in message) == (5, True)
+    assert days.call(*merge, "--allow-mixed")[0] == 0
+    assert days.manifest("week")["mixed"]["differences"]
+    # a run that takes labels of the old engine over and asks the new one beside it says what it is, too
+    days.run("beside", [*rows[:12], {**rows[0], "document": "Something new."}], reuse=["monday"])
+    assert "version" in str(days.manifest("beside")["mixed"]["differences"])
+    assert days.call("run", days.folder / "beside.yaml")[0] == 10
+
+
+def test_an_output_is_not_merged_into_itself_and_left_as_it_was(days: Days) -> None:
+    days.run("monday", rows_of(2, 3))
+    days.run("tuesday", rows_of(3, 2))
+    before = sorted(path for path in days.out("monday").rglob("*"))
+    code, message = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", f"{days.out('monday')}/")
+    assert (code, "is one of the outputs" in message) == (3, True)
+    assert sorted(path for path in days.out("monday").rglob("*")) == before
 
 
 def test_a_file_that_stands_in_both_is_refused(days: Days) -> None:

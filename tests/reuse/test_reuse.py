@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manifests.mixing import engine_identity
 from tests.reuse.conftest import Days, rows_of, said
 
 
@@ -25,7 +26,10 @@ def test_an_unchanged_day_starts_no_engine_and_says_the_same(days: Days, no_engi
     manifest = days.manifest("tuesday")
     assert manifest["rows"] == {"in": 30, "labelled": 0, "reused": 30, "quarantined": 0}
     assert manifest["stages"] == {}
-    assert manifest["engines"] == []
+    assert manifest["engines_asked"] == []
+    assert manifest["mixed"]["differences"] == []
+    (engine,), (first,) = manifest["engines"], days.manifest("monday")["engines"]
+    assert engine == engine_identity(first)
 
 
 def test_one_per_cent_changed_costs_one_per_cent_of_the_asks_also_the_day_after(days: Days) -> None:

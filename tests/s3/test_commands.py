@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from manifests.object_store import open_object_store
 from tests import seaweed
-from tests.s3.conftest import ROWS, Outcome, call, command, labels
+from tests.s3.conftest import ROWS, Outcome, call, command, labels, put_parquet
 
 
 @pytest.fixture
@@ -59,6 +60,34 @@ def test_nothing_to_do_takes_five_requests_and_reads_no_receipt(
     assert not [seen for seen in proxy.seen if "/receipts/shard" in seen.path]
     assert len(proxy.seen) <= 9, [(seen.method, seen.path) for seen in proxy.seen]
     assert seconds < 20.0  # two seconds on an idle machine; see docs/storage.md
+
+
+def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_told(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    """One listing tells that a thousand files are as they were; forty stand for them."""
+
+    def put(number: int, word: str) -> None:
+        table = {"query_id": [f"q{number}"] * 2, "query": ["shoes"] * 2, "doc_id": ["a", "b"], "document": [f"{word} shoes", "boots"]}
+        put_parquet(f"{s3}/many/{number:03}.parquet", pa.table(table))
+
+    for number in range(40):
+        put(number, "red")
+    job = write_job({"input": {"path": f"{s3}/many"}})
+    assert relabel("run", job).returncode == 0
+    proxy = through()
+    again = relabel("run", job)
+    assert again.returncode == 10, again.stderr
+    assert not [seen.path for seen in proxy.seen if "/many/" in seen.path]
+    assert len(proxy.seen) <= 9, [(seen.method, seen.path) for seen in proxy.seen]
+    put(7, "tan")
+    proxy.seen.clear()
+    changed = relabel("run", job)
+    assert changed.returncode == 3, changed.stderr
+    assert "007.parquet: changed since the plan" in changed.stderr
+    assert len([seen.path for seen in proxy.seen if "/many/" in seen.path]) == 40
+    put(7, "red")
+    assert relabel("run", job).returncode == 10
 
 
 def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_undisturbed_one(

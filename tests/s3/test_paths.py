@@ -10,11 +10,13 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from manifests.errors import ModelError
 from manifests.models import resolve_model
 from manifests.object_store import open_object_store
 from tests import seaweed
+from tests.engines.conftest import model_dir  # noqa: F401
 from tests.s3.conftest import ROWS, Outcome, call, put_parquet
 
 TEMPLATE = Path(__file__).parents[2] / "labelers" / "templates" / "r3a"
@@ -65,6 +67,56 @@ def test_labels_and_qrels_on_s3_are_judged(write_job: Callable[..., Path], relab
         assert judged.returncode == 0, judged.stderr
         assert json.loads(judged.stdout)["counts"]
     assert manifest["labels"]
+
+
+def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
+) -> None:
+    """The commands that the other tests of this folder do not call with URLs alone."""
+    store = open_object_store(s3, single_writer=True)
+    pairs = pq.read_table(write_pairs_apart(write_job, s3, tmp_path))
+    for name, rows in (("one", pairs.slice(0, 30)), ("two", pairs.slice(30))):
+        put_parquet(f"{s3}/{name}.parquet", rows)
+        job = write_job({"input": {"path": f"{s3}/{name}.parquet"}, "output": f"{s3}/out-{name}", "shards": 1})
+        store.put(f"{name}.yaml", job.read_bytes())
+        for command in ("plan", "doctor", "run", "status", "verify", "retry"):
+            done = relabel(command, f"{s3}/{name}.yaml")
+            assert done.returncode == 0, (command, done.stderr)
+    for code in (0, 10):
+        merged = relabel("merge", f"{s3}/out-one", f"{s3}/out-two", "--to", f"{s3}/week")
+        assert merged.returncode == code, merged.stderr
+    assert relabel("verify", f"{s3}/week").returncode == 0
+    graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
+    put_parquet(f"{s3}/human.parquet", graded)
+    file = json.loads(open_object_store(f"{s3}/week").read("manifest.json"))["labels"][0]["path"]
+    judged = relabel("evaluate", f"{s3}/week/{file}", "--qrels", f"{s3}/human.parquet", "--resamples", "0")
+    assert judged.returncode == 0, judged.stderr
+
+
+def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> Path:
+    """The pairs of `write_job`, as a local file."""
+    write_job()
+    copy = folder / "pairs.parquet"
+    copy.write_bytes(open_object_store(s3).read("pairs.parquet"))
+    return copy
+
+
+def test_a_teacher_on_s3_labels(
+    write_job: Callable[..., Path],
+    relabel: Callable[..., Outcome],
+    s3: str,
+    tmp_path: Path,
+    model_dir: Callable[..., Path],  # noqa: F811
+) -> None:
+    store = open_object_store(f"{s3}/teacher", single_writer=True)
+    for file in model_dir().iterdir():
+        store.put(file.name, file.read_bytes())
+    values = yaml.safe_load(write_job({"labeler": {"name": "direct", "attempts": 1}, "input": {"limit": 4}, "shards": 1}).read_text())
+    values["engine"] = {"name": "transformers", "model": f"{s3}/teacher", "max_prompt_tokens": 2048, "args": {"device": "cpu"}}
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(values))
+    for code in (0, 10):
+        done = relabel("run", tmp_path / "teacher.yaml", RELABEL_CACHE=str(tmp_path / "cache"))
+        assert done.returncode == code, done.stderr
 
 
 def test_storage_options_open_the_door_and_are_written_nowhere(

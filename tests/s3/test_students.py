@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from distill import homes
+from distill.homes import home_of
+from manifests.errors import LockHeldError
+from manifests.leases import LeaseKeeper
 from manifests.object_store import open_object_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
-from tests.s3.conftest import Outcome, put_parquet
+from tests.s3.conftest import Outcome, call, put_parquet
 from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
@@ -67,16 +74,87 @@ def test_a_run_at_a_url_trains_a_student(
     assert json.loads((tmp_path / "student/manifest.json").read_text())["labels"][0]["kind"] == "run"
 
 
-def test_labels_that_are_not_there_and_an_output_at_a_url_are_refused(
+def test_labels_that_are_not_there_and_places_that_take_no_student_are_refused(
     student_yaml: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     absent = {"path": f"{s3}/absent.parquet", "pairs": {"path": f"{s3}/pairs.parquet"}}
     refused = relabel("distill", student_yaml(labels=[absent]))
     assert refused.returncode == 3
     assert "absent.parquet: no such file" in refused.stderr
-    refused = relabel("distill", student_yaml(output=f"{s3}/student"))
+    for output, why in (("memory://box/student", "local folders and to s3://"), ("s3://labels", "names a whole bucket")):
+        refused = relabel("distill", student_yaml(output=output))
+        assert refused.returncode == 3
+        assert why in refused.stderr
+
+
+def held_at(url: str) -> dict[str, bytes]:
+    store = open_object_store(url)
+    return {name: store.read(name) for name in store.marks("")}
+
+
+def test_a_student_goes_to_a_url_whole_is_known_there_and_scores_from_there(
+    student_yaml: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
+) -> None:
+    cache = {"RELABEL_CACHE": str(tmp_path / "cache")}
+    spec = student_yaml(output=f"{s3}/student/")
+    done = relabel("distill", spec, **cache)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["output"] == f"{s3}/student/"
+    there = held_at(f"{s3}/student")
+    manifest = json.loads(there["manifest.json"])
+    assert {name: hashlib.sha256(there[name]).hexdigest() for name in manifest["files"]} == manifest["files"]
+    assert {"README.md", "curves.parquet", "student.json", "heads.safetensors"} < there.keys()
+    assert not list((tmp_path / "cache/training").iterdir())
+    again = relabel("distill", spec, **cache)
+    assert again.returncode == 10, again.stderr
+    here = relabel("distill", student_yaml(), **cache)
+    assert here.returncode == 0, here.stderr
+    local = {file.name: file.read_bytes() for file in (tmp_path / "student").iterdir()}
+    assert {name: local[name] for name in manifest["files"]} == {name: there[name] for name in manifest["files"]}
+    exported = relabel("export", f"{s3}/student", "--to", tmp_path / "bundle", "--set", "parity.min_pairs=1", **cache)
+    assert exported.returncode == 0, exported.stderr
+    scored = relabel("score", f"{s3}/student", "--input", f"{s3}/pairs.parquet", "--to", f"{s3}/scores", **cache)
+    assert scored.returncode == 0, scored.stderr
+    known = relabel("score", tmp_path / "student", "--input", f"{s3}/pairs.parquet", "--to", f"{s3}/scores", **cache)
+    assert known.returncode == 10, known.stderr
+
+
+def test_a_student_at_a_url_is_replaced_only_when_asked_and_then_wholly(
+    student_yaml: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
+) -> None:
+    cache = {"RELABEL_CACHE": str(tmp_path / "cache")}
+    assert relabel("distill", student_yaml(output=f"{s3}/student"), **cache).returncode == 0
+    before = held_at(f"{s3}/student")
+    open_object_store(f"{s3}/student", single_writer=True).put("of_the_old_one.safetensors", b"w")
+    other = student_yaml(output=f"{s3}/student", train={"max_steps": 3, "batch_size": 16, "max_tokens": 32})
+    refused = relabel("distill", other, **cache)
     assert refused.returncode == 3
-    assert "students are written to local folders" in refused.stderr
+    assert "another spec, model or data" in refused.stderr
+    replaced = relabel("distill", other, "--restart", **cache)
+    assert replaced.returncode == 0, replaced.stderr
+    after = held_at(f"{s3}/student")
+    assert after.keys() == before.keys()
+    assert after["heads.safetensors"] != before["heads.safetensors"]
+    assert relabel("distill", other, **cache).returncode == 10
+
+
+@pytest.mark.parametrize("place", ["after_training_step:2", "before_student_manifest", "after_student_manifest"])
+def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(
+    student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str
+) -> None:
+    def distill(spec: Path, *flags: str, **environment: str) -> int:
+        done = call("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
+        assert done.returncode in (0, 10, -signal.SIGKILL), done.stderr
+        return done.returncode
+
+    spec = student_yaml(output=f"{s3}/student")
+    assert distill(spec, RELABEL_FAILPOINT=place) == -signal.SIGKILL
+    assert ("manifest.json" in held_at(f"{s3}/student")) == (place == "after_student_manifest")
+    assert distill(spec, "--resume") == (10 if place == "after_student_manifest" else 0)
+    assert not list((tmp_path / "cache/training").iterdir())
+    assert distill(student_yaml(output=f"{s3}/undisturbed")) == 0
+    ended, undisturbed = (json.loads(held_at(f"{s3}/{name}")["manifest.json"])["files"] for name in ("student", "undisturbed"))
+    assert ended == undisturbed
 
 
 def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
@@ -108,3 +186,30 @@ def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
     assert len(list((tmp_path / "cache/students").iterdir())) == 2
     local = relabel("score", tmp_path / "tiny-1", "--input", f"{s3}/pairs.parquet", "--to", f"{s3}/others")
     assert local.returncode == 10, local.stderr
+
+
+def test_a_training_that_lost_its_lease_delivers_only_where_nobody_else_is_at_it(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "LEASE_S", 1.0)
+    take, taken = homes._take, []
+
+    def taking(lease: Any) -> None:
+        take(lease)
+        taken.append(lease)
+
+    monkeypatch.setattr(homes, "_take", taking)
+    sleeper, other = (home_of(f"{s3}/student", cache_dir=tmp_path / name) for name in ("one", "two"))
+    with monkeypatch.context() as asleep:
+        asleep.setattr(LeaseKeeper, "add", lambda *_: None)
+        held = sleeper.locked()
+        make_sure = held.__enter__()
+    time.sleep(2.2)  # its time to live, and the second that the server's dates are rounded to
+    with other.locked():
+        taken[0].renew()
+        assert taken[0].is_lost
+        with pytest.raises(LockHeldError):
+            make_sure()
+    make_sure()
+    assert not taken[-1].is_lost
+    held.__exit__(None, None, None)

@@ -41,6 +41,9 @@ def test_all_and_numbers_count_within_the_visible_ones() -> None:
             choose_gpus(text, ["4", "5"])
     with pytest.raises(MissingExtraError, match="--workers N"):
         choose_gpus("all", [])
+    for slip in (",", "0,0", "two"):  # a slip is told for what it is where there is no GPU, too
+        with pytest.raises(UsageError, match="--gpus"):
+            choose_gpus(slip, [])
 
 
 def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_belongs_to_nobody() -> None:

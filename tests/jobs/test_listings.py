@@ -1,0 +1,38 @@
+"""Whether a run has work left is asked with one listing, however many shards it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.commands.label import open_session
+from jobs.crews import Crew, label_with
+from manifests.local_store import LocalStore
+
+
+def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
+    write_pairs: Callable[..., Any], write_job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pairs()
+    session = open_session(str(write_job({"shards": 24})))
+    listed: list[str] = []
+    for verb in ("names", "marks"):
+        true = getattr(LocalStore, verb)
+
+        def counted(self: LocalStore, folder: str, true: Any = true) -> Any:
+            if folder.startswith("receipts"):
+                listed.append(folder)
+            return true(self, folder)
+
+        monkeypatch.setattr(LocalStore, verb, counted)
+    assert len(session.left.open_shards()) > 5
+    assert listed == ["receipts"]
+    label_with(Crew(), session, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    assert session.left.open_shards() == []
+    listed.clear()
+    again = open_session(str(write_job({"shards": 24})))
+    label_with(Crew(workers=2), again, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    assert len(listed) <= 6, listed
