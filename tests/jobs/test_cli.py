@@ -124,6 +124,11 @@ def _labelled(relabel: Callable[..., Any]) -> None:
     assert relabel("run", "job.yaml").code == 0
 
 
+def _labelled_twice(relabel: Callable[..., Any]) -> None:
+    _labelled(relabel)
+    assert relabel("run", "job.yaml", "--set", "output=out/other", "--set", "engine.seed=8").code == 0
+
+
 def _planned(relabel: Callable[..., Any]) -> None:
     assert relabel("plan", "job.yaml").code == 0
 
@@ -250,6 +255,21 @@ CALLS = [
     ("evaluate out/ecom --qrels pairs.parquet", _labelled, 0),
     ("evaluate out/ecom --qrels pairs.parquet", _planned, 3),
     ("evaluate out/ecom", _labelled, 2),
+    ("report out/ecom", _labelled, 0),
+    ("report out/ecom out/scores student --qrels pairs.parquet --max-rows 10 --to page.html", _scored, 0),
+    ("report out/ecom --grade grade", _labelled, 2),
+    ("report", _nothing, 2),
+    ("report absent", _nothing, 3),
+    ("compare out/ecom out/other", _labelled_twice, 0),
+    ("compare out/ecom out/other --qrels pairs.parquet --html page.html", _labelled_twice, 0),
+    ("compare out/ecom out/ecom", _labelled, 2),
+    ("compare out/ecom absent", _labelled, 3),
+    ("compare out/ecom", _labelled, 2),
+    ("convert out/ecom ecom.qrels", _labelled, 0),
+    ("convert pairs.parquet pairs.jsonl", _nothing, 0),
+    ("convert absent.qrels ecom.run", _nothing, 3),
+    ("convert pairs.parquet ecom.txt", _nothing, 2),
+    ("convert out/ecom ecom.qrels", _planned, 3),
     (EXPORT, _taught, 0),
     (EXPORT, _bundled, 10),
     (f"{EXPORT} --set parity.fp32_max_abs=1e-30", _taught, 5),
@@ -257,6 +277,12 @@ CALLS = [
     ("export student --to bundle --gold grade", _taught, 2),
     (f"{EXPORT} --formats tensorrt", _taught, 4),
     (f"{EXPORT} --exporter optimum", _taught, 4),
+    ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --batches 1", _bundled, 0),
+    ("bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 --to results", _bundled, 5),
+    ("bench bundle --providers cuda", _bundled, 4),
+    ("bench bundle", _published, 3),
+    ("bench absent", _nothing, 3),
+    ("bench bundle --against torch", _bundled, 2),
     ("build-engine bundle --to engine", _published, 3),
     ("build-engine absent --to engine", _nothing, 3),
     ("publish bundle elsewhere", _published, 0),
@@ -290,7 +316,7 @@ CALLS = [
     ("doctor", _nothing, 0),
     ("doctor job.yaml", _nothing, 0),
     ("doctor absent.yaml", _nothing, 3),
-    ("demo --engine fake --to demo", _nothing, 0),
+    ("demo --engine fake --labels-only --to demo", _nothing, 0),
     ("demo --engine fake --to pairs.parquet", _nothing, 3),
     ("demo --engine fake --to .", _nothing, 2),
     ("demo --engine nothing", _nothing, 2),
@@ -453,11 +479,11 @@ def test_demo_leaves_files_alone_that_no_demo_wrote(relabel: Callable[..., Any],
 
 
 def test_demo_runs_again_and_mends_data_that_was_cut_off(relabel: Callable[..., Any], folder: Path) -> None:
-    assert relabel("demo", "--engine", "fake", "--to", "here: #1 'x'").code == 0
+    assert relabel("demo", "--engine", "fake", "--labels-only", "--to", "here: #1 'x'").code == 0
     data = folder / "here: #1 'x'" / "pairs.parquet"
     whole = data.read_bytes()
     data.write_bytes(whole[:99])
-    assert relabel("demo", "--engine", "fake", "--to", "here: #1 'x'").code == 0
+    assert relabel("demo", "--engine", "fake", "--labels-only", "--to", "here: #1 'x'").code == 0
     assert data.read_bytes() == whole
 
 

@@ -1,0 +1,97 @@
+"""`compare`: two label runs over the same pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jobs import log_format
+from jobs.commands.options import emit, output_option
+from jobs.exits import Exit
+
+
+@click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--qrels", "--gold", "qrels", metavar="FILE", help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input."
+)
+@click.option("--html", metavar="FILE", help="Write the comparison as one self-contained page, too.")
+@click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
+@click.option("--by", metavar="COL", help="Query column of the qrels.  [default: query_id]")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the qrels.")
+@click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "mean", "first"]),
+    default="error",
+    show_default=True,
+    help="A pair whose grades in the qrels differ.",
+)
+@click.option("--examples", type=click.IntRange(0, 1000), default=10, show_default=True, help="Flips to show, the largest first.")
+@click.option("--queries", type=click.IntRange(0, 1000), default=10, show_default=True, help="Moved queries to show, the furthest first.")
+@click.option("--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared.")
+@click.option(
+    "--resamples", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Bootstrap resamples; 0 for no intervals."
+)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the resamples.")
+@click.option("--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit.")
+@click.option("--force", is_flag=True, help="Replace the page if it is there.")
+@output_option
+def compare(
+    a: str,
+    b: str,
+    qrels: str | None,
+    html: str | None,
+    grade: str | None,
+    by: str | None,
+    doc: str,
+    grade_map: str | None,
+    duplicates: Any,
+    examples: int,
+    queries: int,
+    depth: int,
+    resamples: int,
+    seed: int,
+    allow_partial: bool,
+    force: bool,
+    output: str,
+) -> int:
+    """Compare two label runs over the same pairs: two prompts, two teachers, or one teacher twice.
+
+    A and B are outputs of finished runs. Rows are matched by row where both labelled the same input, else by query and document. Shown
+    are agreement, shift of grades with tests, distance of distributions, the largest flips with their texts, and the queries whose order
+    moved; with --qrels also who is right. Differences are B minus A, intervals are over queries. docs/compare.md says what each figure is.
+    """
+    from jobs.compare.comparing_runs import compare_runs
+    from jobs.compare.text import runs_text
+    from jobs.durable_files import check_free, written
+    from jobs.judging import JudgingOptions
+    from manifests.qrels import parse_map
+
+    options = JudgingOptions(
+        qrels=qrels,
+        label="grade",
+        grade=grade,
+        by=by,
+        doc=doc,
+        grades=None,
+        grade_map=parse_map(grade_map, "--map"),
+        label_map=None,
+        duplicates=duplicates,
+        where={},
+        allow_partial=allow_partial,
+    )
+    if html is not None:
+        check_free(html, (a, b), force=force)
+    found = compare_runs(a, b, options, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed)
+    if html is not None:
+        from jobs.report.compare_sections import comparison_page
+
+        with written(html) as file:
+            file.write_text(comparison_page(found), encoding="utf-8")
+        log_format.say(f"wrote {html}", event="page", path=html)
+    result = {**found, "html": html, "exit_code": int(Exit.DONE)}
+    emit(result, runs_text(found), output)
+    return Exit.DONE

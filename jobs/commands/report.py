@@ -1,0 +1,68 @@
+"""`report`: one page about label runs, students and bundles."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import click
+
+from jobs.commands.options import emit, output_option, table
+from jobs.exits import Exit
+
+
+@click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL.")
+@click.option("--gold", "--qrels", "gold", metavar="FILE", help="Human grades, in any form that `relabel evaluate --qrels` takes.")
+@click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
+@click.option("--by", metavar="COL", help="Query column of the human grades.  [default: query_id]")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the human grades.")
+@click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "mean", "first"]),
+    default="error",
+    show_default=True,
+    help="A pair whose human grades differ.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(0),
+    default=5000,
+    show_default=True,
+    help="Most rows of the labels browser; of more, a seeded sample. 0: none, and no text of a document.",
+)
+@output_option
+def report(paths: tuple[str, ...], to: str, gold: str | None, grade_map: str | None, max_rows: int, output: str, **columns: Any) -> int:
+    """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
+
+    PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they hang together, and runs
+    beside each other. The page asks no network, and what documents hold is shown as text. docs/report.md lists its sections.
+    """
+    from jobs.report.building import build_report
+    from jobs.report.gold import GoldChoice
+    from manifests.errors import UsageError
+    from manifests.qrels import parse_map
+    from manifests.store import open_store
+
+    if gold is None and (columns["grade"] or columns["by"] or grade_map):
+        raise UsageError("--grade, --by and --map speak of --gold, which is not given.")
+    name = PurePosixPath(to).name
+    if not name or to.endswith("/"):
+        raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
+    built = build_report(paths, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows)
+    data = built.html.encode("utf-8", "replace")
+    open_store(to[: -len(name)].rstrip("/") or ("/" if to.startswith("/") else ".")).put(name, data)
+    result = {
+        "report": to,
+        "bytes": len(data),
+        "sections": built.sections,
+        "rows": built.rows,
+        "rows_shown": built.rows_shown,
+        "exit_code": int(Exit.DONE),
+    }
+    shown = f"{built.rows_shown:,} of {built.rows:,} rows to browse" if built.rows_shown else "no rows to browse"
+    rows = [("size", f"{len(data) / 1e6:,.2f} MB, {shown}"), ("sections", ", ".join(built.sections))]
+    emit(result, f"The report is in {to}\n{table(rows)}", output)
+    return Exit.DONE

@@ -1,0 +1,129 @@
+"""Two runs compared from end to end: which rows are the same, how grades shift, which queries move, and who is right by human grades."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jobs.compare.flips import LargestFlips, examples
+from jobs.compare.gold import HumanGrades
+from jobs.compare.matches import Counts, matches, paired_rows
+from jobs.compare.query_list import MovedQueries, summary
+from jobs.compare.runs import how_matched, open_both, spill_rows
+from jobs.judging import JudgingOptions
+from manifests.agreement import EXTRA
+from manifests.errors import InputError
+from manifests.extras import require
+from manifests.label_keys import recipe_differences
+from manifests.label_sets import RunLabels, label_set
+from manifests.paired_labels import PairedSums
+from manifests.paired_tests import bowker, stuart_maxwell
+
+
+def compare_runs(
+    first: str,
+    second: str,
+    options: JudgingOptions,
+    *,
+    num_examples: int,
+    num_queries: int,
+    depth: int,
+    resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Compare two finished runs, A and B; differences are B minus A.
+
+    Args:
+        options: of human grades; `qrels` None where nobody judges.
+        num_examples, num_queries: flips and moved queries to show.
+        depth: of the top of a query that is compared.
+    Returns:
+        What `--output json` prints.
+    Raises:
+        UsageError: one run twice.
+        InputError: not a run, different scales, no row in common, or qrels that are off.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        MissingExtraError: a package of the extra `eval` is absent.
+    """
+    polars = require("polars", extra=EXTRA, purpose="relabel compare")
+    ours, theirs = open_both(first, second, allow_partial=options.allow_partial)
+    how, notes = how_matched(ours, theirs)
+    humans = None
+    if options.qrels is not None:
+        humans = HumanGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options)
+    counts, sums = Counts(), PairedSums(ours.grades, depth=depth)
+    flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
+    num_matched = 0
+    with tempfile.TemporaryDirectory(prefix="relabel-compare-") as scratch:
+        spills = [spill_rows(run, Path(scratch) / f"{letter}.parquet") for run, letter in ((ours, "a"), (theirs, "b"))]
+        for frame in matches(polars, spills[0], spills[1], how, counts, Path(scratch) / "buckets"):
+            if not frame.height:
+                continue
+            rows = paired_rows(polars, frame, ours.grades)
+            num_matched += frame.height
+            moved.add(_names(polars, frame), sums.add(rows))
+            flips.add(frame)
+            if humans is not None:
+                humans.add(frame, rows)
+    if not num_matched:
+        raise InputError(_nothing_matched(ours, theirs, how, counts))
+    shown, more = examples(flips.rows(), ours, theirs)
+    notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
+    confusion = sums.confusion
+    return {
+        "a": _about(ours),
+        "b": _about(theirs),
+        "differences": recipe_differences(ours.plan.parts, theirs.plan.parts),
+        "matched_by": how,
+        "grades": ours.grades,
+        "counts": counts.plain(),
+        "figures": {name: vars(figure) for name, figure in sums.figures(resamples=resamples, seed=seed).items()},
+        "confusion": confusion.tolist(),
+        "tests": {"stuart_maxwell": stuart_maxwell(confusion)._asdict(), "bowker": bowker(confusion)._asdict()},
+        "gold": None if humans is None else humans.result(num_matched, resamples=resamples, seed=seed),
+        "flips": {"rows": flips.up + flips.down, "up": flips.up, "down": flips.down, "examples": shown},
+        "queries": {**summary(sums.moves), "depth": depth, "moved_most": moved.rows()},
+        "resamples": resamples,
+        "seed": seed,
+        "notes": notes,
+    }
+
+
+def _names(polars: Any, frame: Any) -> list[str]:
+    """The ids of a frame's queries, in the order of their numbers."""
+    return list(frame.group_by("query", maintain_order=True).agg(polars.col("query_id").first())["query_id"])
+
+
+def _about(run: RunLabels) -> dict[str, Any]:
+    plan = run.plan
+    return {
+        "path": run.root,
+        "name": plan.name,
+        "labeler": plan.parts["labeler"]["name"],
+        "model": plan.parts["model"],
+        "fingerprint": plan.fingerprint,
+        "labelled": sum(file.rows for file in run.labels),
+        "quarantined": run.num_quarantined,
+    }
+
+
+def _notes(counts: Counts) -> list[str]:
+    found = counts.plain()
+    notes = []
+    for letter in "ab":
+        if found[f"only_{letter}"]:
+            notes.append(f"rows that only run {letter.upper()} has, left out: {found[f'only_{letter}']:,}")
+        if found[f"quarantined_{letter}_only"]:
+            notes.append(f"rows that run {letter.upper()} alone has in quarantine, left out: {found[f'quarantined_{letter}_only']:,}")
+    if found["repeated"]:
+        notes.append(f"pairs that stand several times in both runs are matched in order; rows beyond the first: {found['repeated']:,}")
+    return notes
+
+
+def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: Counts) -> str:
+    found = counts.plain()
+    return (
+        f"{first.root} and {second.root} have no labelled row in common: {found['labelled_a']:,} and {found['labelled_b']:,} labels were "
+        f"compared by {how}. Did both label the same pairs?"
+    )

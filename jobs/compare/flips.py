@@ -1,0 +1,113 @@
+"""Rows whose grade changed, the largest changes first, with their texts rejoined through the run's input and both answers' reasoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distill.label_tables import read_pairs
+from manifests.dataset import changed_files, open_dataset
+from manifests.errors import InputError, RelabelError
+from manifests.label_sets import RunLabels
+from manifests.labels import Pair
+from manifests.schemas import LABELS
+from manifests.specs import Columns, InputSpec
+
+TEXT_CHARACTERS = 1000
+"""Shown of a document or a reasoning."""
+
+
+class LargestFlips:
+    """The rows whose expected grade (or grade, where there is no distribution) changed most, of all that were seen.
+
+    Args:
+        count: how many to keep.
+    """
+
+    def __init__(self, polars: Any, count: int) -> None:
+        self._polars = polars
+        self._count = count
+        self._held: list[dict[str, Any]] = []
+        self.up = 0
+        self.down = 0
+
+    def add(self, frame: Any) -> None:
+        """Take in a frame of `matches`."""
+        polars = self._polars
+        scores = [polars.coalesce(f"expected_grade_{letter}", f"grade_{letter}").cast(polars.Float64) for letter in "ab"]
+        changed = frame.filter(polars.col("grade_a") != polars.col("grade_b")).with_columns(
+            score_a=scores[0], score_b=scores[1], change=scores[1] - scores[0]
+        )
+        self.up += changed.filter(polars.col("grade_b") > polars.col("grade_a")).height
+        self.down += changed.filter(polars.col("grade_b") < polars.col("grade_a")).height
+        largest = changed.sort(polars.col("change").abs(), "at", descending=[True, False]).head(self._count)
+        self._held += largest.to_dicts()  # plain values: a slice of a frame would keep all of it
+        self._held.sort(key=lambda row: (-abs(row["change"]), row["at"]))
+        del self._held[self._count :]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, largest change first."""
+        return self._held
+
+
+def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be read any more."""
+    if not rows:
+        return [], []
+    notes: list[str] = []
+    pairs: dict[int, Pair] = {}
+    try:
+        pairs = _pairs(first, [row["row_a"] for row in rows])
+    except RelabelError as exc:
+        notes.append(f"texts of the examples are left out: {exc}")
+    reasons = {letter: _reasoning(run, rows, letter) for run, letter in ((first, "a"), (second, "b"))}
+    found = []
+    for row in rows:
+        pair = pairs.get(row["row_a"])
+        one = {
+            "row_a": row["row_a"],
+            "row_b": row["row_b"],
+            "query_id": row["query_id"],
+            "doc_id": row["doc_id"],
+            "query": pair.query if pair else None,
+            "document": _cut(pair.document) if pair else None,
+            "change": round(row["change"], 6),
+        }
+        for letter in "ab":
+            one[letter] = {
+                "grade": row[f"grade_{letter}"],
+                "expected_grade": row[f"expected_grade_{letter}"],
+                "probs": row[f"probs_{letter}"],
+                "reasoning": _cut(reasons[letter].get(row[f"row_{letter}"])),
+            }
+        found.append(one)
+    return found, notes
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
+
+
+def _pairs(run: RunLabels, row_ids: list[int]) -> dict[int, Pair]:
+    """Query and document of some rows of a run's input.
+
+    Raises:
+        InputError: the input is gone, or is not any more what was labelled.
+    """
+    columns = Columns(**run.plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
+    paths = tuple(file.path for file in run.plan.files)
+    dataset = open_dataset(InputSpec(path=paths, columns=columns), reads_context=False)
+    changed = changed_files(run.plan.files, dataset.files)
+    if changed:
+        raise InputError(f"{run.root}: its input changed since: {changed[0]}")
+    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64))}
+
+
+def _reasoning(run: RunLabels, rows: list[dict[str, Any]], letter: str) -> dict[int, str | None]:
+    """What a run wrote about some rows, by row id."""
+    found: dict[int, str | None] = {}
+    for number in sorted({row[f"file_{letter}"] for row in rows}):
+        table = run.folder.table(run.labels[number], LABELS, ["row_id", "reasoning"])
+        found |= dict(zip(table["row_id"].to_pylist(), table["reasoning"].to_pylist(), strict=True))
+    return found

@@ -1,0 +1,119 @@
+"""Human grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
+from manifests.errors import InputError
+from manifests.evaluation import evaluate_both
+from manifests.judged import Judged, query_codes
+from manifests.label_sets import LabelSet
+from manifests.paired_labels import PairedRows
+from manifests.paired_tests import mcnemar
+from manifests.qrels import check_scale
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Judged rows of some queries."""
+
+    gold: np.ndarray
+    queries: list[str]
+    docs: list[str]
+    grades: tuple[np.ndarray, np.ndarray]
+    probs: tuple[np.ndarray, np.ndarray]
+
+
+class HumanGrades:
+    """Collects the matched rows that humans graded; memory grows with these.
+
+    Args:
+        sets: the two runs.
+        options: what the command was told.
+    Raises:
+        InputError: qrels are off, or grades are off the runs' scale.
+    """
+
+    def __init__(self, polars: Any, sets: tuple[LabelSet, LabelSet], grades: int, options: JudgingOptions) -> None:
+        self._polars, self._grades, self._qrels = polars, grades, str(options.qrels)
+        golds: tuple[Gold, Gold] = (gold_of(sets[0], options), gold_of(sets[1], options))
+        self.num_seen = self.num_null = 0
+        self._parts: list[_Part] = []
+        by_row = next(((letter, gold) for letter, gold in zip("ab", golds, strict=True) if gold.by_row is not None), None)
+        if by_row is not None:
+            letter, gold = by_row
+            assert gold.by_row is not None
+            self.joined_by, self._key = gold.how, [f"row_{letter}"]
+            held: dict[str, Any] = {self._key[0]: range(len(gold.by_row)), "gold": gold.by_row}
+        else:
+            _, pairs = load_pairs(options)
+            self.joined_by, self._key = BY_PAIR, ["query_id", "doc_id"]
+            held = {"query_id": [pair[0] for pair in pairs.by_pair], "doc_id": [pair[1] for pair in pairs.by_pair]}
+            held["gold"] = list(pairs.by_pair.values())
+        types = {"query_id": polars.String, "doc_id": polars.String, "row_a": polars.Int64, "row_b": polars.Int64, "gold": polars.Int64}
+        self._held = polars.DataFrame(held, schema={name: types[name] for name in held})
+        check_scale(self._held["gold"].drop_nulls().unique().to_list(), grades, where=self._qrels, option="--map")
+
+    def add(self, frame: Any, rows: PairedRows) -> None:
+        """Take in a frame of `matches`, and the same rows as arrays."""
+        polars = self._polars
+        graded = self._held.with_columns(is_known=polars.lit(value=True))
+        found = frame.select(self._key).join(graded, on=self._key, how="left", maintain_order="left")
+        is_known_N = found["is_known"].fill_null(value=False).to_numpy()
+        is_judged_N = found["gold"].is_not_null().to_numpy()
+        self.num_seen += int(is_known_N.sum())
+        self.num_null += int((is_known_N & ~is_judged_N).sum())
+        places = np.flatnonzero(is_judged_N)
+        if not len(places):
+            return
+        queries = frame["query_id"]
+        first, second = rows.grades
+        self._parts.append(
+            _Part(
+                found["gold"].to_numpy()[places].astype(np.int64),
+                queries.gather(places).to_list(),
+                [rows.docs[place] for place in places],
+                (first[places], second[places]),
+                (rows.probs[0][places], rows.probs[1][places]),
+            )
+        )
+
+    def result(self, matched: int, *, resamples: int, seed: int) -> dict[str, Any]:
+        """Both runs judged, the second minus the first, and McNemar's test of who is right.
+
+        Raises:
+            InputError: no matched row has a grade.
+        """
+        if not self._parts:
+            raise InputError(
+                f"none of the {matched:,} rows that both runs labelled has a grade in {self._qrels}, joined by {self.joined_by}. "
+                "Do the ids mean the same things? --by and --doc name other columns."
+            )
+        gold_N = np.concatenate([part.gold for part in self._parts])
+        query_N, num_queries = query_codes([query for part in self._parts for query in part.queries])
+        docs = [doc for part in self._parts for doc in part.docs]
+        judged = []
+        for side in (0, 1):
+            probs_NK = np.concatenate([part.probs[side] for part in self._parts])
+            labels_N = np.concatenate([part.grades[side] for part in self._parts])
+            has_probs = not np.isnan(probs_NK).all()
+            judged.append(Judged(self._grades, gold_N, labels_N, query_N, num_queries, docs, probs_NK if has_probs else None, None, None))
+        first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
+        is_right = [one.labels == gold_N for one in judged]
+        only_a, only_b = int((is_right[0] & ~is_right[1]).sum()), int((~is_right[0] & is_right[1]).sum())
+        return {
+            "qrels": self._qrels,
+            "joined_by": self.joined_by,
+            "judged": len(gold_N),
+            "unjudged": matched - self.num_seen,
+            "gold_null": self.num_null,
+            "queries": num_queries,
+            "a": first.plain(),
+            "b": second.plain(),
+            "difference": {name: vars(one) for name, one in difference.items()},
+            "mcnemar": {"only_a_right": only_a, "only_b_right": only_b, **mcnemar(only_a, only_b)._asdict()},
+        }

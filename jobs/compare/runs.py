@@ -1,0 +1,87 @@
+"""Two finished runs as frames on this machine: each row with its label or the reason that there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests.dataset import changed_files
+from manifests.errors import InputError, UsageError
+from manifests.filesystems import place_of
+from manifests.label_sets import RunLabels, is_run, open_run_labels
+from manifests.schemas import LABELS, QUARANTINE
+from manifests.store import each
+from manifests.triangle import BY_IDS, BY_ROW
+
+GROUP_BYTES = 16 << 20
+NO_FILE = -1
+_READ = ["row_id", "query_id", "doc_id", "grade", "probs", "expected_grade"]
+ROWS = pa.schema([*(LABELS.field(name) for name in _READ), ("status", pa.string()), ("file", pa.int32())])
+"""`status` is `ok` or the quarantine's; `file` is the label file's number in the run, -1 for a quarantined row."""
+
+
+def open_both(first: str, second: str, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
+    """The two runs, checked to be comparable.
+
+    Raises:
+        UsageError: one run twice.
+        InputError: not a run, or runs of different scales.
+        ManifestError: a run is unfinished, over its limit or damaged.
+    """
+    if place_of(first).rstrip("/") == place_of(second).rstrip("/"):
+        raise UsageError(f"{first} and {second} are one run. Name two outputs.")
+    for path in (first, second):
+        if not is_run(path):
+            raise InputError(f"{path}: no run's output folder. `relabel evaluate` compares label files with each other.")
+    ours, theirs = (open_run_labels(path, allow_partial=allow_partial) for path in (first, second))
+    if ours.grades != theirs.grades:
+        raise InputError(
+            f"{first} has {ours.grades} grades, {second} {theirs.grades}: no row of theirs can be told to agree. "
+            "Label with one scale, or judge each by human grades: relabel evaluate RUN --qrels FILE --map-labels OLD=NEW,…"
+        )
+    return ours, theirs
+
+
+def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
+    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input, else by ids."""
+    changed = changed_files(first.plan.files, tuple(second.plan.files))
+    ids = [tuple(run.plan.parts["columns"][name] for name in ("query_id", "doc_id")) for run in (first, second)]
+    if not changed and ids[0] == ids[1]:
+        return BY_ROW, []
+    why = f"their inputs differ ({changed[0]})" if changed else f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
+
+
+def spill_rows(run: RunLabels, file: Path) -> Path:
+    """All rows of a run, labelled and quarantined, in one scratch file of the schema `ROWS`; every file's digest is checked.
+
+    Raises:
+        ManifestError: a file is missing or damaged.
+    """
+    store, folder = run.folder.store, run.folder
+    labels = each(store, lambda one: folder.table(one, LABELS, _READ), run.labels)
+    refused = each(store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine)
+    held: list[pa.Table] = []
+    with pq.ParquetWriter(file, ROWS, compression="zstd") as writer:
+        for number, table in enumerate(labels):
+            held.append(_filled(table, "ok", number))
+            if sum(one.nbytes for one in held) >= GROUP_BYTES:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        held += [_filled(table, None, NO_FILE) for table in refused]
+        if held:
+            writer.write_table(pa.concat_tables(held))
+    return file
+
+
+def _filled(table: pa.Table, status: str | None, file: int) -> pa.Table:
+    columns: dict[str, Any] = {name: table[name] for name in table.column_names}
+    if status is not None:
+        columns["status"] = pa.array([status] * table.num_rows, pa.string())
+    columns["file"] = pa.array([file] * table.num_rows, pa.int32())
+    for name in ROWS.names:
+        columns.setdefault(name, pa.nulls(table.num_rows, ROWS.field(name).type))
+    return pa.table({name: columns[name] for name in ROWS.names}).cast(ROWS)

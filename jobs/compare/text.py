@@ -1,0 +1,160 @@
+"""The text of a comparison of two runs: what differs in how they were made, rows, figures, tests, flips and the queries that moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.commands.options import table
+from jobs.comparison_text import signed_text
+from jobs.evaluation_text import aligned, figure_name, interval_text, notes_text, value_text
+
+NAMES = {
+    "agreement": "agreement",
+    "kappa": "Cohen kappa",
+    "kappa_quadratic": "Cohen kappa, quadratic",
+    "mean_grade_a": "mean grade, A",
+    "mean_grade_b": "mean grade, B",
+    "mean_grade_difference": "mean grade, B - A",
+    "mean_expected_a": "mean expected grade, A",
+    "mean_expected_b": "mean expected grade, B",
+    "mean_expected_difference": "mean expected grade, B - A",
+    "kl_a_b": "mean KL(A ‖ B), nats",
+    "kl_b_a": "mean KL(B ‖ A), nats",
+    "js": "mean Jensen-Shannon, nats",
+    "kendall_tau": "Kendall tau, by query",
+    "first_changed": "queries with another first",
+}
+SHOWN = 60
+
+
+def runs_text(result: dict[str, Any]) -> str:
+    """The report of one comparison.
+
+    Args:
+        result: what `--output json` prints.
+    """
+    blocks = [
+        f"A {result['a']['path']}, B {result['b']['path']}\n" + table(_counts(result)),
+        "B beside A\n" + _figures(result["figures"]),
+        _confusion(result["confusion"]),
+        "tests\n" + _tests(result),
+    ]
+    if result["gold"]:
+        blocks.append(f"both against {result['gold']['qrels']}\n" + _against_humans(result["gold"]))
+    blocks += [_flips(result["flips"]), _queries(result["queries"]), notes_text(result["notes"])]
+    return "\n\n".join(filter(None, blocks))
+
+
+def name_of(figure: str) -> str:
+    """What the report calls a figure."""
+    if figure.startswith("overlap@"):
+        return f"share of the top {figure.partition('@')[2]} that stays"
+    return NAMES.get(figure) or figure_name(figure)
+
+
+def difference_text(result: dict[str, Any]) -> str:
+    """In what the two runs were made differently."""
+    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result["differences"].items()]
+    return "; ".join(parts) or "nothing that either run records"
+
+
+def outcome_text(test: dict[str, Any]) -> str:
+    """A test's statistic and p."""
+    p = "p < 0.0001" if test["p"] < 1e-4 else f"p = {test['p']:.4f}"
+    return p if test["statistic"] is None else f"χ² = {test['statistic']:.3f}, {test['df']} df, {p}"
+
+
+def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
+    counts = result["counts"]
+    rows = [
+        ("made", f"differently in {difference_text(result)}"),
+        (
+            "both",
+            f"{counts['both']:,} rows of {result['queries']['queries']:,} queries, by {result['matched_by']}; {result['grades']} grades",
+        ),
+        ("one", f"{counts['only_a']:,} rows that only A has, {counts['only_b']:,} that only B has"),
+        (
+            "quarantined",
+            f"{counts['quarantined_a_only']:,} in A alone, {counts['quarantined_b_only']:,} in B alone, "
+            f"{counts['quarantined_both']:,} in both",
+        ),
+    ]
+    if result["gold"]:
+        gold = result["gold"]
+        without = f"{gold['unjudged']:,} without a human grade, {gold['gold_null']:,} with a null one"
+        rows.append(("judged", f"{gold['judged']:,} of them, joined by {gold['joined_by']}; {without}"))
+    drawn = f"queries, {result['resamples']:,} times, seed {result['seed']}, the same draws for both"
+    rows.append(("resampled", drawn if result["resamples"] and result["queries"]["queries"] > 1 else "nothing, so there are no intervals"))
+    return rows
+
+
+def _figures(figures: dict[str, dict[str, Any]]) -> str:
+    rows = [("figure", "value", "95 % interval", "over")]
+    for name, figure in figures.items():
+        rows.append((name_of(name), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+    return aligned(rows)
+
+
+def _confusion(matrix: list[list[int]]) -> str:
+    grades = range(len(matrix))
+    rows = [("A \\ B", *map(str, grades), "sum")]
+    rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
+    sums = [sum(row[grade] for row in matrix) for grade in grades]
+    rows.append(("sum", *(f"{count:,}" for count in sums), f"{sum(sums):,}"))
+    return aligned(rows, right=True)
+
+
+def _tests(result: dict[str, Any]) -> str:
+    rows = [("each grade equally often (Stuart-Maxwell)", outcome_text(result["tests"]["stuart_maxwell"]))]
+    rows.append(("each change as often as its reverse (Bowker)", outcome_text(result["tests"]["bowker"])))
+    if result["gold"]:
+        test = result["gold"]["mcnemar"]
+        found = f"A alone {test['only_a_right']:,}, B alone {test['only_b_right']:,} rows; {outcome_text(test)}"
+        rows.append((f"right equally often ({test['method']})", found))
+    else:
+        rows.append(("right equally often (McNemar)", "not available: it needs human grades, see --qrels"))
+    return aligned(rows)
+
+
+def _against_humans(found: dict[str, Any]) -> str:
+    ours, theirs = found["a"]["figures"], found["b"]["figures"]
+    rows = [("figure", "A", "B", "B - A", "95 % interval")]
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        first, second = (value_text(side[name]["value"]) if name in side else "-" for side in (ours, theirs))
+        step = found["difference"].get(name)
+        interval = "-" if step is None or step["low"] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
+        rows.append((figure_name(name), first, second, "-" if step is None else signed_text(step["value"]), interval))
+    return aligned(rows)
+
+
+def _flips(found: dict[str, Any]) -> str:
+    head = f"flips: {found['rows']:,} rows changed their grade, {found['up']:,} up, {found['down']:,} down"
+    if not found["examples"]:
+        return head
+    rows = [("row", "A", "B", "change", "query", "document")]
+    for one in found["examples"]:
+        row = str(one["row_a"]) if one["row_a"] == one["row_b"] else f"{one['row_a']}, {one['row_b']}"
+        grades = (str(one["a"]["grade"]), str(one["b"]["grade"]), f"{one['change']:+.3f}")
+        rows.append((row, *grades, _short(one["query"] or one["query_id"]), _short(one["document"] or one["doc_id"])))
+    return f"{head}; the largest\n" + aligned(rows)
+
+
+def _queries(found: dict[str, Any]) -> str:
+    head = (
+        f"queries: {found['moved']:,} of {found['queries']:,} moved, {found['up']:,} up, {found['down']:,} down; "
+        f"{found['top_changed']:,} have other documents in their top {found['depth']}, {found['first_changed']:,} another first"
+    )
+    if not found["moved_most"]:
+        return head
+    rows = [("query", "rows", "mean A", "mean B", "change", "tau", f"new in top {found['depth']}")]
+    for one in found["moved_most"]:
+        means = (f"{one['mean_a']:.3f}", f"{one['mean_b']:.3f}", f"{one['change']:+.3f}")
+        tau = "-" if one["kendall_tau"] is None else f"{one['kendall_tau']:.3f}"
+        rows.append((_short(one["query_id"]), f"{one['rows']:,}", *means, tau, f"{one['entered_top']} of {one['top']}"))
+    return f"{head}; the furthest\n" + aligned(rows)
+
+
+def _short(text: str) -> str:
+    """Text on one line of a terminal, without what would steer it."""
+    flat = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return flat if len(flat) <= SHOWN else flat[: SHOWN - 1] + "…"

@@ -1,0 +1,147 @@
+"""One conversion from end to end: read the source once, check it, settle its duplicates, write the target."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.convert.duplicates import Duplicates, Rule
+from jobs.convert.formats import TREC, Format, source_format, target_format
+from jobs.convert.rows import Rows, checked_rows
+from jobs.convert.sources import Options, Source, open_source
+from jobs.convert.targets import write_qrels, write_run, write_table
+from jobs.durable_files import check_free, written
+from jobs.query_buckets import query_buckets
+from manifests.agreement import EXTRA
+from manifests.errors import UsageError
+from manifests.extras import require
+from manifests.trec import UNWRITABLE
+
+TAG = "relabel"
+"""The tag of a run file whose source has none."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion came to.
+
+    Args:
+        rows: of the source; `written` of them plus `nulls` plus `duplicates` are all.
+        nulls: rows without a grade or score, left out.
+        quarantined: rows of a run that have no label, and so are no rows of it.
+        duplicates: rows beyond the first of their pair, left out; `conflicts` pairs had several values.
+        value: the column of grades or scores.
+        tag: of a run file; None: that of each row.
+    """
+
+    source: str
+    source_format: str
+    target: str
+    target_format: str
+    rows: int
+    written: int
+    nulls: int
+    quarantined: int
+    duplicates: int
+    conflicts: int
+    value: str
+    tag: str | None
+    notes: list[str]
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    from_format: str | None = None,
+    to_format: str | None = None,
+    options: Options,
+    duplicates: Rule = "error",
+    tag: str | None = None,
+    force: bool = False,
+) -> Conversion:
+    """Convert one file or run into one file, which is there whole or not at all.
+
+    Raises:
+        UsageError: nothing tells a form, the target is there already, or options that do not go together.
+        InputError: see `open_source`, `checked_rows` and `Duplicates`.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        DiskFullError, StoreError: the target can't be written; what stood there before still does.
+        MissingExtraError: polars is absent.
+    """
+    form, to = source_format(source, from_format), target_format(target, to_format)
+    _check_options(to, options, duplicates, tag)
+    check_free(target, (source,), force=force)
+    polars = require("polars", extra=EXTRA, purpose="relabel convert")
+    with tempfile.TemporaryDirectory(prefix="relabel-convert-") as scratch:
+        folder = Path(scratch)
+        opened = open_source(polars, source, form, to, options, folder)
+        rows = checked_rows(polars, opened, to, folder)
+        found = Duplicates(polars, duplicates, opened.kind)
+        tag = _tag(rows, opened, tag) if to == "run" else None
+        with written(target) as file:
+            count = _write(polars, opened, rows, found, to, tag, folder, file)
+    return Conversion(
+        source,
+        form,
+        target,
+        to,
+        rows.total,
+        count,
+        rows.nulls,
+        opened.num_quarantined,
+        found.num_dropped,
+        found.num_conflicts,
+        opened.value,
+        tag,
+        opened.notes,
+    )
+
+
+def _write(polars: Any, source: Source, rows: Rows, duplicates: Duplicates, to: Format, tag: str | None, scratch: Path, file: Path) -> int:
+    """Settle duplicates and write; conflicts are refused before the file gets its name."""
+    settled = map(duplicates.settle, query_buckets(polars, (rows.file,), lambda frame, _: rows.kept(polars, frame), scratch / "buckets"))
+    if to == "run":
+        count = write_run(polars, settled, tag, file)
+        duplicates.refuse_conflicts(source.path)
+        return count
+    if duplicates.rule != "keep":
+        for _ in settled:
+            pass
+        duplicates.refuse_conflicts(source.path)
+    if to == "qrels":
+        return write_qrels(polars, rows, duplicates, file)
+    return write_table(polars, source, duplicates, to, file)
+
+
+def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
+    if duplicates == "keep" and to in TREC:
+        raise UsageError(f"--duplicates keep: a pair stands once in a TREC file ({to}). Choose first or mean.")
+    if tag is not None and to != "run":
+        raise UsageError("--tag: only run files have one.")
+    if to == "qrels" and options.score is not None:
+        raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
+    if to == "run" and options.grade is not None:
+        raise UsageError("--grade: a run file holds scores. Name their column with --score, which may be one of grades.")
+    if options.grade is not None and options.score is not None:
+        raise UsageError("--grade and --score: a row stands or falls with one column. Name the one that must not be null.")
+
+
+def _tag(rows: Rows, source: Source, told: str | None) -> str | None:
+    """The tag of all lines; None where rows have their own.
+
+    Raises:
+        UsageError: it would fall apart.
+    """
+    if told is None and rows.has_tag:
+        return None
+    tag = told or source.run_name or TAG
+    if re.search(UNWRITABLE, tag):
+        raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
+    return tag

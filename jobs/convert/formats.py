@@ -1,0 +1,62 @@
+"""Which form a source has and a target gets: by its suffix where that is clear, else as told."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Literal, get_args
+
+from manifests.errors import UsageError
+from manifests.filesystems import is_url
+from manifests.input_files import PARQUET_SUFFIXES
+from manifests.label_sets import is_run
+from manifests.plans import PLAN_NAME
+from manifests.table_files import JSON_SUFFIXES
+
+Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
+SOURCES: tuple[str, ...] = get_args(Format)
+TARGETS: tuple[str, ...] = SOURCES[1:]
+TREC: tuple[Format, ...] = ("qrels", "run")
+"""Text forms, in which a pair stands once."""
+SUFFIXES: dict[str, Format] = {
+    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
+    **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
+    ".qrels": "qrels",
+    ".qrel": "qrels",
+    ".run": "run",
+}
+
+
+def source_format(path: str, told: str | None) -> Format:
+    """The form of a source.
+
+    Raises:
+        UsageError: nothing tells.
+    """
+    found = SUFFIXES.get(PurePosixPath(path).suffix.lower())
+    if told is not None:
+        return _named(told)
+    if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
+        return "labels" if found is None or Path(path, PLAN_NAME).exists() else found
+    if found is None and is_run(path):
+        return "labels"
+    return found or _unclear(path, "--from", SOURCES)
+
+
+def target_format(path: str, told: str | None) -> Format:
+    """The form of a target.
+
+    Raises:
+        UsageError: nothing tells.
+    """
+    if told is not None:
+        return _named(told)
+    return SUFFIXES.get(PurePosixPath(path).suffix.lower()) or _unclear(path, "--to", TARGETS)
+
+
+def _named(told: str) -> Format:
+    return next(name for name in get_args(Format) if name == told)
+
+
+def _unclear(path: str, option: str, known: tuple[str, ...]) -> Format:
+    suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
+    raise UsageError(f"{path}: its name does not tell its form. Say so with {option} {'|'.join(known)}; known suffixes are {suffixes}.")

@@ -1,0 +1,149 @@
+"""Text files in blocks of whole lines, and blocks as frames, so that memory does not grow with the file.
+
+Lines end at `\\n` alone, since ids and texts hold other line-like characters; a `\\r` before it is white space. Numbers in messages count
+from 1, as editors do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from manifests.errors import InputError
+from manifests.filesystems import is_url
+from manifests.input_faults import reading
+from manifests.trec import EXAMPLES, FIELD
+from manifests.url_files import UrlFile
+
+BLOCK_BYTES = 4 << 20
+_MARK = b"\xef\xbb\xbf"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+SHOWN_CHARACTERS = 80
+
+
+class Block(NamedTuple):
+    """Some whole lines, and the number of the first."""
+
+    first: int
+    data: bytes
+
+
+def blocks(path: str) -> Iterator[Block]:
+    """The file, local or by URL, in blocks; a mark of byte order at its beginning is passed over.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    with reading(path):
+        if not is_url(path) and Path(path).is_dir():
+            raise InputError(f"{path}: a folder; one file is wanted.")
+        opened = cast("BinaryIO", UrlFile(path)) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (closed below)
+        with opened as file:
+            first, rest = 1, b""
+            is_begun = False
+            while data := file.read(BLOCK_BYTES):
+                data = data if is_begun else data.removeprefix(_MARK)
+                is_begun = True
+                whole, newline, after = data.rpartition(b"\n")
+                if not newline:
+                    rest += after
+                    continue
+                yield Block(first, rest + whole + newline)
+                first += whole.count(b"\n") + 1
+                rest = after
+            if rest:
+                yield Block(first, rest)
+
+
+def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str) -> Any:
+    """A block of TREC text as a frame of texts, with the line of each row in `line`; blank lines are passed over.
+
+    Raises:
+        InputError: a line has another number of fields, or is no UTF-8.
+    """
+    try:
+        text = block.data.decode()
+    except UnicodeDecodeError as exc:
+        line = block.first + block.data[: exc.start].count(b"\n")
+        raise InputError(f"{path}: line {line} is no UTF-8 ({exc.reason}). Write the file anew as UTF-8.") from exc
+    lines = polars.DataFrame({"text": text.split("\n")}).with_row_index("line", block.first)
+    rows = lines.select(polars.col("line").cast(polars.Int64), "text", fields=polars.col("text").str.extract_all(FIELD))
+    rows = rows.filter(polars.col("fields").list.len() > 0)
+    odd = rows.filter(polars.col("fields").list.len() != len(columns)).head(1)
+    if odd.height:
+        held = odd.row(0, named=True)
+        raise InputError(
+            f"{path}: line {held['line']} has {len(held['fields'])} fields, {EXAMPLES[columns]} has {len(columns)}: "
+            f"{held['text'].strip()[:SHOWN_CHARACTERS]!r}. Mend the line, or say with --from what the file is."
+        )
+    return rows.select("line", *(polars.col("fields").list.get(place).alias(name) for place, name in enumerate(columns)))
+
+
+def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, path: str) -> Any:
+    """A block of JSONL as a frame.
+
+    Args:
+        schema: columns to read, and as what; all, as they come, if None.
+    Raises:
+        InputError: a line is no JSON object, or its text can't be held as UTF-8.
+    """
+    if _SURROGATE.search(block.data):  # polars reads half of a pair as NUL, so that two different ids could become one
+        _check_lines(block, path)
+    if not block.data.strip():
+        return polars.DataFrame(schema=dict(schema or {}))
+    try:
+        if schema is None:
+            return polars.read_ndjson(io.BytesIO(block.data), infer_schema_length=None)
+        return polars.read_ndjson(io.BytesIO(block.data), schema=dict(schema))
+    except polars.exceptions.PolarsError as exc:
+        _check_lines(block, path)
+        last = block.first + block.data.count(b"\n")
+        raise InputError(f"{path}: lines {block.first} to {last} can't be read: {str(exc).splitlines()[0][:200]}.") from exc
+
+
+def _check_lines(block: Block, path: str) -> None:
+    """Raise for the first line that is no JSON object."""
+    for number, line in enumerate(block.data.split(b"\n"), start=block.first):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_constant=_refuse)
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            raise InputError(f"{path}: line {number} holds half of a surrogate pair, which is no character. Mend its text.") from exc
+        except ValueError as exc:
+            raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
+        if not isinstance(row, dict):
+            raise InputError(f"{path}: line {number} holds no object. One object a line is wanted.")
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value; a missing number is null")
+
+
+def merged_schema(polars: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of both, each of a type that holds what either holds; text where nothing else does."""
+    found = dict(first)
+    for name, kind in second.items():
+        found[name] = merged_type(polars, found[name], kind) if name in found else kind
+    return found
+
+
+def merged_type(polars: Any, first: Any, second: Any) -> Any:
+    """The type that holds what either holds."""
+    if first == second or second == polars.Null:
+        return first
+    if first == polars.Null:
+        return second
+    if isinstance(first, polars.List) and isinstance(second, polars.List):
+        return polars.List(merged_type(polars, first.inner, second.inner))
+    if isinstance(first, polars.Struct) and isinstance(second, polars.Struct):
+        fields = merged_schema(polars, dict(first), dict(second))
+        return polars.Struct(fields)
+    if first.is_numeric() and second.is_numeric():
+        return polars.Float64
+    return polars.String

@@ -1,0 +1,118 @@
+"""The steps of the demo: the commands that a person would type, one after the other, each in a process of its own, and how they ended."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.exits import Exit
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Args:
+        title: what it is for.
+        words: as a person types them, `relabel` or `python` first.
+    """
+
+    title: str
+    words: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """What a person types."""
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A step that ended.
+
+    Args:
+        code: its exit code.
+        out: all that it said on stdout.
+    """
+
+    step: Step
+    code: int
+    out: str
+    seconds: float
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the next step can begin: 10 says that an earlier demo did this one."""
+        return self.code in (Exit.DONE, Exit.NOTHING_TO_DO)
+
+    def plain(self) -> dict[str, Any]:
+        """The step for a program; `result` is what the command gives with `--output json`."""
+        try:
+            result = json.loads(self.out)
+        except ValueError:
+            result = None
+        return {"command": self.step.line, "exit_code": self.code, "seconds": round(self.seconds, 1), "result": result}
+
+
+def steps_of(folder: str, *, seconds: float) -> list[Step]:
+    """All of them, from pairs to a bundle that answers.
+
+    Args:
+        folder: where everything lies.
+        seconds: for measuring latency.
+    """
+
+    def relabel(title: str, *words: str) -> Step:
+        return Step(title, ("relabel", *words))
+
+    return [
+        relabel("A teacher reads and grades every pair", "run", f"{folder}/job.yaml"),
+        relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
+        relabel(
+            "The student becomes a bundle, held against itself on real pairs",
+            *("export", f"{folder}/student", "--to", f"{folder}/bundle", "--precisions", "fp32,int8", "--provider", "cpu", "--replace"),
+        ),
+        relabel("How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--batches", "1,8"),
+        relabel("It is published, each file once", "publish", f"{folder}/bundle", f"{folder}/models", "--channel", "stable"),
+        relabel("A server pulls it", "pull", f"{folder}/models/demo@stable", f"{folder}/served"),
+        Step("What was pulled answers by its own loader, without torch and relabel", ("python", f"{folder}/ask.py")),
+        relabel(
+            "The student itself scores the same pairs",
+            *("score", f"{folder}/student", "--input", f"{folder}/pairs.parquet", "--to", f"{folder}/scores"),
+        ),
+    ]
+
+
+def call(step: Step, *, is_for_program: bool) -> Ended:
+    """Do a step. What it says on stderr goes where ours goes.
+
+    Args:
+        is_for_program: ask the command for JSON.
+    """
+    program, *words = step.words
+    command = [sys.executable, *(["-m", "jobs"] if program == "relabel" else []), *words]
+    if is_for_program and program == "relabel":
+        command += ["--output", "json"]
+    started = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        out = _said(process)
+    return Ended(step, Exit.STOPPED if process.returncode < 0 else process.returncode, out, time.monotonic() - started)
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    while True:
+        try:
+            return process.communicate()[0]
+        except KeyboardInterrupt:  # the child got it too, and knows what it has to bring to an end
+            continue
+
+
+def differences(served: Sequence[Sequence[float]], scored: Sequence[Sequence[float]]) -> float:
+    """The largest difference of a probability."""
+    return max(abs(one - other) for row, held in zip(served, scored, strict=True) for one, other in zip(row, held, strict=True))

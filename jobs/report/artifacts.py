@@ -1,0 +1,203 @@
+"""What a report is about: label runs, students and bundles, opened from a folder or URL, each known by what lies in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+from export.bundles import read_manifest
+from manifests.dataset import Dataset, changed_files, open_dataset
+from manifests.digests import digest_of, sha256_bytes
+from manifests.errors import InputError, ManifestError, UsageError
+from manifests.plans import PLAN_NAME, Plan, load_plan
+from manifests.receipts import Receipt
+from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
+from manifests.specs import Columns, InputSpec
+from manifests.store import Store, open_store
+
+STUDENT = "student.json"
+
+
+class Commit(NamedTuple):
+    """What a report needs of a receipt, for a run may have a hundred thousand."""
+
+    started: str
+    committed: str
+    worker: str
+    asked: int
+    quarantined: int
+    output_tokens: int
+    attempt: int
+
+
+@dataclass
+class RunArtifact:
+    """A label run, or a student's scores, which lie in the same way."""
+
+    path: str
+    store: Store
+    plan: Plan
+    name: str
+    manifest_bytes: bytes | None
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.store, self.plan)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any] | None:
+        """Its manifest; None where it is not finished."""
+        return load_manifest(self.store)
+
+    @cached_property
+    def found(self) -> Snapshot:
+        """What its receipts say."""
+        return self.folder.snapshot()
+
+    @cached_property
+    def is_finished(self) -> bool:
+        return self.manifest is not None and self.manifest["receipts_sha256"] == self.found.digest
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a student made the labels."""
+        return bool(self.plan.parts.get("kind") == "student")
+
+    @property
+    def grades(self) -> int:
+        return int(self.plan.parts["labeler"]["grades"])
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The resolved spec, as far as the manifest tells it."""
+        held = (self.manifest or {}).get("spec")
+        return held if isinstance(held, dict) else {}
+
+    @cached_property
+    def commits(self) -> list[Commit]:
+        """Every receipt, by the time of its commit."""
+        return sorted((_commit(receipt) for receipt in self._receipts()), key=lambda commit: commit.committed)
+
+    def _receipts(self) -> Iterator[Receipt]:
+        for shard in range(len(self.plan.shards)):
+            yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
+
+    def texts(self) -> Dataset:
+        """The run's own input, to read texts from.
+
+        Raises:
+            InputError: it is not there any more, or not what was labelled.
+        """
+        columns = Columns(**self.plan.parts["columns"]).model_copy(update={"gold": None, "context": None})
+        limit = self.plan.parts.get("limit")
+        dataset = open_dataset(
+            InputSpec(path=tuple(file.path for file in self.plan.files), columns=columns, limit=limit), reads_context=False
+        )
+        if changes := changed_files(self.plan.files, dataset.files):
+            raise InputError(f"{'; '.join(changes[:3])}.")
+        return dataset
+
+
+@dataclass
+class StudentArtifact:
+    """A student's folder."""
+
+    path: str
+    store: Store
+    record: dict[str, Any]
+    manifest: dict[str, Any]
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """Over its files, as its manifest names them: what scores and bundles call it by (`distill.students.student_digest`)."""
+        return digest_of(self.manifest.get("files", {}))
+
+
+@dataclass
+class BundleArtifact:
+    """A bundle, by its manifest; its files are not held against it (`relabel pull` and `load.py` do)."""
+
+    path: str
+    store: Store
+    facts: dict[str, Any]
+    manifest_sha256: str
+    name: str
+
+
+Artifact: TypeAlias = RunArtifact | StudentArtifact | BundleArtifact
+
+
+def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
+    """Open every path; two of one name are told apart by their paths.
+
+    Raises:
+        UsageError: no path, or one twice.
+        InputError: a path holds none of the three.
+        ManifestError: what it holds is damaged.
+    """
+    if twice := next((path for path in paths if list(paths).count(path) > 1), None):
+        raise UsageError(f"PATH: {twice} is given twice.")
+    found = [open_artifact(path) for path in paths]
+    for kind in (RunArtifact, StudentArtifact, BundleArtifact):
+        same = [one for one in found if isinstance(one, kind)]
+        names = [one.name for one in same]
+        for one in same:
+            if names.count(one.name) > 1:
+                one.name = f"{one.name} ({one.path})"
+    return found
+
+
+def open_artifact(path: str) -> Artifact:
+    """What lies at a path.
+
+    Raises:
+        InputError: nothing that a report knows.
+        ManifestError: it is damaged.
+    """
+    store = open_store(path)
+    if _read(store, PLAN_NAME) is not None:
+        plan = load_plan(store)
+        assert plan is not None
+        return RunArtifact(path, store, plan, plan.name, _read(store, MANIFEST_NAME))
+    record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
+    if record is not None:
+        held = _object(manifest, f"{path}/{MANIFEST_NAME}") if manifest is not None else {}
+        facts = _object(record, f"{path}/{STUDENT}")
+        return StudentArtifact(path, store, facts, held, str(facts.get("name", "student")))
+    if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":
+        facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
+        return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
+    raise InputError(
+        f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no bundle's {MANIFEST_NAME}. "
+        "Give an output of `relabel run`, `score`, `distill` or `export`."
+    )
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    try:
+        return store.read(name)
+    except FileNotFoundError:
+        return None
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        held = json.loads(data)
+    except ValueError as exc:
+        raise ManifestError(f"{where}: not readable as JSON ({type(exc).__name__}). Restore it from a copy.") from exc
+    if not isinstance(held, dict):
+        raise ManifestError(f"{where}: not a JSON object. Restore it from a copy.")
+    return held
+
+
+def _commit(receipt: Receipt) -> Commit:
+    quarantined = receipt.quarantine.rows if receipt.quarantine else 0
+    output = sum(counts.get("output_tokens", 0) for counts in receipt.stages.values())
+    return Commit(
+        receipt.started, receipt.committed, receipt.worker, receipt.rows - receipt.rows_reused, quarantined, output, receipt.attempt
+    )

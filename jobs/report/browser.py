@@ -1,0 +1,121 @@
+"""The labels browser's data: rows as plain values, in JSON that may stand inside a page whatever a document holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from manifests.labels import Pair
+
+if TYPE_CHECKING:
+    from jobs.report.page import Text
+
+DOCUMENT_CHARS = 8_000
+"""Most characters of a document that a page carries; a page of 5,000 rows must open on a phone."""
+TRY_CHARS = 4_000
+_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""What could end the script element, or JavaScript's lines; JSON reads both spellings alike."""
+
+
+@dataclass(frozen=True)
+class BrowserData:
+    """What the page's script shows.
+
+    Args:
+        runs: name of each run.
+        rows: of `label_view` and `quarantine_view`.
+        notes: what a reader should know before, such as that this is a sample.
+    """
+
+    runs: Sequence[str]
+    rows: Sequence[dict[str, Any]]
+    notes: Sequence[Text]
+
+    def as_json(self) -> str:
+        """JSON that can't leave its script element."""
+        held = {"runs": [{"name": name} for name in self.runs], "rows": self.rows}
+        return json.dumps(held, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+    """A row of `manifests.schemas.LABELS` as the browser takes it; what is null is left out.
+
+    Args:
+        run: its number among the page's runs.
+        pair: its texts; None where they can't be read any more.
+        human: a trusted grade.
+    """
+    return _without_none(
+        {
+            **_ids(run, row, pair, human),
+            "grade": row["grade"],
+            "probs": _rounded(row["probs"]),
+            "outside": _number(row["outside_mass"]),
+            "entropy": entropy(row["probs"]),
+            "evidence": [[span["start"], span["end"], span["text"]] for span in row["evidence"] or ()] or None,
+            "intent": row["intent"],
+            "reasoning": row["reasoning"],
+            "flags": row["flags"] or None,
+            "nodes": _nodes(row["nodes"]),
+            "samples": [{"status": one["status"], "grade": one["grade"]} for one in row["samples"] or ()] or None,
+            "reused": row["reused"] or None,
+        }
+    )
+
+
+def quarantine_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+    """A row of `manifests.schemas.QUARANTINE`, likewise."""
+    tries = [{**one, "text": _cut(one["text"], TRY_CHARS)} for one in row["tries"] or ()]
+    return _without_none({**_ids(run, row, pair, human), "reason": row["reason"], "tries": tries or None})
+
+
+def entropy(probs: Iterable[float] | None) -> float | None:
+    """Of a distribution, nats."""
+    if probs is None:
+        return None
+    return round(max(0.0, -math.fsum(p * math.log(p) for p in probs if p > 0)), 4)
+
+
+def _ids(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+    document = pair.document if pair is not None else None
+    return {
+        "run": run,
+        "row": row["row_id"],
+        "query_id": row["query_id"],
+        "doc_id": row["doc_id"],
+        "status": row["status"],
+        "human": human,
+        "query": pair.query if pair is not None else None,
+        "document": None if document is None else document[:DOCUMENT_CHARS],
+        "length": len(document) if document is not None and len(document) > DOCUMENT_CHARS else None,
+        "tokens": [row["prompt_tokens"], row["output_tokens"]],
+    }
+
+
+def _nodes(nodes: dict[str, Any] | None) -> dict[str, Any] | None:
+    if nodes is None:
+        return None
+    plain = {name: _rounded(value) if name.endswith("_probs") else _number(value) for name, value in nodes.items()}
+    return _without_none(plain) or None
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _rounded(probs: Sequence[float] | None) -> list[float] | None:
+    return None if probs is None else [round(p, 5) if math.isfinite(p) else 0.0 for p in probs]
+
+
+def _cut(text: str | None, most: int) -> str:
+    text = text or ""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,200 @@
+"""From paths to a page: opens what is there, reads each run once, and puts the sections together that have something to say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
+from jobs.report.browser import BrowserData, label_view, quarantine_view
+from jobs.report.gold import GoldChoice, Humans
+from jobs.report.page import Page, Section, Text, render_page
+from jobs.report.sections_bundles import latency_section, parity_section
+from jobs.report.sections_compared import compared_sections
+from jobs.report.sections_judged import humans_section, judge_runs, ranking_section
+from jobs.report.sections_labels import labels_section, noise_section
+from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
+from jobs.report.sections_students import student_section, training_section
+from jobs.report.sections_work import cost_section, plan_section, throughput_section
+from jobs.report.tallies import LabelTally, read_chosen, tally_labels, texts_of
+from manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError
+
+MAX_ROWS = 5000
+
+
+@dataclass(frozen=True)
+class Built:
+    """A report.
+
+    Args:
+        sections: names of those that it has, in order; `labels` is the browser.
+        rows_shown, rows: that the browser shows, and that there are.
+    """
+
+    html: str
+    sections: list[str]
+    rows_shown: int
+    rows: int
+
+
+def build_report(
+    paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False
+) -> Built:
+    """Report on label runs, students and bundles.
+
+    Args:
+        paths: folders or URLs, in any mix.
+        gold: human grades.
+        max_rows: most rows of the labels browser; 0 leaves it out.
+        is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor which version the
+            bundle is, nor what it does not hold yet.
+    Raises:
+        UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
+        MissingExtraError: human grades were named, and the packages that judge by them are not here.
+    """
+    artifacts = open_artifacts(list(paths))
+    choice = gold or GoldChoice()
+    runs = [one for one in artifacts if isinstance(one, RunArtifact)]
+    students = [one for one in artifacts if isinstance(one, StudentArtifact)]
+    bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
+    tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
+    browser = _browser(runs, tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
+    rows = browser.rows if browser is not None else []
+    tallied = [
+        TalliedRun(run, tally, [row for row in rows if row["run"] == number and row["status"] != "ok"])
+        for number, (run, tally) in enumerate(zip(runs, tallies, strict=True))
+    ]
+    judged, notes = judge_runs(runs, choice)
+    compared = compared_sections(runs, choice)
+    has_triangle = any(section.name == "triangle" and section.blocks for section in compared)
+    with _as_written([*students, *bundles]):
+        first = ran_section(artifacts, has_places=not is_inside_bundle)
+        last = [
+            training_section(students),
+            student_section(students, has_triangle=has_triangle),
+            parity_section(bundles),
+            latency_section(bundles),
+        ]
+    sections = [
+        first,
+        conservation_section(tallied),
+        labels_section(tallied),
+        humans_section(judged, notes),
+        ranking_section(judged),
+        *compared,
+        noise_section(tallied),
+        throughput_section(tallied),
+        plan_section(tallied),
+        cost_section(tallied),
+        *last,
+    ]
+    if not is_inside_bundle:
+        sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts))
+    page = Page(_title(artifacts), _subtitle(runs, students, bundles), sections, browser)
+    names = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
+    return Built(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
+
+
+def render_report(paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False) -> str:
+    """The HTML of a report; arguments and errors are those of `build_report`."""
+    return build_report(paths, gold=gold, max_rows=max_rows, is_inside_bundle=is_inside_bundle).html
+
+
+@contextlib.contextmanager
+def _as_written(given: Sequence[StudentArtifact | BundleArtifact]) -> Iterator[None]:
+    """Turn what a manifest of another make, or a damaged one, runs into, into an error that names it."""
+    try:
+        yield
+    except RelabelError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as exc:
+        if not given:
+            raise
+        where = ", ".join(one.path for one in given)
+        raise ManifestError(
+            f"{where}: a manifest there is not as this relabel writes it ({type(exc).__name__}). "
+            "Restore it from a copy, or report without it."
+        ) from exc
+
+
+def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: GoldChoice) -> BrowserData:
+    """The rows that were chosen, with their texts and human grades."""
+    notes: list[Text] = []
+    rows: list[dict[str, Any]] = []
+    for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
+        if tally.num_chosen < tally.num_rows:
+            notes.append(
+                Text(
+                    f"{run.name}: {tally.num_chosen:,} of {tally.num_rows:,} rows, a seeded sample that keeps every status (the same rows "
+                    "each time). All other sections are over all rows.",
+                    "warn",
+                )
+            )
+        chosen = {kind: list(read_chosen(run, tally, kind)) for kind in ("labels", "quarantine")}
+        texts, note = _texts(run, [row["row_id"] for found in chosen.values() for row in found])
+        notes += [Text(note, "warn")] if note else []
+        humans = _humans(run, choice)
+        for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
+            rows += [view(number, row, texts.get(row["row_id"]), humans.of(row) if humans else None) for row in chosen[kind]]
+    rows.sort(key=lambda row: (row["run"], row["row"]))
+    return BrowserData([run.name for run in runs], rows, notes)
+
+
+def _texts(run: RunArtifact, row_ids: list[int]) -> tuple[dict[int, Any], str]:
+    try:
+        return texts_of(run, row_ids), ""
+    except (RelabelError, OSError) as exc:
+        return {}, f"{run.name}: its rows stand here without their texts, which can't be read again: {exc}"
+
+
+def _humans(run: RunArtifact, choice: GoldChoice) -> Humans | None:
+    options = choice.options(run)
+    if options is None:
+        return None
+    try:
+        return Humans(run, options)
+    except (InputError, MissingExtraError):
+        if choice.path is not None:
+            raise
+        return None  # the section on human grades says why
+
+
+def _absent_section(names: set[str], artifacts: Sequence[Artifact]) -> Section:
+    """What this page does not hold, and what would bring it."""
+    runs = [one for one in artifacts if isinstance(one, RunArtifact)]
+    bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
+    missing = []
+    if runs and "humans" not in names:
+        missing.append(
+            "Human grades: none were given. --gold FILE, or input.columns.gold in the job, brings figures, confusion, reliability and nDCG."
+        )
+    if runs and "noise" not in names:
+        missing.append(
+            "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how many grades flip."
+        )
+    if any(not run.is_finished for run in runs):
+        missing.append("Plan against actual, and the proof by row ids: they come when a run is finished.")
+    if bundles and "latency" not in names:
+        missing.append("Latency: the bundle holds none. relabel bench measures it.")
+    if not any(isinstance(one, StudentArtifact) for one in artifacts) and bundles:
+        missing.append("Training curves: they lie in the student's folder; give its path too.")
+    return Section("absent", "What is not here", [Text(sentence) for sentence in missing])
+
+
+def _title(artifacts: Sequence[Artifact]) -> str:
+    names = list(dict.fromkeys(one.name for one in artifacts))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if len(names) > 3 else ", ".join(names)
+
+
+def _subtitle(runs: Sequence[RunArtifact], students: Sequence[StudentArtifact], bundles: Sequence[BundleArtifact]) -> str:
+    parts = [
+        (sum(not run.is_scored for run in runs), "label run"),
+        (sum(run.is_scored for run in runs), "student's scores"),
+        (len(students), "student"),
+        (len(bundles), "bundle"),
+    ]
+    said = [f"{count} {name}{'' if count == 1 or name.endswith('scores') else 's'}" for count, name in parts if count]
+    rows = sum(run.found.tally.rows for run in runs)
+    return ", ".join(said) + (f" · {rows:,} rows" if rows else "")

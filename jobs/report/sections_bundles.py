@@ -1,0 +1,209 @@
+"""Sections about bundles: parity with the student, and latency as `relabel bench` measured it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from export.bundle_cards import parity_rows
+from jobs.report.artifacts import BundleArtifact
+from jobs.report.downloads import csv_download
+from jobs.report.page import Badge, Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text
+from jobs.report.plots import Line, draw_lines
+from manifests.errors import ManifestError
+
+LATENCY = "latency.parquet"
+LATENCY_FACTS = "latency.json"
+MOST_LINES = 6
+_AGAIN = "Measure them again: relabel bench."
+_CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p90_ms", "p99_ms", "pairs_per_s")
+_OPEN = (
+    "provider",
+    "precision",
+    "preset",
+    "offered_rate",
+    "answered_rate",
+    "mean_batch",
+    "samples",
+    "p50_ms",
+    "p99_ms",
+    "p999_ms",
+    "unanswered",
+)
+
+
+def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
+    """Every model beside the student that it was exported from, on real pairs."""
+    blocks: list[Block] = []
+    for bundle in bundles:
+        parity = bundle.facts.get("parity")
+        if not parity:
+            blocks.append(
+                Text(f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to the student.", "warn")
+            )
+            continue
+        head, *rows = parity_rows(parity)
+        shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], "good" if row[-1] == "passed" else "bad")] for row in rows]
+        first = parity["models"][0]
+        weak = " Fewer than the gate wants: a weak result." if first["is_weak"] else ""
+        judged = next(iter(first["by_batch_size"].values()))["judged_by"]
+        sizes = ", ".join(map(str, parity["spec"]["batch_sizes"]))
+        blocks += [
+            Text(
+                f"On {first['rows']:,} real pairs of {first['queries']:,} queries, in batches of {sizes}, on {parity['provider']} "
+                f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {judged}. The worst batch size of each.{weak}"
+            ),
+            Table(head, shown, f"Parity of {bundle.name}", csv_download(f"parity-{bundle.name}", head, rows)),
+            _worst(parity),
+        ]
+    return Section("parity", "Parity", blocks)
+
+
+def _worst(parity: dict[str, Any]) -> Fold:
+    head = ("precision", "source", "row", "batch", "flipped", "max |Δp|", "student", "model")
+    rows: list[list[Cell]] = [
+        [
+            one["precision"],
+            row["source"],
+            row["row"],
+            row["batch_size"],
+            "yes" if row["is_flip"] else "",
+            f"{row['max_abs']:.1e}",
+            _probs(row["student"]),
+            _probs(row["model"]),
+        ]
+        for one in parity["models"]
+        for row in one["worst"]
+    ]
+    return Fold(
+        "The rows that differ most",
+        [Table(head, rows, "By their row in the source", csv_download("parity-worst", head, rows), has_row_heads=False)],
+    )
+
+
+def _probs(values: Sequence[float | None]) -> str:
+    return " ".join("none" if value is None else f"{value:.3f}" for value in values)
+
+
+def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
+    """Closed loop: ask, wait, ask again. Open loop: requests come when they come."""
+    blocks: list[Block] = []
+    for bundle in bundles:
+        rows, facts = _measured(bundle)
+        if rows:
+            try:
+                blocks += _latency_blocks(bundle, rows, facts)
+            except (KeyError, TypeError, AttributeError, ValueError) as exc:
+                raise ManifestError(f"{bundle.path}/{LATENCY}: not latencies as this relabel writes them. {_AGAIN}") from exc
+    return Section("latency", "Latency", blocks)
+
+
+def _measured(bundle: BundleArtifact) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of `latency.parquet`, and what `latency.json` says besides; nothing where nobody measured."""
+    try:
+        data, facts = bundle.store.read(LATENCY), bundle.store.read(LATENCY_FACTS)
+    except FileNotFoundError:
+        return [], {}
+    try:
+        return pq.read_table(io.BytesIO(data)).to_pylist(), dict(json.loads(facts))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+        raise ManifestError(f"{bundle.path}/{LATENCY}: not readable as latencies. {_AGAIN}") from exc
+
+
+def _latency_blocks(bundle: BundleArtifact, rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[Block]:
+    closed = [row for row in rows if row["loop"] == "closed"]
+    opened = [row for row in rows if row["loop"] == "open"]
+    blocks: list[Block] = [*_machine(bundle, facts), Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)])]
+    for name, head, chosen in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
+        if chosen:
+            body: list[list[Cell]] = [[row.get(column) for column in head] for row in chosen]
+            save = csv_download(f"latency-{name}-{bundle.name}", tuple(chosen[0]), [tuple(row.values()) for row in chosen])
+            titles = [column.replace("_", " ") for column in head]
+            blocks.append(Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)]))
+    findings = [Text(f"{one['where']}: {one['text']}") for one in facts["findings"]]
+    if findings:
+        blocks.append(Fold(f"What the bench found: {len(findings)}", findings))
+    return blocks
+
+
+def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
+    """Where it was measured, what it serves in time, and models side by side."""
+    machine = facts["machine"]
+    rows: list[tuple[str, Cell]] = [
+        ("measured at", str(facts["measured_at"])),
+        ("CPU", f"{machine['cpu']}, {machine['threads']} threads"),
+        *([("GPU", str(machine["gpu"]["name"]))] if machine["gpu"] else []),
+        ("load before", str(machine["load_before"])),
+    ]
+    limits: list[list[Cell]] = []
+    for model in facts["models"]:
+        for slo in model["slo"] or ():
+            rate = slo["highest_rate"]
+            served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo['is_at_least'] else ''}"
+            limits.append([_model(model), slo["preset"], slo["slo_ms"], served, slo["p99_ms"]])
+    found: list[Block] = [Facts(rows, f"Where {bundle.name} was measured")]
+    if limits:
+        head = ("model", "preset", "p99 at most, ms", "requests/s", "p99 there, ms")
+        found.append(Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits)))
+    pairs: list[list[Cell]] = [
+        [f"{one['ours']} over {one['theirs']}", one["provider"], one["cell"], one["ratio"], one["low"], one["high"]]
+        for one in facts["comparisons"]
+    ]
+    if pairs:
+        side_head = ("models", "provider", "cell", "time over time", "low", "high")
+        save = csv_download(f"side-by-side-{bundle.name}", side_head, pairs)
+        found.append(Table(side_head, pairs, "Side by side; under 1 the first is faster", save))
+    return found
+
+
+def _model(row: dict[str, Any]) -> str:
+    return f"{row['provider']} {row['precision']}"
+
+
+def _closed_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> list[Block]:
+    """Latency over length, for the fewest pairs a request and for the most, each model a curve."""
+    fixed = [row for row in rows if row["tokens"] is not None and row["scope"] == "batch"]
+    found: list[Block] = []
+    sizes = sorted({row["rows"] for row in fixed})
+    for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
+        for value in ("p50_ms", "p99_ms"):
+            lines, data = _lines([row for row in fixed if row["rows"] == size], "tokens", value)
+            if any(len(line.places) > 1 for line in lines):
+                what = f"{value.removesuffix('_ms')} of {size:,} pair{'s' if size > 1 else ''} a request"
+                save = csv_download(f"closed-{value}-{size}-{bundle.name}", ("model", "tokens", value), data)
+                svg = draw_lines(lines, label="tokens a pair", value="ms", is_log=True, starts_at_0=True)
+                found.append(Figure(f"Closed loop, {what}", svg, _said(lines, "ms at the longest"), save))
+    return found
+
+
+def _open_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> list[Block]:
+    """Latency over the rate at which requests come, for each preset."""
+    found: list[Block] = []
+    for preset in dict.fromkeys(row["preset"] for row in rows):
+        for value in ("p50_ms", "p99_ms"):
+            lines, data = _lines([row for row in rows if row["preset"] == preset], "offered_rate", value)
+            if lines:
+                save = csv_download(f"open-{preset}-{value}-{bundle.name}", ("model", "requests_per_s", value), data)
+                svg = draw_lines(lines, label="requests/s that come", value="ms", has_log_values=True)
+                what = f"{value.removesuffix('_ms')} from the scheduled arrival, {preset}"
+                found.append(Figure(f"Open loop, {what}", svg, _said(lines, "ms at the highest rate"), save))
+    return found
+
+
+def _lines(rows: Sequence[dict[str, Any]], place: str, value: str) -> tuple[list[Line], list[tuple[str, float, float]]]:
+    """A curve a model, and all their points."""
+    points: dict[str, dict[float, float]] = {}
+    for row in rows:
+        if row[place] is not None and row[value] is not None:
+            points.setdefault(_model(row), {})[float(row[place])] = float(row[value])
+    lines = [Line(name, sorted(held), [held[at] for at in sorted(held)], has_marks=True) for name, held in points.items()]
+    return lines[:MOST_LINES], [(line.name, at, number) for line in lines for at, number in zip(line.places, line.values, strict=True)]
+
+
+def _said(lines: Sequence[Line], what: str) -> str:
+    return "; ".join(f"{line.name}: {line.values[-1]:.2f} {what}" for line in lines)

@@ -1,0 +1,117 @@
+"""Sections about runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the first.
+
+Every figure is one that `relabel evaluate` prints for several sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.comparing import Comparison, compare_sets
+from jobs.comparison_text import AGAINST_TEACHER
+from jobs.evaluation_text import figure_name
+from jobs.report.artifacts import RunArtifact
+from jobs.report.downloads import csv_download
+from jobs.report.gold import CANT, NO_GOLD, GoldChoice
+from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
+from jobs.report.plots import draw_intervals
+from jobs.report.sections_judged import RESAMPLES, shown_figures
+
+
+def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Section]:
+    """Runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the first."""
+    if len(runs) < 2:
+        return []
+    teacher = next((run for run in runs if not run.is_scored), runs[0])
+    between: list[Block] = []
+    triangle: list[Block] = []
+    for other in runs:
+        if other is teacher:
+            continue
+        blocks = triangle if other.is_scored and not teacher.is_scored else between
+        try:
+            found = _compare(teacher, other, gold)
+        except CANT as exc:
+            blocks.append(Text(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
+            continue
+        blocks += _comparison_blocks(teacher.name, other.name, found)
+    return [Section("between", "Between runs", between), Section("triangle", "Triangle: teacher, student, humans", triangle)]
+
+
+def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comparison:
+    """One run beside another; by human grades too, where those that were found (not asked for) fit."""
+    options = gold.options(teacher)
+    for one in (options, NO_GOLD):
+        try:
+            return compare_sets((teacher.path, other.path), one or NO_GOLD, [], resamples=RESAMPLES, seed=7).comparisons[0]
+        except CANT:
+            if one in (None, NO_GOLD) or gold.path is not None:
+                raise
+    raise AssertionError("the last of two either returns or raises")
+
+
+def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Block]:
+    triangle = found.triangle
+    pair = f"{teacher} and {student}"
+    rows = [
+        (AGAINST_TEACHER[name], one.value, one.low, one.high, f"{one.over:,} {one.unit}") for name, one in triangle.against_teacher.items()
+    ]
+    head = ("figure", "value", "low", "high", "over")
+    counts = triangle.counts
+    alone = counts["only_teacher"] + counts["only_student"]
+    matched = f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone and are left out."
+    cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]
+    confusion = confusion_table(
+        triangle.confusion, _clip(teacher), _clip(student), caption=f"Grades of {pair}",
+        download=csv_download(f"confusion-{teacher}-{student}", (teacher, student, "rows"), cells),
+    )  # fmt: skip
+    blocks: list[Block] = [
+        Text(f"{pair}: {matched}"),
+        Side(
+            [
+                confusion,
+                Table(head, rows, f"{student} against {teacher}, 95 % intervals", csv_download(f"against-{teacher}-{student}", head, rows)),
+            ]
+        ),
+    ]
+    if triangle.teacher is not None and triangle.student is not None:
+        blocks += _both_against_humans(teacher, student, found)
+    if triangle.notes:
+        blocks.append(Fold(f"Remarks: {len(triangle.notes)}", [Text(note) for note in triangle.notes]))
+    return blocks
+
+
+def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[Block]:
+    triangle = found.triangle
+    assert triangle.teacher is not None
+    assert triangle.student is not None
+    sides = [(teacher, triangle.teacher.figures), (student, triangle.student.figures)]
+    groups = [(name, shown_figures(figures)) for name, figures in sides]
+    rows: list[list[Cell]] = []
+    for key, ours in triangle.teacher.figures.items():
+        theirs, step = triangle.student.figures.get(key), triangle.difference.get(key)
+        is_apart = step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
+        ends = (None, None, None) if step is None else (step.value, step.low, step.high)
+        rows.append(
+            [figure_name(key), ours.value, None if theirs is None else theirs.value, *ends, Badge("differs", "warn") if is_apart else ""]
+        )
+    head = ("figure", _clip(teacher), _clip(student), "difference", "low", "high", "verdict")
+    save = csv_download(f"triangle-{teacher}-{student}", (*head[:-1], "differs"), [[*row[:-1], "yes" if row[-1] else "no"] for row in rows])
+    alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)
+    note = (
+        f"Over {triangle.counts['judged']:,} rows with a human grade; the difference has the interval of a paired bootstrap over queries."
+    )
+    figure = Figure(
+        f"{teacher} and {student} by human grades", draw_intervals(groups, label="value, with its 95 % interval"), alt, save, note
+    )
+    table = Table(head, rows, f"{student} minus {teacher}, 95 % intervals", save)
+    return [Side([figure]), table]
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "undefined"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 20 else text[:19] + "…"

@@ -1,0 +1,193 @@
+"""Sections about labels beside human grades: figures with intervals, reliability, confusion, nDCG by query.
+
+Every figure is one that `relabel evaluate` prints; nothing is computed here but nDCG's order by query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.evaluation_text import figure_name
+from jobs.judging import Judging, judge
+from jobs.report.artifacts import RunArtifact
+from jobs.report.downloads import csv_download
+from jobs.report.gold import CANT, GoldChoice
+from jobs.report.page import Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
+from jobs.report.plots import Bars, Interval, Line, draw_histogram, draw_intervals, draw_reliability
+from manifests.evaluation import Evaluation, evaluate
+from manifests.evaluation import Figure as EvaluatedFigure
+from manifests.ranking import DEPTH, rank_queries
+
+RESAMPLES = 1000
+BINS = 20
+WORST = 15
+DRAWN = ("accuracy", "f1_macro", "kappa", "alpha_ordinal", "ndcg@10", "kendall_tau", "bad_case_rate", "ece")
+"""Figures between 0 and 1 that the drawings show; tables and downloads have all."""
+_FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit")
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run that was judged: its rows, and every figure."""
+
+    name: str
+    judging: Judging
+    evaluation: Evaluation
+
+
+def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[JudgedRun], list[str]]:
+    """Judge each run by itself.
+
+    Returns:
+        Those that could be, and why the others could not, where grades were only found, not asked for.
+    Raises:
+        RelabelError: grades were asked for by name, and a run can't be judged by them.
+    """
+    found, notes = [], []
+    for run in runs:
+        options = gold.options(run)
+        if options is None:
+            continue
+        try:
+            judging = judge((run.path,), options)
+            found.append(JudgedRun(run.name, judging, evaluate(judging.judged, resamples=RESAMPLES)))
+        except CANT as exc:
+            if gold.path is not None:
+                raise
+            notes.append(f"{run.name} could not be judged by the gold column of its own input: {exc}")
+    return found, notes
+
+
+def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
+    """Every run beside human grades."""
+    blocks: list[Block] = [Text(note, "warn") for note in notes]
+    if judged:
+        blocks += [
+            _counts(judged),
+            Side([*_against(judged), *_reliability(judged), *_confusions(judged)]),
+            _figures(judged),
+            *_remarks(judged),
+        ]
+    return Section("humans", "Against human grades", blocks)
+
+
+def ranking_section(judged: Sequence[JudgedRun]) -> Section:
+    """nDCG query by query."""
+    blocks: list[Block] = []
+    groups: list[Bars] = []
+    rows: list[tuple[str, str, float, int]] = []
+    worst: list[list[Cell]] = []
+    for one in judged:
+        found = _ndcg(one)
+        if found:
+            counts, _ = np.histogram([value for _, value, _ in found], bins=BINS, range=(0.0, 1.0))
+            groups.append(Bars(one.name, [], counts.tolist()))
+            rows += [(one.name, query, value, docs) for query, value, docs in found]
+            worst += [[one.name, query, value, docs] for query, value, docs in found[:WORST]]
+    if groups:
+        head = ("run", "query", f"ndcg@{DEPTH}", "judged documents")
+        edges = [number / BINS for number in range(BINS + 1)]
+        values = [value for _, _, value, _ in rows]
+        alt = f"nDCG@{DEPTH} of {len(rows):,} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
+        svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
+        blocks.append(Side([Figure(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
+        blocks.append(Fold(f"The {min(WORST, len(rows))} queries where it is lowest", [Table(head, worst, "Lowest first, run by run")]))
+    return Section("ranking", "Queries", blocks)
+
+
+def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:
+    """Query, nDCG and judged documents, worst first; queries without a relevant document have none."""
+    rows = one.judging.judged
+    if rows.queries is None or rows.query_names is None:
+        return []
+    found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
+    size_G = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
+    listed = zip(rows.query_names, found.ndcg.tolist(), size_G, strict=True)
+    return sorted((item for item in listed if not math.isnan(item[1])), key=lambda item: (item[1], item[0]))
+
+
+def _counts(judged: Sequence[JudgedRun]) -> Table:
+    names = {
+        "labels": "labels",
+        "judged": "judged",
+        "unjudged": "without a human grade",
+        "gold_null": "with a null one",
+        "queries": "queries",
+    }
+    rows: list[list[Cell]] = [
+        [one.name, *(one.judging.counts[name] for name in names), " and ".join(one.judging.joined_by)] for one in judged
+    ]
+    head = ("run", *names.values(), "joined by")
+    return Table(head, rows, "What was judged", csv_download("judged-rows", head, rows))
+
+
+def _against(judged: Sequence[JudgedRun]) -> list[Block]:
+    groups = []
+    for one in judged:
+        groups.append((one.name, shown_figures(one.evaluation.figures)))
+    rows = _figure_rows(judged)
+    alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
+    svg = draw_intervals(groups, label="value, with its 95 % interval")
+    note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
+    return [Figure("Agreement with humans", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
+
+
+def shown_figures(figures: Mapping[str, EvaluatedFigure]) -> list[Interval]:
+    """The figures of `DRAWN` that are defined."""
+    held = [(name, figures[name]) for name in DRAWN if name in figures]
+    return [Interval(figure_name(name), one.value, one.low, one.high) for name, one in held if one.value is not None]
+
+
+def _figure_rows(judged: Sequence[JudgedRun]) -> list[tuple[Any, ...]]:
+    return [
+        (one.name, figure_name(name), figure.value, figure.low, figure.high, figure.over, figure.unit)
+        for one in judged
+        for name, figure in one.evaluation.figures.items()
+    ]
+
+
+def _figures(judged: Sequence[JudgedRun]) -> Fold:
+    rows = _figure_rows(judged)
+    return Fold(
+        f"All {len(rows):,} figures",
+        [Table(_FIGURE_HEAD, rows, "Figures with 95 % intervals", csv_download("figures", _FIGURE_HEAD, rows))],
+    )
+
+
+def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
+    lines, rows = [], []
+    for one in judged:
+        bins = one.evaluation.reliability
+        if bins:
+            lines.append(Line(one.name, [bin_["confidence"] for bin_ in bins], [bin_["accuracy"] for bin_ in bins]))
+            rows += [(one.name, bin_["from"], bin_["to"], bin_["rows"], bin_["confidence"], bin_["accuracy"]) for bin_ in bins]
+    if not lines:
+        return []
+    head = ("run", "from", "to", "rows", "confidence", "accuracy")
+    eces = [
+        f"{one.name}: ECE {figure.value:.4f}"
+        for one in judged
+        if (figure := one.evaluation.figures.get("ece")) and figure.value is not None
+    ]
+    note = "; ".join(eces) + ". Above the dotted line labels are right more often than they say, below it less often."
+    return [Figure("Reliability", draw_reliability(lines), f"Reliability diagram. {note}", csv_download("reliability", head, rows), note)]
+
+
+def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
+    tables: list[Block] = []
+    for one in judged:
+        counts = one.evaluation.confusion
+        rows = [(human, label, count) for human, row in enumerate(counts) for label, count in enumerate(row)]
+        save = csv_download(f"confusion-{one.name}", ("human", "label", "rows"), rows)
+        tables.append(confusion_table(counts, "human", "label", caption=f"Human grades by labels of {one.name}", download=save))
+    return tables
+
+
+def _remarks(judged: Sequence[JudgedRun]) -> list[Block]:
+    notes = list(dict.fromkeys(note for one in judged for note in [*one.judging.notes, *one.evaluation.notes]))
+    return [Fold(f"Remarks on what was judged: {len(notes)}", [Text(note) for note in notes])] if notes else []

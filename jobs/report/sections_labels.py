@@ -1,0 +1,90 @@
+"""Sections about the labels themselves: grades, entropy, mass outside the grades, flags; and how many flip when asked again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from jobs.canary import load_results
+from jobs.report.downloads import csv_download
+from jobs.report.page import Badge, Block, Cell, Figure, Section, Side, Table, Text
+from jobs.report.plots import Bars, Interval, draw_bars, draw_histogram, draw_intervals
+from jobs.report.sections_runs import TalliedRun
+from jobs.report.tallies import Histogram
+
+
+def labels_section(runs: Sequence[TalliedRun]) -> Section:
+    """Grades, entropy and outside mass, over all labels."""
+    figures: list[Block] = []
+    graded = [one for one in runs if one.tally.by_grade.sum()]
+    if graded:
+        most = max(one.tally.grades for one in graded)
+        grades = [str(grade) for grade in range(most)]
+        bars = [Bars(one.run.name, grades, [*one.tally.by_grade.tolist(), *[0] * (most - one.tally.grades)]) for one in graded]
+        rows = [(bar.name, grade, int(count)) for bar in bars for grade, count in zip(grades, bar.values, strict=True)]
+        alt = "; ".join(
+            f"{bar.name}: " + ", ".join(f"grade {grade} {int(count):,}" for grade, count in zip(grades, bar.values, strict=True))
+            for bar in bars
+        )
+        figures.append(
+            Figure("Grades", draw_bars(bars, label="grade", value="rows"), alt, csv_download("grades", ("run", "grade", "rows"), rows))
+        )
+    figures += _histograms("Entropy of the distributions", "entropy", "nats", {one.run.name: one.tally.entropy for one in runs})
+    figures += _histograms("Mass outside the grades", "outside mass", "", {one.run.name: one.tally.outside for one in runs})
+    blocks: list[Block] = [Side(figures)] if figures else []
+    if runs and not any(one.tally.entropy.rows for one in runs):
+        blocks.append(Text("These labels hold no distributions, so there is no entropy and no outside mass to show."))
+    flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()]
+    if flags:
+        head = ("run", "flag", "rows")
+        blocks.append(Table(head, flags, "Flags on labels", csv_download("flags", head, flags)))
+    return Section("distributions", "Labels", blocks)
+
+
+def _histograms(title: str, name: str, unit: str, held: Mapping[str, Histogram]) -> list[Block]:
+    """One figure; runs with another number of grades have another top, and a figure of their own."""
+    found: list[Block] = []
+    tops = dict.fromkeys(one.top for one in held.values() if one.rows)
+    for top in tops:
+        chosen = {run: one for run, one in held.items() if one.rows and one.top == top}
+        edges = next(iter(chosen.values())).edges
+        bars = [Bars(run, [], one.counts.tolist()) for run, one in chosen.items()]
+        rows = [
+            (run, low, high, int(count))
+            for run, one in chosen.items()
+            for low, high, count in zip(edges, edges[1:], one.counts, strict=False)
+        ]
+        means = "; ".join(f"{run}: mean {one.mean:.4f} over {one.rows:,} rows" for run, one in chosen.items())
+        label = f"{name}, {unit}" if unit else name
+        of = f", {round(math.exp(top))} grades" if len(tops) > 1 else ""
+        save = csv_download(f"{name}{of}", ("run", "from", "to", "rows"), rows)
+        found.append(
+            Figure(title + of, draw_histogram(bars, edges, label=label, value="rows"), f"Histogram of {name}. {means}.", save, means)
+        )
+    return found
+
+
+def noise_section(runs: Sequence[TalliedRun]) -> Section:
+    """How many grades flip when the same rows are asked again."""
+    rows: list[list[Cell]] = []
+    marks = []
+    for run, _, _ in runs:
+        for result in map(asdict, load_results(run.store)):
+            name = f"{result['engine'].get('family')} {result['engine'].get('version', '')}"
+            passed = result["flip_rate"] <= result["max_flip_rate"]
+            keys = ("rows", "flips", "unreadable", "flip_rate", "low", "high", "mean_kl", "max_flip_rate")
+            verdict = Badge("passed", "good") if passed else Badge("refused", "bad")
+            rows.append([run.name, name, *(result[key] for key in keys), verdict])
+            marks.append(Interval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"]))
+    if not rows:
+        return Section("noise", "", [])
+    head = ("run", "engine", "asked again", "flips", "no label now", "flip rate", "low", "high", "mean KL, nats", "limit", "verdict")
+    save = csv_download("noise-floor", head[:-1], [row[:-1] for row in rows])
+    alt = "; ".join(f"{row[0]}: {row[5]:.4f} of grades flipped, 95 % interval {row[6]:.4f} to {row[7]:.4f}" for row in rows)
+    text = (
+        "A canary asks rows that are labelled already once more. The share of grades that flip is what any difference between labels must "
+        "be held against."
+    )
+    figure = Figure("Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save)
+    return Section("noise", "Noise floor", [Text(text), Side([figure]), Table(head, rows, "Canaries")])

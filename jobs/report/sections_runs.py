@@ -1,0 +1,180 @@
+"""Sections about what ran and whether every row is there: artifacts, lineage, specs, conservation, quarantine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from jobs.report.downloads import csv_download
+from jobs.report.lineage import changes, lineage_blocks, trace
+from jobs.report.page import Badge, Block, Cell, Code, Facts, Fold, Section, Shade, Side, Table, Text
+from jobs.report.tallies import LabelTally
+
+DIGITS = 16
+"""Of a digest that is shown."""
+EXAMPLES = 5
+REASONS = 12
+
+
+class TalliedRun(NamedTuple):
+    """A run, what its labels come to, and rows of its quarantine to show."""
+
+    run: RunArtifact
+    tally: LabelTally
+    quarantined: Sequence[Mapping[str, Any]]
+
+
+def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
+    """What there is, how it hangs together, and the spec of each.
+
+    Args:
+        has_places: say where each thing lies, and a bundle's version.
+    """
+    graph = trace(artifacts)
+    warnings: list[Block] = [Text(sentence, "warn") for sentence in changes(graph)]
+    cards = [_run_facts(one) if isinstance(one, RunArtifact) else _other_facts(one, has_places=has_places) for one in artifacts]
+    specs: list[Block] = []
+    for one in artifacts:
+        spec = _spec_of(one)
+        if spec:
+            text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
+            specs.append(Fold(f"Spec of {one.name}, as it was resolved", [Code(text, f"spec of {one.name}")]))
+    return Section("ran", "What ran", [*warnings, Side(cards), *lineage_blocks(graph), *specs])
+
+
+def _spec_of(one: Artifact) -> dict[str, Any]:
+    if isinstance(one, RunArtifact):
+        return one.spec
+    held = (one.manifest if isinstance(one, StudentArtifact) else one.facts).get("spec")
+    return held if isinstance(held, dict) else {}
+
+
+def _run_facts(run: RunArtifact) -> Facts:
+    tally, parts = run.found.tally, run.plan.parts
+    labeler = parts["labeler"]
+    engines = [
+        f"{_base(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, {one.get('device')}, {one.get('dtype')}"
+        for one in run.found.engines
+    ]
+    rows: list[tuple[str, Cell]] = [
+        ("state", _state(run)),
+        ("labeler", f"{labeler['name']}, grades 0 to {run.grades - 1}"),
+        *(("student" if run.is_scored else "teacher", text) for text in engines),
+        ("rows", f"{tally.rows:,} of {run.plan.rows:,} done, {run.plan.queries:,} queries"),
+        ("shards, chunks", f"{len(run.plan.shards):,}, {run.plan.num_chunks:,}"),
+    ]
+    if run.manifest is not None:
+        rows.append(("relabel", str(run.manifest.get("relabel", ""))))
+    mixed = (run.manifest or {}).get("mixed") or {}
+    if mixed.get("differences"):
+        rows.append(("engines differ", "; ".join(map(str, mixed["differences"]))))
+    rows += [("fingerprint", run.plan.fingerprint[:DIGITS]), ("path", run.path)]
+    return Facts(rows, f"{'Scores' if run.is_scored else 'Label run'} {run.name}")
+
+
+def _state(run: RunArtifact) -> Badge:
+    if not run.is_finished:
+        return Badge("not finished", "warn")
+    if run.manifest is not None and run.manifest["over_limit"]:
+        return Badge("over its quarantine limit", "bad")
+    return Badge("finished, every row accounted for", "good")
+
+
+def _other_facts(one: StudentArtifact | BundleArtifact, *, has_places: bool) -> Facts:
+    facts = one.manifest if isinstance(one, StudentArtifact) else one.facts
+    heads = facts.get("heads") or (one.record.get("heads", {}) if isinstance(one, StudentArtifact) else {})
+    rows: list[tuple[str, Cell]] = [("heads", ", ".join(f"{name} ({grades} grades)" for name, grades in heads.items()))]
+    temperature = facts.get("temperature") or {}
+    if temperature:
+        rows.append(("temperatures", ", ".join(f"{name} {value:.3g}" for name, value in temperature.items())))
+    if isinstance(one, StudentArtifact):
+        rows.insert(0, ("kind", str(one.record.get("kind"))))
+        rows.append(("reads at most", f"{one.record.get('max_tokens')} tokens"))
+        rows += [("starts from", str(facts["model"]["reference"]))] if "model" in facts else []
+        rows += [("fingerprint", str(facts["fingerprint"])[:DIGITS])] if "fingerprint" in facts else []
+    else:
+        rows.insert(0, ("models", ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ()))))
+        rows += [("version", one.manifest_sha256[:DIGITS])] if has_places else []
+        rows.append(("licence", str((facts.get("licence") or {}).get("bundle") or "not stated")))
+    if gate := (facts.get("gate") if isinstance(one, StudentArtifact) else None):
+        rows.append(("gate", Badge("passed", "good") if gate.get("has_passed") else Badge("refused", "bad")))
+    if has_places:
+        rows.append(("path", one.path))
+    return Facts(rows, f"{'Student' if isinstance(one, StudentArtifact) else 'Bundle'} {one.name}")
+
+
+def conservation_section(runs: Sequence[TalliedRun]) -> Section:
+    """Rows in = labelled + reused + quarantined; what lies in quarantine, by reason, with examples."""
+    if not runs:
+        return Section("conservation", "", [])
+    rows: list[list[Cell]] = []
+    for run, _, _ in runs:
+        tally = run.found.tally
+        adds_up = tally.rows == tally.labelled + tally.reused + tally.num_quarantined
+        verdict = Badge("does not add up", "bad")
+        if adds_up:
+            verdict = Badge("proven by row ids", "good") if run.is_finished else Badge(f"{run.plan.rows - tally.rows:,} rows open", "warn")
+        rows.append([run.name, run.plan.rows, tally.labelled, tally.reused, tally.num_quarantined, verdict])
+    head = ("run", "rows in", "labelled", "reused", "quarantined", "verdict")
+    blocks: list[Block] = [
+        Text("Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel verify proves it anew."),
+        Table(head, rows, "Rows in and out", csv_download("conservation", head[:-1], [row[:-1] for row in rows])),
+    ]
+    for one in runs:
+        blocks += _quarantine(one, is_alone=len(runs) == 1)
+    return Section("conservation", "Conservation", blocks)
+
+
+def _quarantine(tallied: TalliedRun, *, is_alone: bool) -> list[Block]:
+    run, tally, shown = tallied
+    if not run.found.tally.num_quarantined:
+        return []
+    of = "" if is_alone else f" of {run.name}"
+    counts = sorted(run.found.tally.quarantined.items(), key=lambda item: (-item[1], item[0]))
+    share = run.found.tally.num_quarantined / max(1, run.found.tally.rows)
+    limit = f", limit {run.manifest['max_failed_fraction']:.1%}" if run.manifest is not None else ""
+    rows: list[list[Cell]] = [[status, Shade(f"{count:,}", count / run.found.tally.num_quarantined)] for status, count in counts]
+    title = f"Quarantine{of}: {share:.2%} of the rows{limit}"
+    blocks: list[Block] = [Table(("status", "rows"), rows, title, csv_download(f"quarantine-{run.name}", ("status", "rows"), counts))]
+    for status, count in counts:
+        reasons = tally.reasons.get(status) or Counter()
+        inner: list[Block] = []
+        if reasons:
+            listed = list(reasons.most_common(REASONS))
+            inner.append(
+                Table(("reason", "rows"), [list(item) for item in listed], f"Why, the {len(listed)} most frequent of {len(reasons):,}")
+            )
+        examples = [row for row in shown if row["status"] == status][:EXAMPLES]
+        inner += [_example(row) for row in examples]
+        if inner:
+            blocks.append(Fold(f"{status}{of}: {count:,} rows, {len(examples)} examples", inner))
+    return blocks
+
+
+def _example(row: Mapping[str, Any]) -> Fold:
+    """A row of the browser that has no label."""
+    blocks: list[Block] = [
+        Facts(
+            [
+                ("query", row.get("query", row["query_id"])),
+                ("document", _clip(row.get("document", row["doc_id"]), 600)),
+                ("why", row["reason"]),
+            ]
+        )
+    ]
+    blocks += [
+        Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}") for one in row.get("tries", ())
+    ]
+    return Fold(f"row {row['row']}: {_clip(row['reason'], 120)}", blocks)
+
+
+def _clip(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path

@@ -1,0 +1,130 @@
+"""Sections about students: training curves, and the figures of their own manifests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distill.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
+from jobs.evaluation_text import figure_name
+from jobs.report.artifacts import StudentArtifact
+from jobs.report.downloads import csv_download
+from jobs.report.page import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text
+from jobs.report.plots import Line, draw_lines
+from manifests.errors import ManifestError
+
+POINTS = 400
+"""Most points of a curve that is drawn; its download has all."""
+
+
+def training_section(students: Sequence[StudentArtifact]) -> Section:
+    """Losses by step and figures on dev."""
+    blocks: list[Block] = []
+    for student in students:
+        figures = _curves(student)
+        training = student.manifest.get("training") or {}
+        facts: list[tuple[str, Cell]] = [(name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None]
+        if facts:
+            figures.append(Facts(facts, f"Training of {student.name}"))
+        if figures:
+            blocks.append(Side(figures))
+    return Section("training", "Training", blocks)
+
+
+def _shown(value: object) -> Cell:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return value if isinstance(value, int) else str(value)
+
+
+def _curves(student: StudentArtifact) -> list[Block]:
+    """Two figures: losses of training, and what was measured on dev."""
+    points = _points(student)
+    found: list[Block] = []
+    for split, value in (("train", "loss, nats"), ("dev", "")):
+        names = [name for name in dict.fromkeys(name for _, of, name, _ in points if of == split) if name not in NOT_PLOTTED]
+        lines = []
+        for name in names:
+            series = [(step, number) for step, of, called, number in points if (of, called) == (split, name)]
+            thin = series[:: max(1, len(series) // POINTS)]
+            lines.append(Line(name, [step for step, _ in thin], [number for _, number in thin], has_marks=len(thin) < 30))
+        if lines:
+            rows = [(step, name, number) for step, of, name, number in points if of == split]
+            alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
+            save = csv_download(f"curves-{split}-{student.name}", ("step", "name", "value"), rows)
+            title = f"{'Training loss' if split == 'train' else 'On dev'}, {student.name}"
+            found.append(Figure(title, draw_lines(lines, label="optimizer step", value=value), alt, save))
+    return found
+
+
+def _points(student: StudentArtifact) -> list[tuple[int, str, str, float]]:
+    try:
+        data = student.store.read(CURVES_NAME)
+    except FileNotFoundError:
+        return []
+    try:
+        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
+    except (pa.ArrowException, OSError) as exc:
+        raise ManifestError(f"{student.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy.") from exc
+    return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
+
+
+def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) -> Section:
+    """What each student's manifest says of its test split: student and teacher by the same judge, the split, the gate."""
+    blocks: list[Block] = []
+    for student in students:
+        test = (student.manifest.get("metrics") or {}).get("test") or {}
+        tables: list[Block] = []
+        if test.get("student", {}).get("rows"):
+            tables.append(_test_table(student, test))
+        if test.get("to_teacher", {}).get("rows"):
+            tables.append(
+                Facts(
+                    [(_name(name), value) for name, value in test["to_teacher"].items()],
+                    f"{student.name} against its teacher, before calibration",
+                )
+            )
+        split = student.manifest.get("split") or {}
+        sides = [[side, split[side]["rows"], split[side]["queries"]] for side in ("train", "dev", "test") if side in split]
+        if sides:
+            head = ("split", "rows", "queries")
+            tables.append(
+                Table(head, sides, f"Split of {student.name}, by {split.get('by')}", csv_download(f"split-{student.name}", head, sides))
+            )
+        checks = (student.manifest.get("gate") or {}).get("checks") or []
+        if checks:
+            rows = [[check["text"], Badge("passed", "good") if check["has_passed"] else Badge("refused", "bad")] for check in checks]
+            tables.append(Table(("gate", "verdict"), rows, f"Gates of {student.name}"))
+        if tables:
+            blocks.append(Side(tables))
+        blocks += [Text(note) for note in student.manifest.get("notes") or ()]
+    if blocks and not has_triangle:
+        blocks.append(
+            Text(
+                "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have human grades (relabel "
+                "score) and give label run, scores and --gold together."
+            )
+        )
+    return Section("student", "Student", blocks)
+
+
+def _test_table(student: StudentArtifact, test: dict[str, dict[str, float | None]]) -> Table:
+    judge = test.get("judged_by", "")
+    by = "trusted grades" if judge == "gold" else "its labels"
+    columns = [("student", test["student"])] + ([("teacher", test["teacher"])] if "teacher" in test else [])
+    names = list(dict.fromkeys(name for _, held in columns for name in held))
+    rows: list[list[Cell]] = [[_name(name), *(held.get(name) for _, held in columns)] for name in names]
+    head = ("figure", *(name for name, _ in columns))
+    return Table(head, rows, f"{student.name} on its test split, by {by}", csv_download(f"test-{student.name}", head, rows))
+
+
+_MORE_NAMES = {"auc": "AUC, mean of all cuts", "nll": "negative log-likelihood, nats", "kl": "mean KL(teacher ‖ student), nats"}
+
+
+def _name(name: str) -> str:
+    return _MORE_NAMES.get(name) or figure_name(name)

@@ -1,0 +1,135 @@
+"""Sections about the work: rows a second and restarts, plan against actual, tokens and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+
+from jobs.estimating import plan_against_actual
+from jobs.report.artifacts import Commit
+from jobs.report.downloads import csv_download
+from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text
+from jobs.report.plots import Line, draw_lines
+from jobs.report.sections_runs import TalliedRun
+
+TIME_BINS = 48
+QUIET_S = 1.0
+
+
+def throughput_section(runs: Sequence[TalliedRun]) -> Section:
+    """Rows a second from commit to commit, with the moments at which a worker's process (and so an engine) began."""
+    blocks: list[Block] = []
+    figures: list[Block] = []
+    starts: list[list[Cell]] = []
+    for run, _, _ in runs:
+        commits = [commit for commit in run.commits if commit.asked]
+        if not commits:
+            continue
+        begun = min(commits, key=lambda commit: commit.started).started
+        workers = _workers(commits)
+        series = _rates(commits, begun)
+        marks = [_since(begun, first) for first, _, _, how in workers if how == "after another had ended"]
+        rows = list(zip(series.places, series.values, strict=True))
+        total = sum(commit.asked for commit in commits)
+        seconds = max(QUIET_S, _since(begun, max(commit.committed for commit in commits)))
+        again = sum(how == "after another had ended" for *_, how in workers)
+        note = f"{total:,} rows asked in {seconds:,.0f} s from the first start to the last commit: {total / seconds:,.2f} rows/s. "
+        note += f"Worker processes: {len(workers):,}, of which {again:,} began after another had ended (dotted lines)."
+        svg = draw_lines([series], label="seconds since the start", value="rows/s", marks=marks, starts_at_0=True)
+        figures.append(
+            Figure(f"Rows a second, {run.name}", svg, note, csv_download(f"throughput-{run.name}", ("seconds", "rows_per_s"), rows), note)
+        )
+        starts += [[run.name, worker, first, last, how] for first, last, worker, how in workers]
+    if figures:
+        head = ("run", "worker", "first start", "last commit", "began")
+        table = Table(head, starts[:200], "Worker processes; each starts an engine of its own", csv_download("workers", head, starts))
+        text = "By the times in receipts. A chunk counts at its commit, so that a run of few chunks shows steps."
+        blocks = [Text(text), Side(figures), Fold(f"Worker processes: {len(starts):,}", [table])]
+    return Section("throughput", "Throughput", blocks)
+
+
+def _workers(commits: Sequence[Commit]) -> list[tuple[str, str, str, str]]:
+    """First start, last commit, name, and how it began, of every worker process, in the order of their starts."""
+    spans: dict[str, tuple[str, str]] = {}
+    for commit in commits:
+        first, last = spans.get(commit.worker, (commit.started, commit.committed))
+        spans[commit.worker] = min(first, commit.started), max(last, commit.committed)
+    found = []
+    for worker, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        before = [other for other in spans.values() if other[0] < first]
+        how = "first" if not before else "after another had ended" if any(other[1] <= first for other in before) else "beside others"
+        found.append((first, last, worker, how))
+    return found
+
+
+def _rates(commits: Sequence[Commit], begun: str) -> Line:
+    """Rows a second in equal steps of time."""
+    end_s = max(QUIET_S, *(_since(begun, commit.committed) for commit in commits))
+    count = min(TIME_BINS, max(1, len(commits)))
+    width = end_s / count
+    rows_T = np.zeros(count)
+    for commit in commits:
+        rows_T[min(count - 1, int(_since(begun, commit.committed) / width))] += commit.asked
+    values = (rows_T / width).tolist()
+    return Line("rows/s", [round(number * width, 3) for number in range(count + 1)], [*values, values[-1]], is_stepped=True)
+
+
+def _since(begun: str, moment: str) -> float:
+    return (datetime.fromisoformat(moment) - datetime.fromisoformat(begun)).total_seconds()
+
+
+def plan_section(runs: Sequence[TalliedRun]) -> Section:
+    """What was said before the first commit, beside what came."""
+    rows: list[list[Cell]] = []
+    for run, _, _ in runs:
+        lines = plan_against_actual(run.store, run.found.tally) if run.is_finished else None
+        for line in lines or ():
+            low, value, high = line["planned"]
+            verdict = Badge("within", "good") if line["is_within"] else Badge("outside", "warn")
+            numbers = (int(one) if float(one).is_integer() else one for one in (low, value, high, line["actual"]))
+            rows.append([run.name, line["figure"], *numbers, verdict])
+    head = ("run", "figure", "planned, low", "planned", "planned, high", "actual", "verdict")
+    table = Table(
+        head,
+        rows,
+        "What the plan said, with its 95 % interval, and what came",
+        csv_download("plan-against-actual", head[:-1], [row[:-1] for row in rows]),
+    )
+    return Section("plan", "Plan against actual", [table] if rows else [])
+
+
+def cost_section(runs: Sequence[TalliedRun]) -> Section:
+    """Requests and tokens by stage, worker time, and what that cost where the spec names a price."""
+    rows: list[list[Cell]] = []
+    totals: list[list[Cell]] = []
+    is_priced = False
+    for run, _, _ in runs:
+        tally = run.found.tally
+        for stage, counts in tally.stages.items():
+            prompt = counts.get("prompt_tokens", 0)
+            hit = counts.get("cached_tokens", 0) / prompt if prompt else None
+            rows.append([run.name, stage, counts.get("asks", 0), prompt, counts.get("output_tokens", 0), hit])
+        price = run.spec.get("cost_per_gpu_hour")
+        args = (run.spec.get("engine") or {}).get("args") or {}
+        gpus = args.get("tensor_parallel_size") or 1
+        cost = None if price is None else tally.worker_seconds / 3600 * float(price) * int(gpus)
+        is_priced |= cost is not None
+        tokens = sum(counts.get("prompt_tokens", 0) + counts.get("output_tokens", 0) for counts in tally.stages.values())
+        asked = tally.labelled + tally.num_quarantined
+        if asked:
+            totals.append([run.name, asked, tokens, round(tally.worker_seconds, 1), tokens / asked, cost])
+    head = ("run", "stage", "requests", "prompt tokens", "output tokens", "share of cached prompt tokens")
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Table(head, rows, "Requests and tokens by stage; a shared answer counts once", csv_download("tokens", head, rows)))
+    if totals:
+        total_head = ["run", "rows asked", "tokens", "worker seconds", "tokens a row", *(["cost"] if is_priced else [])]
+        totals = [row[: len(total_head)] for row in totals]
+        blocks.append(Table(total_head, totals, "Work in all", csv_download("cost", total_head, totals)))
+        if not is_priced:
+            blocks.append(
+                Text("The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts.")
+            )
+    return Section("cost", "Cost", blocks)

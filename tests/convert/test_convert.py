@@ -1,0 +1,432 @@
+"""`relabel convert`: what each form holds, what is left out and counted, and what is refused, with the row and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ir_measures
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.schemas import LABELS
+from manifests.trec import FIELD, UNWRITABLE
+from tests.convert.conftest import rows_of
+
+QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def run(relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> Callable[..., None]:
+    """`run({"engine": …})`: a finished run of the folder's pairs, in out/ecom."""
+
+    def finish(changes: dict[str, Any] | None = None, code: int = 0) -> None:
+        write_pairs()
+        assert relabel("run", write_job(changes)).code == code
+
+    return finish
+
+
+def test_labels_become_qrels_that_ir_measures_reads_as_they_are(
+    run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
+) -> None:
+    run()
+    found = convert("out/ecom", "ecom.qrels")
+    assert (found["source_format"], found["target_format"], found["written"], found["nulls"]) == ("labels", "qrels", 24, 0)
+    held = {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels("ecom.qrels")}
+    assert held == {(row["query_id"], row["doc_id"]): row["grade"] for row in committed().values()}
+
+
+def test_labels_become_a_run_ranked_by_expected_grade_with_ties_as_trec_eval_breaks_them(
+    run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
+) -> None:
+    run()
+    assert convert("out/ecom", "ecom.run")["value"] == "expected_grade"
+    assert convert("out/ecom", "grades.run", "--score", "grade", "--tag", "mine")["value"] == "grade"
+    for name, score, tag in (("ecom.run", "expected_grade", "ecom"), ("grades.run", "grade", "mine")):
+        by_query: dict[str, Rows] = {}
+        for row in committed().values():
+            by_query.setdefault(row["query_id"], []).append(row)
+        wanted = []
+        for query, rows in by_query.items():
+            ranked = sorted(rows, key=lambda row: (row[score], row["doc_id"].encode()), reverse=True)
+            wanted += [(query, "Q0", row["doc_id"], str(place), row[score], tag) for place, row in enumerate(ranked, start=1)]
+        fields = [line.split(" ") for line in Path(name).read_text().splitlines()]
+        # a float32 is written as shortly as it can be told from its neighbours
+        assert [(*line[:4], pytest.approx(float(line[4]), rel=1e-6), line[5]) for line in fields] == wanted
+        held = {(one.query_id, one.doc_id): one.score for one in ir_measures.read_trec_run(name)}
+        assert held == {(line[0], line[2]): float(line[4]) for line in fields}
+
+
+def test_what_ir_measures_computes_from_our_files_is_what_evaluate_says(
+    run: Callable[..., None], convert: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
+    run()
+    convert("out/ecom", "ecom.run")
+    convert("pairs.parquet", "gold.qrels")
+    qrels, ranked = list(ir_measures.read_trec_qrels("gold.qrels")), list(ir_measures.read_trec_run("ecom.run"))
+    found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, ranked)[ir_measures.nDCG @ 10]
+    evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.qrels", "--resamples", "0", "--output", "json").json
+    assert found == pytest.approx(evaluated["figures"]["ndcg@10"]["value"], abs=1e-9)
+
+
+def test_labels_as_one_parquet_file_are_the_label_rows_and_as_jsonl_the_same_values(
+    run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
+) -> None:
+    run()
+    convert("out/ecom", "labels.parquet")
+    convert("out/ecom", "labels.jsonl")
+    table = pq.read_table("labels.parquet")
+    assert table.schema.equals(LABELS)
+    assert sorted(table.to_pylist(), key=lambda row: row["row_id"]) == [row for _, row in sorted(committed().items())]
+    plain = {row["row_id"]: row for row in rows_of("labels.jsonl")}
+    for row_id, row in committed().items():
+        assert plain[row_id]["key"] == row["key"].hex()
+        assert plain[row_id]["probs"] == pytest.approx(row["probs"], rel=1e-6)
+        assert plain[row_id]["evidence"] == row["evidence"]
+        assert plain[row_id]["grade"] == row["grade"]
+
+
+def test_labels_written_to_a_file_are_judged_as_the_run_is(
+    run: Callable[..., None], convert: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
+    run()
+    own = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+    for name in ("labels.parquet", "labels.jsonl"):
+        convert("out/ecom", name)
+        found = relabel("evaluate", name, "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+        assert {key: figure["value"] for key, figure in found.items()} == pytest.approx(
+            {key: figure["value"] for key, figure in own.items()}, abs=1e-6
+        )
+
+
+def test_quarantined_rows_are_counted_and_never_written(
+    run: Callable[..., None], relabel: Callable[..., Any], committed: Callable[..., Any]
+) -> None:
+    run({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}})
+    left = len(committed("quarantine"))
+    assert left
+    done = relabel("convert", "out/ecom", "ecom.qrels", "--output", "json")
+    assert (done.json["quarantined"], done.json["written"]) == (left, 24 - left)
+    assert f"{left} rows of the run are in quarantine" in done.err
+    assert len(Path("ecom.qrels").read_text().splitlines()) == 24 - left
+
+
+@pytest.mark.parametrize("missing", [None, "", "  "])
+def test_null_grades_are_left_out_and_counted_and_never_written_as_zero(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], missing: str | None
+) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": grade} for row, grade in enumerate([missing, 1, missing, 0])])
+    for name in ("x.qrels", "x.run", "x.parquet", "x.jsonl"):
+        done = relabel("convert", path, name, "--output", "json", *(["--score", "grade"] if name == "x.run" else []))
+        assert (done.json["rows"], done.json["nulls"], done.json["written"]) == (4, 2, 2), done
+        assert "2 rows without a" in done.err
+    assert Path("x.qrels").read_text() == "q 0 d1 1\nq 0 d3 0\n"
+    assert [row["doc_id"] for row in rows_of("x.parquet")] == [row["doc_id"] for row in rows_of("x.jsonl")] == ["d1", "d3"]
+
+
+def test_a_nan_in_parquet_is_a_missing_grade(convert: Callable[..., Any], folder: Path) -> None:
+    table = {"query_id": ["q"] * 3, "doc_id": ["a", "b", "c"], "grade": pa.array([1.0, float("nan"), None], pa.float32())}
+    pq.write_table(pa.table(table), "x.parquet")
+    assert convert("x.parquet", "x.qrels")["nulls"] == 2
+    assert Path("x.qrels").read_text() == "q 0 a 1\n"
+
+
+@pytest.mark.parametrize(
+    ("grade", "shown"), [(1.5, "1.5"), ("one", "one"), ("1e3", "1e3"), ("2 of 3", "2 of 3"), (12345678901, "12345678901")]
+)
+def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], grade: Any, shown: str
+) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1}, {"query_id": "q", "doc_id": "b", "grade": grade}])
+    relabel("convert", path, "x.qrels").refused(3, "rows.jsonl: row 1", shown, "--grade")
+    assert not Path("x.qrels").exists()
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
+def test_floats_that_are_whole_are_grades_and_others_are_refused(relabel: Callable[..., Any], folder: Path, kind: pa.DataType) -> None:
+    values = pa.array([2.0, -1.0, 0.0]).cast(kind)
+    ids = {"query_id": ["q"] * 3, "doc_id": ["a", "b", "c"]}
+    pq.write_table(pa.table({**ids, "grade": values}), "whole.parquet")
+    assert relabel("convert", "whole.parquet", "x.qrels").code == 0
+    assert Path("x.qrels").read_text() == "q 0 a 2\nq 0 b -1\nq 0 c 0\n"
+    pq.write_table(pa.table({**ids, "grade": pa.array([2.0, 0.5, 0.0]).cast(kind)}), "half.parquet")
+    relabel("convert", "half.parquet", "y.qrels").refused(3, "half.parquet: row 1", "'0.5'", "whole number")
+
+
+@pytest.mark.parametrize(("grade", "why"), [(True, "bool"), ([1], "list"), ({"a": 1}, "struct")])
+def test_a_column_that_can_hold_no_number_is_refused(relabel: Callable[..., Any], folder: Path, grade: Any, why: str) -> None:
+    pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [grade]}), "x.parquet")
+    relabel("convert", "x.parquet", "x.qrels").refused(3, "column `grade` holds", "--grade")
+
+
+@pytest.mark.parametrize("identity", ["a b", "a\tb", "a\u00a0b", "a\u2028b", "a\x1cb", "\ufeffa", "", " a"])
+@pytest.mark.parametrize("column", ["query_id", "doc_id"])
+@pytest.mark.parametrize("target", ["x.qrels", "x.run"])
+def test_an_id_that_would_fall_apart_is_refused_by_trec_forms_and_kept_by_tables(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], identity: str, column: str, target: str
+) -> None:
+    row = {"query_id": "q", "doc_id": "d", "grade": 1, "score": 0.5}
+    path = write_rows([row, row | {"doc_id": "e", column: identity}])
+    relabel("convert", path, target).refused(3, f"rows.jsonl: row 1: `{column}` is", "a TREC file can't hold", ".jsonl or .parquet")
+    assert not Path(target).exists()
+    assert relabel("convert", path, "x.parquet").code == 0
+    assert rows_of("x.parquet")[1][column] == identity
+
+
+def test_our_white_space_is_pythons(folder: Path) -> None:
+    """ir_measures and most others split lines with `str.split()`; what it takes for a separator must be one for us, and nothing else."""
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+    frame = polars.DataFrame({"text": characters}).select(
+        field=polars.col("text").str.contains(f"^{FIELD}$"), unwritable=polars.col("text").str.contains(UNWRITABLE)
+    )
+    spaces = [not character.strip() for character in characters]
+    assert [not value for value in frame["field"]] == spaces
+    assert [value and character != "\ufeff" for value, character in zip(frame["unwritable"], characters, strict=True)] == spaces
+
+
+def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_told(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], convert: Callable[..., Any]
+) -> None:
+    rows = [("q1", "a", 1), ("q2", "a", 0), ("q1", "b", 2), ("q1", "a", 1)]
+    path = write_rows([dict(zip(("query_id", "doc_id", "grade"), row, strict=True)) for row in rows], "same.jsonl")
+    found = convert(path, "same.qrels")
+    assert (found["written"], found["duplicates"], found["conflicts"]) == (3, 1, 0)
+    assert Path("same.qrels").read_text() == "q1 0 a 1\nq2 0 a 0\nq1 0 b 2\n"
+    rows += [("q2", "a", 3), ("q2", "a", 0)]
+    path = write_rows([dict(zip(("query_id", "doc_id", "grade"), row, strict=True)) for row in rows], "other.jsonl")
+    for target in ("x.qrels", "x.jsonl", "x.parquet"):
+        relabel("convert", path, target).refused(3, "1 pairs have several grades", "query q2, document a: 0, 3, 0", "--duplicates first")
+        assert not Path(target).exists()
+    relabel("convert", path, "x.run", "--score", "grade").refused(3, "1 pairs have several scores", "query q2, document a")
+    assert not Path("x.run").exists()
+    for rule, grade in (("first", 0), ("mean", 1)):
+        for target in ("x.qrels", "x.jsonl", "x.parquet"):
+            found = convert(path, target, "--duplicates", rule, "--force")
+            assert (found["written"], found["duplicates"], found["conflicts"]) == (3, 3, 1)
+        assert Path("x.qrels").read_text() == f"q1 0 a 1\nq2 0 a {grade}\nq1 0 b 2\n"
+        assert [row["grade"] for row in rows_of("x.parquet")] == [row["grade"] for row in rows_of("x.jsonl")] == [1, grade, 2]
+    found = convert(path, "x.run", "--score", "grade", "--duplicates", "mean")
+    assert [line.split()[:5] for line in Path("x.run").read_text().splitlines()] == [
+        ["q1", "Q0", "b", "1", "2.0"],
+        ["q1", "Q0", "a", "2", "1.0"],
+        ["q2", "Q0", "a", "1", "1.0"],
+    ]
+
+
+def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
+    write_rows: Callable[..., str], convert: Callable[..., Any]
+) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": doc, "grade": grade} for doc, grade in [("a", 0), ("a", 1), ("b", -2), ("b", -1)]])
+    convert(path, "x.qrels", "--duplicates", "mean")
+    assert Path("x.qrels").read_text() == "q 0 a 1\nq 0 b -1\n"
+
+
+def test_tables_keep_every_row_where_they_are_told_to(
+    write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": grade, "judge": name} for grade, name in [(0, "x"), (1, "y"), (0, "z")]])
+    assert convert(path, "x.parquet", "--duplicates", "keep")["written"] == 3
+    assert [row["judge"] for row in rows_of("x.parquet")] == ["x", "y", "z"]
+    relabel("convert", path, "x.qrels", "--duplicates", "keep").refused(2, "a pair stands once in a TREC file")
+
+
+def test_tables_keep_all_their_columns_and_types(convert: Callable[..., Any], folder: Path) -> None:
+    table = pa.table(
+        {
+            "query_id": pa.array([7, 8]),
+            "doc_id": pa.array(["a", "b"]),
+            "grade": pa.array([1, 2], pa.int8()),
+            "probs": pa.array([[0.5, 0.5], None], pa.list_(pa.float32())),
+            "about": pa.array([{"x": 1}, {"x": None}]),
+        }
+    )
+    pq.write_table(table, "x.parquet")
+    convert("x.parquet", "y.parquet")
+    assert pq.read_table("y.parquet").equals(table)
+    convert("x.parquet", "y.jsonl")
+    assert rows_of("y.jsonl")[0] == {"query_id": 7, "doc_id": "a", "grade": 1, "probs": [0.5, 0.5], "about": {"x": 1}}
+    convert("y.jsonl", "z.parquet")
+    assert pq.read_table("z.parquet").to_pylist() == [row | {"query_id": str(row["query_id"])} for row in table.to_pylist()]
+
+
+def test_keys_that_come_late_in_a_long_file_are_not_lost(
+    write_rows: Callable[..., str], convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.convert.text_blocks.BLOCK_BYTES", 256)
+    rows: Rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row % 3} for row in range(200)]
+    rows[5]["odd"] = 1
+    rows[100]["odd"] = 0.5
+    rows[150]["nest"] = {"a": [1]}
+    rows[199] |= {"nest": {"b": "x", "a": [0.5]}, "late": "yes"}
+    convert(write_rows(rows), "x.parquet")
+    found = rows_of("x.parquet")
+    assert [row["odd"] for row in found if row["odd"] is not None] == [1.0, 0.5]
+    assert [row["nest"] for row in found if row["nest"] is not None] == [{"a": [1.0], "b": None}, {"a": [0.5], "b": "x"}]
+    assert found[199]["late"] == "yes"
+    assert [row["doc_id"] for row in found] == [f"d{row}" for row in range(200)]
+
+
+def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(convert: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_bytes(b"\xef\xbb\xbfq1\t0\td1\t2\r\n\r\n  q1 0   d2 0 \r\n\nq2 0 d1 -1")
+    assert convert("x.qrels", "x.jsonl")["rows"] == 3
+    assert rows_of("x.jsonl") == [
+        {"query_id": "q1", "doc_id": "d1", "grade": 2},
+        {"query_id": "q1", "doc_id": "d2", "grade": 0},
+        {"query_id": "q2", "doc_id": "d1", "grade": -1},
+    ]
+    convert("x.qrels", "y.qrels")
+    assert (folder / "y.qrels").read_text() == QRELS
+
+
+@pytest.mark.parametrize("target", ["x.qrels", "x.run", "x.jsonl", "x.parquet"])
+@pytest.mark.parametrize("source", ["e.qrels", "e.run", "e.jsonl", "e.parquet"])
+def test_an_empty_source_gives_an_empty_target(convert: Callable[..., Any], folder: Path, source: str, target: str) -> None:
+    if source == "e.parquet":
+        text, number = pa.array([], pa.string()), pa.array([], pa.float64())
+        pq.write_table(pa.table({"query_id": text, "doc_id": text, "grade": number, "score": number}), source)
+    else:
+        (folder / source).write_bytes(b"")
+    options = {"e.qrels": {"x.run": ["--score", "grade"]}, "e.run": {"x.qrels": ["--grade", "score"]}}.get(source, {}).get(target, [])
+    found = convert(source, target, *options)
+    assert (found["rows"], found["written"]) == (0, 0)
+    if target == "x.parquet":
+        assert pq.read_table(target).num_rows == 0
+        assert {"query_id", "doc_id"} <= set(pq.read_schema(target).names)
+    else:
+        assert (folder / target).read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields", "`qid 0 docid grade` has 4", "'q 0 d'"]),
+        ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields", "has 6"]),
+        ("x.qrels", "q 0 d 1\n\nq 0 e 1.5\n", ["x.qrels: line 3", "'1.5'", "whole number"]),
+        ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "no number"]),
+        ("x.run", "q Q0 d 1 inf t\n", ["x.run: line 1", "'inf'"]),
+        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": 1}\nnope\n', ["x.jsonl: line 2 is not JSON"]),
+        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": NaN}\n', ["x.jsonl: line 1", "NaN is no JSON value"]),
+        ("x.jsonl", "[1]\n", ["x.jsonl: line 1 holds no object"]),
+        ("x.jsonl", '{"query_id": "\\ud800", "doc_id": "d", "grade": 1}\n', ["line 1 holds half of a surrogate pair"]),
+        ("x.jsonl", '{"query_id": "q", "doc": "d", "grade": 1}\n', ["no column `doc_id`", "--doc"]),
+        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "label": 1}\n', ["no column", "label"]),
+        ("x.jsonl", '{"query_id": null, "doc_id": "d", "grade": 1}\n', ["x.jsonl: row 0 has no `query_id`"]),
+        ("x.parquet", "no parquet", ["x.parquet"]),
+    ],
+)
+def test_what_is_off_is_told_with_its_line(relabel: Callable[..., Any], folder: Path, name: str, text: str, told: list[str]) -> None:
+    (folder / name).write_text(text)
+    relabel("convert", name, "y.jsonl").refused(3, *told)
+    assert not (folder / "y.jsonl").exists()
+    assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_text_that_is_no_utf8_is_told_with_its_line(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_bytes(b"q 0 d 1\nq 0 \xff 1\n")
+    relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is no UTF-8")
+
+
+def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "qrels.txt").write_text(QRELS)
+    relabel("convert", "qrels.txt", "y.jsonl").refused(2, "qrels.txt", "--from labels|qrels|run|jsonl|parquet")
+    relabel("convert", "qrels.txt", "y.txt", "--from", "qrels").refused(2, "y.txt", "--to qrels|run|jsonl|parquet")
+    assert relabel("convert", "qrels.txt", "y.txt", "--from", "qrels", "--to", "jsonl").code == 0
+    assert len(rows_of("y.txt")) == 3
+    relabel("convert", "absent.qrels", "z.jsonl").refused(3, "absent.qrels: no such file")
+    (folder / "empty").mkdir()
+    relabel("convert", "empty", "z.jsonl").refused(3, "a folder without plan.json")
+    relabel("convert", "qrels.txt", "z.run", "--from", "qrels").refused(3, "no column `score`", "--score")
+    relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--score", "x").refused(2, "qrels hold grades")
+    relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--tag", "x").refused(2, "only run files have one")
+    relabel("convert", "qrels.txt", "z.run", "--from", "qrels", "--score", "grade", "--tag", "a b").refused(2, "--tag 'a b'")
+
+
+def test_a_target_that_is_there_is_left_alone_unless_forced(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    (folder / "y.jsonl").write_text("mine")
+    relabel("convert", "x.qrels", "y.jsonl").refused(2, "y.jsonl: is there already", "--force")
+    assert (folder / "y.jsonl").read_text() == "mine"
+    assert relabel("convert", "x.qrels", "y.jsonl", "--force").code == 0
+    relabel("convert", "x.qrels", "x.qrels", "--force").refused(2, "lies in the input")
+    assert (folder / "x.qrels").read_text() == QRELS
+
+
+def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
+    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    (folder / "y.jsonl").write_text("mine")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jobs.durable_files.os.fsync", full)
+    relabel("convert", "x.qrels", "y.jsonl", "--force").refused(20, "y.jsonl: no space left")
+    assert sorted(path.name for path in folder.iterdir()) == ["x.qrels", "y.jsonl"]
+    assert (folder / "y.jsonl").read_text() == "mine"
+
+
+def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], convert: Callable[..., Any]
+) -> None:
+    write_pairs()
+    job = write_job({"shards": 2})
+    assert relabel("run", job, "--shard", "0/2").code in (0, 20)
+    relabel("convert", "out/ecom", "x.qrels").refused(3, "out/ecom: not finished", "--allow-partial")
+    found = convert("out/ecom", "x.qrels", "--allow-partial")
+    assert 0 < found["written"] < 24
+    assert "is not finished" in found["notes"][0]
+
+
+def test_a_label_file_whose_bytes_changed_is_no_source(run: Callable[..., None], relabel: Callable[..., Any], folder: Path) -> None:
+    run()
+    file = next((folder / "out/ecom/labels").rglob("*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    relabel("convert", "out/ecom", "x.qrels").refused(3, str(file.name), "sha256")
+    assert not (folder / "x.qrels").exists()
+
+
+def test_many_queries_in_many_buckets_come_out_as_from_one(
+    convert: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries scattered, a pair twice, buckets of a few rows: the same bytes as with all rows at once."""
+    lines = [f"q{row * 7 % 31} 0 d{row * 13 % 97} {row * 7 % 31 % 3}\n" for row in range(500)]
+    (folder / "x.qrels").write_text("".join(lines))
+    outcomes = []
+    for rows in (1 << 18, 10):
+        monkeypatch.setattr("jobs.query_buckets.query_buckets.__kwdefaults__", {"bucket_rows": rows})
+        convert("x.qrels", "y.qrels", "--force")
+        convert("x.qrels", "y.run", "--score", "grade", "--force")
+        outcomes.append(((folder / "y.qrels").read_bytes(), (folder / "y.run").read_bytes()))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0].decode().splitlines(keepends=True) == list(dict.fromkeys(lines))
+    counted = Counter(line.split()[0] for line in outcomes[0][1].decode().splitlines())
+    assert list(counted) == list(dict.fromkeys(line.split()[0] for line in lines))
+
+
+def test_urls_are_read_and_written_as_paths_are(convert: Callable[..., Any], relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    convert(f"file://{folder}/x.qrels", f"file://{folder}/y.jsonl")
+    convert("y.jsonl", "memory://bucket/z.parquet")
+    relabel("convert", "y.jsonl", "memory://bucket/z.parquet").refused(2, "is there already")
+    convert("memory://bucket/z.parquet", "memory://bucket/z.qrels")
+    convert("memory://bucket/z.qrels", "back.qrels")
+    assert (folder / "back.qrels").read_text() == QRELS
+
+
+def test_json_says_what_text_says(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    done = relabel("convert", "x.qrels", "y.jsonl")
+    assert done.out.splitlines()[0] == "Wrote 3 rows to y.jsonl (jsonl)"
+    assert done.err == ""
+    assert json.loads(json.dumps(relabel("convert", "x.qrels", "z.jsonl", "--output", "json").json))["written"] == 3

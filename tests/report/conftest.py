@@ -1,0 +1,220 @@
+"""Runs whose every text is made here, committed chunk by chunk as a worker does it, and a Chromium that says all that a page did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import open_dataset
+from manifests.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
+from manifests.receipts import ChunkFacts, ChunkId, commit_chunk
+from manifests.rows import read_chunks
+from manifests.runs import RunFolder, build_manifest, write_manifest
+from manifests.schemas import LabelRow, QuarantineRow
+from manifests.specs import Columns, InputSpec
+from manifests.store import open_store
+from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+]  # fmt: skip
+START = datetime.fromisoformat("2026-11-20T01:00:00+00:00")
+BAITS = (
+    "</script><script>window.pwned=1;alert(1)</script>",
+    '<img src=x onerror="window.pwned=1;alert(2)">',
+    "'\"><svg onload=window.pwned=1><iframe src=javascript:parent.pwned=1>",
+    "<!--<script>window.pwned=1//-->",
+    "]]>{{7*7}}{% raw %}${window.pwned=1}",
+    "\u2028window.pwned=1\u2029\u202e<style>@import 'http://127.0.0.1:9/x'</style><link rel=stylesheet href=http://127.0.0.1:9/y>",
+    '<a href="javascript:window.pwned=1">&lt;b&gt; &amp;amp; \x01\x1b[31m',
+)
+
+
+@dataclass
+class Judgment:
+    """What a forged run says about one row: a label, or with `status` none."""
+
+    grade: int = 0
+    probs: Sequence[float] | None = (0.6, 0.3, 0.1)
+    outside: float | None = 0.02
+    evidence: Sequence[tuple[int, int, str]] = ()
+    nodes: dict[str, Any] | None = None
+    intent: str | None = None
+    reasoning: str | None = None
+    flags: Sequence[str] = ()
+    status: str = "ok"
+    reason: str = ""
+    tries: Sequence[str] = ()
+
+
+@dataclass
+class Seen:
+    """All that a page did besides showing itself."""
+
+    console: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.console, *self.errors, *self.dialogs, *self.requests]
+
+
+def forge_run(
+    root: Path,
+    pairs: Path,
+    judge: Callable[[Any], Judgment],
+    *,
+    name: str = "forged",
+    labeler: str = "r3a",
+    chunk_rows: int = 64,
+    seconds: float = 10.0,
+    workers: Sequence[str] = ("node-1",),
+    gold: str | None = None,
+    spec: dict[str, Any] | None = None,
+    is_finished: bool = True,
+) -> Path:
+    """An output whose labels are what `judge` says of each pair, with receipts, and a manifest unless it is to be unfinished.
+
+    Args:
+        seconds: from one commit to the next, by the receipts' times; chunks go to `workers` in blocks.
+    """
+    columns = Columns(gold=gold)
+    dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), reads_context=False)
+    parts = fingerprint_parts(
+        dataset, limit=None, overlong="truncate", labeler={"name": labeler, "grades": 3}, templates={}, stages={"verdict": name},
+        engine={"name": "fake"}, model_digest="0" * 64, cut={"shards": 1, "chunk_rows": chunk_rows},
+    )  # fmt: skip
+    store = open_store(root)
+    plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
+    write_plan(store, plan, beside)
+    run = RunFolder(store, plan)
+    count = len(plan.shards[0].chunks)
+    row_ids = None if plan.shards[0].row_ids is None else shard_row_ids(store, plan.shards[0])
+    for chunk, found in read_chunks(dataset, plan.shards[0], row_ids, range(count)):
+        if not is_finished and chunk == count - 1:
+            continue
+        labels: list[LabelRow] = []
+        quarantine: list[QuarantineRow] = []
+        for pair in found:
+            _add(judge(pair), pair, labels, quarantine)
+        begun = START + timedelta(seconds=chunk * seconds)
+        tokens = {"asks": len(found), "prompt_tokens": 100 * len(found), "cached_tokens": 60 * len(found), "output_tokens": 9 * len(found)}
+        facts = ChunkFacts(
+            plan.fingerprint, ChunkId(0, chunk), {"verdict": tokens}, seconds,
+            {"family": "fake", "version": "1", "model": "made up", "model_digest": "0" * 64, "device": "cpu", "dtype": "float32"},
+            workers[chunk * len(workers) // count], 0, begun.isoformat(), (begun + timedelta(seconds=seconds)).isoformat(),
+        )  # fmt: skip
+        commit_chunk(store, facts, labels, quarantine)
+    if is_finished:
+        held = {
+            "name": name,
+            "input": {"path": [str(pairs)], "columns": columns.model_dump(mode="json")},
+            "labeler": {"name": labeler},
+            **(spec or {}),
+        }
+        manifest = build_manifest(run, run.snapshot(), spec=held, max_failed_fraction=0.5, relabel_version="0.1.0")
+        write_manifest(store, manifest)
+    return root
+
+
+def _add(said: Judgment, pair: Any, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> None:
+    ids = (pair.row_id, pair.query_id, pair.doc_id)
+    if said.status != "ok":
+        tries = [
+            {"stage": "verdict", "attempt": number, "finish": "stop", "text": text, "reason": said.reason}
+            for number, text in enumerate(said.tries, start=1)
+        ]
+        quarantine.append(QuarantineRow(*ids, said.status, said.reason, tries, 100, 9))
+        return
+    expected = None if said.probs is None else sum(grade * p for grade, p in enumerate(said.probs))
+    spans = [{"start": start, "end": end, "text": text} for start, end, text in said.evidence]
+    labels.append(
+        LabelRow(
+            *ids,
+            "ok",
+            said.grade,
+            said.probs,
+            said.outside,
+            expected,
+            said.nodes,
+            spans,
+            said.intent,
+            said.reasoning,
+            list(said.flags),
+            None,
+            100,
+            9,
+            False,
+        )
+    )
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows as Parquet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def plain_pairs(queries: int, docs: int) -> list[dict[str, Any]]:
+    """Pairs with a human grade; `docs` documents a query."""
+    return [
+        {
+            "query_id": f"q{query}",
+            "query": f"red shoe {query}",
+            "doc_id": f"d{query}-{doc}",
+            "title": f"shoe {doc}",
+            "body": f"a shoe of kind {query * docs + doc}, red and light",
+            "grade": (query + doc) % 3,
+        }
+        for query in range(queries)
+        for doc in range(docs)
+    ]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium for the tests of a module; no longer, since its driver keeps an event loop in this thread, which others want."""
+    path = os.environ.get("RELABEL_CHROMIUM") or next((found for name in CHROMIUMS if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium here: `make browser` installs it where apt and root are, RELABEL_CHROMIUM names one elsewhere")
+    playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven by playwright: pip install -e '.[dev]'")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., tuple[Any, Seen]]]:
+    """`open_page(path, width=1400, scheme="light")`: the page, and what it did."""
+    contexts = []
+
+    def call(path: Path, *, width: int = 1400, scheme: str = "light") -> tuple[Any, Seen]:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True)
+        contexts.append(context)
+        page, seen = context.new_page(), Seen()
+        page.on("console", lambda message: seen.console.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.errors.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (seen.dialogs.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        own = path.absolute().as_uri()
+        page.on("request", lambda request: seen.requests.append(request.url) if request.url.partition("#")[0] != own else None)
+        page.goto(own)
+        return page, seen
+
+    yield call
+    for context in contexts:
+        context.close()

@@ -1,0 +1,224 @@
+"""Students and bundles on the page: the chain by digests, curves, test figures, parity, latency, and a bundle's own page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distill.curves import CURVE_SCHEMA
+from export.bundles import open_bundle, seal_bundle
+from jobs.report.artifacts import open_artifacts
+from jobs.report.building import build_report
+from jobs.report.bundle_page import REPORT_NAME, put_report
+from jobs.report.lineage import trace
+from manifests.digests import digest_of, sha256_file
+from manifests.errors import InputError, ManifestError
+from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
+from tests.report.test_sections import csv_of
+
+FILES = {"student.json": "ab" * 32, "model.safetensors": "cd" * 32}
+FIGURES = {"rows": 40, "accuracy": 0.7, "f1_macro": 0.61, "auc_0/12": 0.8, "nll": 0.9}
+TEACHER = {**FIGURES, "accuracy": 0.8}
+NEAR = {"rows": 40, "kl": 0.05}
+PART = {"rows": 40, "queries": 5}
+CHECKED = {
+    "is_finite": True, "max_abs": 1e-6, "flips": 1, "flip_share": 0.01, "tau": 0.99, "judged_by": "gold", "judged_rows": 40,
+    "f1_macro": {"student": 0.61, "model": 0.6, "loss_points": 1.0, "loss_low": -0.5, "loss_high": 2.5},
+    "ndcg@10": {"student": 0.9, "model": 0.89, "loss": 0.01},
+}  # fmt: skip
+PARITY = {
+    "spec": {"min_pairs": 2000, "batch_sizes": [1, 7]}, "pairs": {}, "provider": "cpu", "onnxruntime": "1.31",
+    "models": [
+        {
+            "precision": "int8", "rows": 40, "queries": 5, "is_weak": True, "by_batch_size": {"1": CHECKED, "7": CHECKED}, "checks": [],
+            "has_passed": True,
+            "worst": [
+                {"source": "p.parquet", "row": 3, "batch_size": 7, "is_flip": True, "max_abs": 0.1, "student": [1, 0], "model": [1, None]}
+            ],
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A label run."""
+    pairs = write_table(tmp_path / "pairs.parquet", plain_pairs(8, 4))
+    return forge_run(tmp_path / "run", pairs, lambda pair: Judgment(pair.row_id % 3), name="teacher-run")
+
+
+@pytest.fixture
+def student(tmp_path: Path, run: Path) -> Path:
+    """A student's folder as far as a report reads it: record, manifest, curves."""
+    folder = tmp_path / "student"
+    folder.mkdir()
+    (folder / "student.json").write_text(json.dumps({"name": "ecom", "kind": "encoder", "heads": {"relevance": 3}, "max_tokens": 64}))
+    source = {
+        "path": str(run), "kind": "run", "name": "teacher-run", "labeler": "r3a", "labels": 32, "weight": 1.0,
+        "fingerprint": json.loads((run / "plan.json").read_text())["fingerprint"], "manifest_sha256": sha256_file(run / "manifest.json"),
+    }  # fmt: skip
+    manifest = {
+        "name": "ecom", "fingerprint": "f" * 64, "files": FILES, "labels": [source], "gold": {"path": "gold.parquet", "grade": "grade"},
+        "model": {"reference": "hf:org/base", "digest": "e" * 64}, "training": {"steps": 38, "epochs": 2.0, "device": "cpu"},
+        "metrics": {"test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR}},
+        "split": {"by": "query_id", "train": {"rows": 80, "queries": 10}, "dev": {"rows": 8, "queries": 1}, "test": PART},
+        "gate": {"has_passed": False, "checks": [{"text": "macro_f1 >= 0.9*teacher", "has_passed": False}]}, "notes": ["a note"],
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    points = [(step, "train", "loss", 1 / step) for step in range(1, 901)] + [(step, "dev", "accuracy", step / 900) for step in (450, 900)]
+    columns = [pa.array([point[place] for point in points], field.type) for place, field in enumerate(CURVE_SCHEMA)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=CURVE_SCHEMA), folder / "curves.parquet")
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, student: Path) -> Path:
+    """A sealed bundle of that student."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(b"graph")
+    manifest = json.loads((student / "manifest.json").read_text())
+    facts: dict[str, Any] = {
+        "name": "ecom", "heads": {"relevance": 3}, "models": [{"path": "model.onnx", "precision": "int8"}], "parity": PARITY,
+        "lineage": {
+            "student": {"digest": digest_of(FILES), "name": "ecom", "model": manifest["model"]}, "labels": manifest["labels"], "gold": None,
+        },
+    }  # fmt: skip
+    seal_bundle(folder, facts)
+    return folder
+
+
+def edges(*paths: Path) -> set[tuple[str, str, bool | None]]:
+    graph = trace(open_artifacts([str(path) for path in paths]))
+    return {(graph.nodes[a].kind, graph.nodes[b].kind, same) for a, b, same in graph.edges}
+
+
+def test_chain_holds_together_by_digests(run: Path, student: Path, bundle: Path) -> None:
+    found = edges(run, student, bundle)
+    assert found >= {
+        ("data", "label run", None),
+        ("label run", "student", True),
+        ("student", "bundle", True),
+        ("trusted grades", "student", None),
+    }
+    assert edges(bundle) >= {("student", "bundle", None), ("label run", "student", None)}
+
+
+def test_run_that_changed_since_the_training_is_pointed_at(run: Path, student: Path) -> None:
+    manifest = run / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"0.1.0"', '"0.1.1"'))
+    assert ("label run", "student", False) in edges(run, student)
+    assert "its manifest has changed since" in build_report([str(run), str(student)]).html
+
+
+def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Path) -> None:
+    manifest = json.loads((student / "manifest.json").read_text())
+    (student / "manifest.json").write_text(json.dumps({**manifest, "files": {**FILES, "model.safetensors": "00" * 32}}))
+    assert ("student", "bundle", True) not in edges(student, bundle)
+
+
+def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
+    built = build_report([str(student)])
+    assert built.sections == ["ran", "training", "student"]
+    assert len(csv_of(built.html, "curves-train-ecom.csv")) == 901
+    assert ["accuracy", "0.7", "0.8"] in csv_of(built.html, "test-ecom.csv")
+    assert "macro_f1 &gt;= 0.9*teacher" in built.html
+    assert "refused" in built.html
+    assert "holds no intervals" in built.html
+
+
+def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
+    html = build_report([str(bundle)]).html
+    assert csv_of(html, "parity-ecom.csv")[1][:4] == ["int8", "1.0e-06", "1.00%", "0.9900"]
+    assert "a weak result" in html
+    assert "relabel bench measures it" in html
+
+
+def latency_row(**values: Any) -> dict[str, Any]:
+    nothing = dict.fromkeys(("tokens", "offered_rate", "answered_rate", "mean_batch", "p90_ms", "p999_ms", "pairs_per_s", "unanswered"))
+    return {"provider": "cpu", "precision": "int8", "preset": "grid", "scope": "batch", "rows": 1, "samples": 100, **nothing, **values}
+
+
+def write_latency(bundle: Path) -> None:
+    closed = [latency_row(loop="closed", cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64, 256)]
+    opened = [latency_row(loop="open", cell="open-grid", offered_rate=rate, p50_ms=rate / 9, p99_ms=rate / 3) for rate in (10.0, 100.0)]
+    pq.write_table(pa.Table.from_pylist([*closed, *opened]), bundle / "latency.parquet")
+    facts = {
+        "format": 1, "measured_at": "2026-11-20", "machine": {"cpu": "Some CPU", "threads": 2, "gpu": None, "load_before": 0.1},
+        "models": [
+            {
+                "provider": "cpu", "precision": "int8",
+                "slo": [{"preset": "grid", "slo_ms": 50, "highest_rate": 100.0, "is_at_least": True, "p99_ms": 33.3}],
+            },
+        ],
+        "comparisons": [{"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x16", "ratio": 0.5, "low": 0.4, "high": 0.6}],
+        "findings": [{"kind": "busy", "where": "machine", "text": "it was busy"}],
+    }  # fmt: skip
+    (bundle / "latency.json").write_text(json.dumps(facts))
+
+
+def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
+    write_latency(bundle)
+    html = build_report([str(bundle)]).html
+    assert csv_of(html, "closed-p99-ms-1-ecom.csv")[1:] == [
+        ["cpu int8", "16", "3.2"],
+        ["cpu int8", "64", "12.8"],
+        ["cpu int8", "256", "51.2"],
+    ]
+    assert csv_of(html, "open-grid-p50-ms-ecom.csv")[2] == ["cpu int8", "100", "11.1111111"]
+    assert "100.0 or more" in html
+    assert "it was busy" in html
+    assert "relabel bench measures it" not in html
+
+
+def test_latency_of_another_make_is_told_and_ends_in_no_traceback(bundle: Path) -> None:
+    write_latency(bundle)
+    (bundle / "latency.json").write_text('{"machine": []}')
+    with pytest.raises(ManifestError, match="Measure them again"):
+        build_report([str(bundle)])
+    (bundle / "latency.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ManifestError, match="not readable"):
+        build_report([str(bundle)])
+
+
+def test_bundle_takes_a_page_of_its_own_and_stays_whole(bundle: Path, student: Path, tmp_path: Path) -> None:
+    made = put_report(open_bundle(bundle), student)
+    html = (bundle / REPORT_NAME).read_text(encoding="utf-8")
+    assert made.version == open_bundle(bundle).version
+    assert REPORT_NAME in [file.path for file in made.files]
+    assert str(tmp_path) not in html.replace(json.loads((student / "manifest.json").read_text())["labels"][0]["path"], "")
+    assert csv_of(html, "parity-ecom.csv")
+    assert csv_of(html, "curves-dev-ecom.csv")
+    assert put_report(made, student) is made
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bundle", "run", "student"]
+
+
+def test_bundle_of_the_same_export_has_the_same_version(bundle: Path, student: Path) -> None:
+    first = put_report(open_bundle(bundle), student)
+    (bundle / REPORT_NAME).unlink()
+    facts = {key: value for key, value in first.facts.items() if key not in ("kind", "format", "files")}
+    assert put_report(seal_bundle(bundle, facts), student).version == first.version
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "text", [], [1], {"x": 1}])
+def test_manifest_that_is_damaged_anywhere_ends_in_no_traceback(student: Path, bundle: Path, wrong: Any) -> None:
+    """Every key of both manifests in turn holds something else."""
+    refused: list[str] = []
+    for folder, name in ((student, "manifest.json"), (student, "student.json"), (bundle, "manifest.json")):
+        whole = json.loads((folder / name).read_text())
+        for key in whole:
+            (folder / name).write_text(json.dumps({**whole, key: wrong}))
+            try:
+                build_report([str(folder)])
+            except ManifestError as exc:
+                refused.append(str(exc))
+            except InputError:
+                assert key == "kind"  # of a bundle: it is none then
+        (folder / name).write_text(json.dumps(whole))
+    assert len(refused) > 3
+    assert all(str(student.parent) in message for message in refused)

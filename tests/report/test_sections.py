@@ -1,0 +1,266 @@
+"""What the page says: every number is one of the run's own, what is missing is said, and nothing of it depends on chance."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.canary import CanaryResult, keep_result
+from jobs.report.artifacts import RunArtifact, open_artifact
+from jobs.report.browser import DOCUMENT_CHARS, BrowserData
+from jobs.report.building import build_report
+from jobs.report.downloads import csv_download
+from jobs.report.gold import GoldChoice
+from jobs.report.plots import Bars, draw_bars
+from jobs.report.tallies import hash_rows, shares, tally_labels
+from manifests.errors import InputError, UsageError
+from manifests.store import open_store
+from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
+
+
+def rows_of(html: str) -> list[dict[str, Any]]:
+    """The browser's rows as the page's script reads them."""
+    found = re.search(r'<script type="application/json" id="rows">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    rows = json.loads(found[1])["rows"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def csv_of(html: str, name: str) -> list[list[str]]:
+    """A download's rows, its head first."""
+    found = re.search(rf'href="data:text/csv;charset=utf-8;base64,([^"]*)" download="{re.escape(name)}"', html)
+    assert found is not None, f"no {name} in {re.findall('download=.([^ ]*).>', html)}"
+    return [line.split(",") for line in base64.b64decode(unescape(found[1])).decode().splitlines()]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """24 queries of 8 documents."""
+    return write_table(tmp_path / "pairs.parquet", plain_pairs(24, 8))
+
+
+def mixed(pair: Any) -> Judgment:
+    """Three of four rows are labelled; the others have three reasons not to be, one of them rare."""
+    row = pair.row_id
+    if row == 100:
+        return Judgment(status="engine", reason="the engine went down twice at this row")
+    if row % 4 == 3:
+        return Judgment(status="format" if row % 8 == 3 else "truncated", reason="no readable grade", tries=["<score>7"])
+    return Judgment(row % 3, [(0.7, 0.2, 0.1), (0.2, 0.6, 0.2), (0.0, 0.0, 1.0)][row % 3])
+
+
+def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    html = build_report([str(run)]).html
+    assert csv_of(html, "conservation.csv")[1:] == [["forged", "192", "143", "0", "49"]]
+    assert csv_of(html, "quarantine-forged.csv")[1:] == [["format", "24"], ["truncated", "24"], ["engine", "1"]]
+    grades = {row[1]: int(row[2]) for row in csv_of(html, "grades.csv")[1:]}
+    labelled = [row for row in rows_of(html) if row["status"] == "ok"]
+    assert grades == {str(grade): sum(row["grade"] == grade for row in labelled) for grade in range(3)}
+    assert sum(int(row[3]) for row in csv_of(html, "entropy.csv")[1:]) == 143
+    assert "no readable grade" in html
+    assert "&lt;score&gt;7" in html
+
+
+def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment(pair.row_id % 3, None, None))
+    built = build_report([str(run)])
+    assert "These labels hold no distributions" in built.html
+    assert "entropy.csv" not in built.html
+    assert all("entropy" not in row for row in rows_of(built.html))
+
+
+@pytest.mark.parametrize("most", [1, 10, 40, 191])
+def test_sample_keeps_every_status_and_says_so(tmp_path: Path, pairs: Path, most: int) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    html = build_report([str(run)], max_rows=most).html
+    rows = rows_of(html)
+    assert {row["status"] for row in rows} == {"ok", "format", "truncated", "engine"}
+    assert len(rows) <= max(most, 4)
+    assert "a seeded sample that keeps every status" in html
+    assert rows == rows_of(build_report([str(run)], max_rows=most).html)
+    assert csv_of(html, "conservation.csv")[1][1] == "192"
+
+
+def test_shares_of_a_sample_add_up_and_leave_no_status_out() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        counts = {str(number): int(rng.integers(1, 5000)) for number in range(rng.integers(1, 7))}
+        most = int(rng.integers(len(counts), 6000))
+        found = shares(counts, most)
+        assert all(1 <= found[status] <= count for status, count in counts.items())
+        assert sum(found.values()) <= most
+        assert sum(found.values()) >= min(sum(counts.values()), most) - len(counts)
+
+
+def test_hash_of_rows_is_spread_evenly() -> None:
+    order = hash_rows(np.arange(100_000))
+    assert len(np.unique(order)) == 100_000
+    assert abs(np.mean(order.astype(float)) / 2**64 - 0.5) < 0.01
+
+
+def test_unfinished_run_is_shown_as_such(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, is_finished=False)
+    html = build_report([str(run)]).html
+    assert "not finished" in html
+    assert "64 rows open" in html
+    assert "proven by row ids" not in html
+    assert "they come when a run is finished" in html
+
+
+def test_texts_that_are_gone_are_missed_aloud_and_not_made_up(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, gold="grade")
+    write_table(pairs, plain_pairs(24, 7))
+    built = build_report([str(run)])
+    assert all("document" not in row and "human" not in row for row in rows_of(built.html))
+    assert "can&#39;t be read again" in built.html
+    assert "humans" not in built.sections
+    pairs.unlink()
+    assert len(rows_of(build_report([str(run)]).html)) == 192
+
+
+def test_no_rows_means_no_text_of_any_document(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    built = build_report([str(run)], max_rows=0)
+    assert "labels" not in built.sections
+    assert "a shoe of kind" not in built.html
+    assert 'id="rows"' not in built.html
+
+
+def test_long_document_is_cut_and_its_length_told(tmp_path: Path) -> None:
+    rows = plain_pairs(2, 2)
+    rows[1]["body"] = "👟" * (DOCUMENT_CHARS + 100)
+    pairs = write_table(tmp_path / "pairs.parquet", rows)
+    run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment())
+    shown = {row["row"]: row for row in rows_of(build_report([str(run)]).html)}
+    assert len(shown[1]["document"]) == DOCUMENT_CHARS
+    assert shown[1]["length"] == DOCUMENT_CHARS + 100 + len("shoe 1\n\n")
+    assert "length" not in shown[0]
+
+
+def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade")
+    built = build_report([str(run)])
+    assert {"humans", "ranking"} <= set(built.sections)
+    assert {row[1]: row[2] for row in csv_of(built.html, "figures.csv")[1:]}["accuracy"] == "1"
+    assert all(row["human"] == row["grade"] for row in rows_of(built.html))
+    ndcg = csv_of(built.html, "ndcg-by-query.csv")[1:]
+    assert sorted(row[1] for row in ndcg) == sorted(f"q{number}" for number in range(24))
+
+
+def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    other = write_table(tmp_path / "other.parquet", [{"query_id": "none", "doc_id": "none", "grade": 1}])
+    with pytest.raises(InputError, match="no label has a grade"):
+        build_report([str(run)], gold=GoldChoice(str(other)))
+
+
+def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
+    one = forge_run(tmp_path / "a", pairs, lambda pair: Judgment(pair.row_id % 3), name="a")
+    other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
+    built = build_report([str(one), str(other)])
+    assert "between" in built.sections
+    assert "triangle" not in built.sections
+    cells = {(row[0], row[1]): int(row[2]) for row in csv_of(built.html, "confusion-a-b.csv")[1:]}
+    assert cells == {(str(x), str(y)): sum(r % 3 == x and r % 2 == y for r in range(192)) for x in range(3) for y in range(3)}
+
+
+def test_runs_of_other_pairs_are_said_to_be_beyond_comparison(tmp_path: Path, pairs: Path) -> None:
+    others = write_table(tmp_path / "others.parquet", [{**row, "query_id": f"x{row['query_id']}"} for row in plain_pairs(3, 3)])
+    one = forge_run(tmp_path / "a", pairs, mixed, name="a")
+    other = forge_run(tmp_path / "b", others, mixed, name="b")
+    assert "have no row in common" in build_report([str(one), str(other)]).html
+
+
+def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    engine = {"family": "fake", "version": "1", "model_digest": "0", "device": "cpu", "dtype": "float32"}
+    keep_result(open_store(run), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200))
+    built = build_report([str(run)])
+    assert "noise" in built.sections
+    assert csv_of(built.html, "noise-floor.csv")[1] == ["forged", "fake 1", "200", "6", "1", "0.03", "0.0138", "0.0639", "0.0021", "0.05"]
+
+
+def test_restarted_engine_is_marked_where_it_began(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=16, workers=("node-1", "node-2", "node-3"))
+    html = build_report([str(run)]).html
+    assert [row[4] for row in csv_of(html, "workers.csv")[1:]] == ["first", "after another had ended", "after another had ended"]
+    assert "Worker processes: 3, of which 2 began after another had ended" in html
+    rates = [float(row[1]) for row in csv_of(html, "throughput-forged.csv")[1:]]
+    places = [float(row[0]) for row in csv_of(html, "throughput-forged.csv")[1:]]
+    assert sum(rate * (end - start) for rate, start, end in zip(rates, places, places[1:], strict=False)) == pytest.approx(192, rel=0.01)
+
+
+def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
+    free = forge_run(tmp_path / "free", pairs, mixed)
+    priced = forge_run(tmp_path / "priced", pairs, mixed, spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}})
+    assert "name no price" in build_report([str(free)]).html
+    row = dict(zip(*csv_of(build_report([str(priced)]).html, "cost.csv"), strict=True))
+    assert float(row["cost"]) == pytest.approx(float(row["worker seconds"]) / 3600 * 7.2 * 2)
+
+
+def test_same_run_gives_the_same_bytes(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, gold="grade")
+    assert build_report([str(run)]).html == build_report([str(run)]).html
+
+
+def test_embedded_rows_can_not_leave_their_element() -> None:
+    hostile = "</script><!-- \u2028 \u2029 & <script>"
+    text = BrowserData(["x"], [{"run": 0, "document": hostile}], []).as_json()
+    assert not set(text) & set("<>&\u2028\u2029")
+    assert json.loads(text)["rows"][0]["document"] == hostile
+
+
+def test_spreadsheet_runs_no_formula_of_a_document() -> None:
+    download = csv_download("=cmd|/C calc", ("query", "rows"), [("=1+1", 3), ("@x", -2), ("ok", 1.5)])
+    assert download.name == "cmd-c-calc.csv"
+    assert base64.b64decode(download.href.partition(",")[2]).decode() == "query,rows\n'=1+1,3\n'@x,-2\nok,1.5\n"
+
+
+def test_drawing_holds_no_style_and_no_colour_of_its_own() -> None:
+    svg = draw_bars([Bars("one $x_1$ \\frac{<b>", ["0", "1"], [3, 4]), Bars("日本\x00", ["0", "1"], [1, 2])], label="grade", value="rows")
+    assert "style" not in svg
+    assert "#" not in re.sub(r'(href="|url\()#[0-9a-f]+-', "", svg)
+    assert "one $x_1$ \\frac{&lt;b&gt;" in svg
+
+
+def test_path_that_holds_nothing_known_is_told(tmp_path: Path, pairs: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"holds no plan\.json"):
+        build_report([str(tmp_path / "empty")])
+    run = forge_run(tmp_path / "out", pairs, mixed)
+    with pytest.raises(UsageError, match="given twice"):
+        build_report([str(run), str(run)])
+
+
+def test_memory_of_the_pass_over_labels_holds_counts_and_the_sample_alone(tmp_path: Path, pairs: Path) -> None:
+    run = open_artifact(str(forge_run(tmp_path / "out", pairs, mixed, chunk_rows=8)))
+    assert isinstance(run, RunArtifact)
+    tally = tally_labels(run, most=10)
+    assert tally.num_rows == 192
+    assert tally.num_chosen <= 10
+    assert tally.by_grade.sum() == 143
+
+
+def test_command_writes_the_page_and_says_what_is_in_it(relabel: Callable[..., Any], folder: Path) -> None:
+    pairs = write_table(folder / "pairs.parquet", plain_pairs(6, 4))
+    forge_run(folder / "out", pairs, mixed)
+    done = relabel("report", "out", "--gold", "pairs.parquet", "--to", "pages/ecom.html", "--max-rows", "12", "--output", "json")
+    page = (folder / "pages/ecom.html").read_bytes()
+    assert done.code == 0
+    assert done.json["bytes"] == len(page)
+    assert done.json["rows"] == 24
+    assert done.json["rows_shown"] == len(rows_of(page.decode())) <= 12
+    assert {"ran", "conservation", "humans", "labels"} <= set(done.json["sections"])
+    relabel("report", "out", "--grade", "grade").refused(2, "--gold")
+    relabel("report", "absent").refused(3, "absent: holds no plan.json")
+    relabel("report", "out", "--to", "pages/").refused(2, "--to pages/")
