@@ -2,7 +2,7 @@
 
     python benchmarks/train_vs_peers.py PAIRS.parquet [--rows 0] [--epochs 2] [--threads 1] [--document title] [--only relabel,bare]
 
-All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW at 2e-4 with a linear
+All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW with a linear
 schedule and a tenth of warm-up. `bare` is a plain PyTorch loop over the very batches that relabel plans. `sentence-transformers` is its
 CrossEncoderTrainer with CrossEntropyLoss and shuffles by itself; it is not a dependency of relabel, so put it where Python finds it:
 
@@ -11,7 +11,7 @@ CrossEncoderTrainer with CrossEntropyLoss and shuffles by itself; it is not a de
 `loop` is relabel's trainer alone, `relabel` the whole command with figures on held-out queries. Rows per second are given by the clock and
 by CPU seconds: on a machine that does other work too only the second compares, and only over several rounds (`--only bare,loop,bare,loop`;
 the first side also pays for what starts once). Baselines need no training: cosine of the mean-pooled query and document under the same
-weights, and the share of the query's words in the document.
+weights, and the share of the query's words in the document; their two cut points are those of the best macro F1 on dev.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from sklearn.metrics import f1_score
 
 from distill.bases import build_module, check_base, make_record, texts_of
 from distill.batches import BatchPlan, Collator
@@ -36,7 +37,7 @@ from distill.examples import Examples, load_examples
 from distill.figures import graded_figures
 from distill.objective import Objective
 from distill.specs import DistillSpec
-from distill.splits import TEST, TRAIN
+from distill.splits import DEV, TEST, TRAIN
 from distill.students import logits_of_rows, softmax
 from manifests.models import resolve_model
 from manifests.ranking import auc
@@ -57,7 +58,7 @@ class Clock:
         self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
 
 
-def make_spec(path: str, output: Path, epochs: int, document: str | None) -> DistillSpec:
+def make_spec(path: str, output: Path, epochs: int, document: str | None, learning_rate: float) -> DistillSpec:
     columns = {"document": document.split("+")} if document else {}
     values: dict[str, Any] = {
         "name": "gold",
@@ -65,7 +66,14 @@ def make_spec(path: str, output: Path, epochs: int, document: str | None) -> Dis
         "gold": {"path": path, "grade": "grade", "map": GRADES, "columns": columns},
         "student": {"kind": "encoder", "model": MODEL},
         "loss": {"gold_weight": 1.0},
-        "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 2e-4, "max_tokens": 96, "eval_every": 10**6, "device": "cpu"},
+        "train": {
+            "epochs": epochs,
+            "batch_size": 32,
+            "learning_rate": learning_rate,
+            "max_tokens": 96,
+            "eval_every": 10**6,
+            "device": "cpu",
+        },
         "output": str(output),
     }
     return DistillSpec(**values)
@@ -97,7 +105,14 @@ def parts_of(spec: DistillSpec, examples: Examples) -> tuple[Any, Any, list[Any]
     tokens = texts.encode(examples.texts)
     torch.manual_seed(spec.train.seed)
     module = build_module(spec, base, record)
-    plan = BatchPlan([len(row.ids) for row in tokens], examples.rows_of(TRAIN), seed=spec.train.seed, batch_size=spec.train.batch_size)
+    settings = spec.train
+    plan = BatchPlan(
+        [len(row.ids) for row in tokens],
+        examples.rows_of(TRAIN),
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        groups=settings.group_by_length,
+    )
     return module, texts, tokens, Objective(spec.loss, examples.heads, examples.phi), plan
 
 
@@ -199,7 +214,7 @@ def data_path_rate(spec: DistillSpec, examples: Examples) -> dict[str, float]:
 
 
 def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, float]]:
-    """AUC of two scores that nobody trained."""
+    """Two scores that nobody trained: AUC, and what grades they give when cut where macro F1 on dev is best."""
     from transformers import AutoModel, AutoTokenizer
 
     folder = resolve_model(spec.student.model).path
@@ -215,14 +230,27 @@ def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, floa
                 found.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy())
         return np.concatenate(found)
 
-    test = examples.rows_of(TEST)
-    queries, documents = zip(*(examples.texts[row] for row in test), strict=True)
+    rows = np.concatenate([examples.rows_of(DEV), examples.rows_of(TEST)])
+    is_test = np.arange(len(rows)) >= len(examples.rows_of(DEV))
+    queries, documents = zip(*(examples.texts[row] for row in rows), strict=True)
     cosine = (embed(list(queries)) * embed(list(documents))).sum(1)
     words = [(set(query.lower().split()), set(document.lower().split())) for query, document in zip(queries, documents, strict=True)]
     overlap = np.array([len(query & document) / max(1, len(query)) for query, document in words])
-    gold = examples.gold[test]
-    scores = {"zero-shot cosine": cosine, "lexical overlap": overlap}
-    return {name: {"auc_0/12": auc(score, gold >= 1), "auc_01/2": auc(score, gold >= 2)} for name, score in scores.items()}
+    gold = examples.gold[rows]
+    found = {}
+    for name, score in {"zero-shot cosine": cosine, "lexical overlap": overlap}.items():
+        cuts = best_cuts(score[~is_test], gold[~is_test])
+        figures = graded_figures(np.eye(3)[np.searchsorted(cuts, score[is_test], side="right")], gold[is_test])
+        areas = {"auc_0/12": auc(score[is_test], gold[is_test] >= 1), "auc_01/2": auc(score[is_test], gold[is_test] >= 2)}
+        found[name] = {**figures, **areas, "auc": sum(areas.values()) / 2}
+    return found
+
+
+def best_cuts(score: np.ndarray, gold: np.ndarray) -> tuple[float, float]:
+    """The two cut points, among the percentiles of the score, that give grades 0, 1 and 2 the best macro F1."""
+    points = np.unique(np.quantile(score, np.linspace(0.0, 1.0, 101)))
+    pairs = [(low, high) for low in points for high in points if low <= high]
+    return max(pairs, key=lambda cuts: f1_score(gold, np.searchsorted(cuts, score, side="right"), average="macro"))
 
 
 def main() -> None:
@@ -233,6 +261,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--document", help="columns of the document, title+body say; default: all that are there")
     parser.add_argument("--only", default="relabel,loop,bare,sentence-transformers")
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sides: dict[str, Callable[[DistillSpec, Examples], dict[str, Any]]] = {
@@ -242,7 +271,8 @@ def main() -> None:
         "sentence-transformers": by_sentence_transformers,
     }
     with tempfile.TemporaryDirectory() as folder:
-        spec = make_spec(take_rows(options.pairs, options.rows, Path(folder)), Path(folder) / "out", options.epochs, options.document)
+        pairs = take_rows(options.pairs, options.rows, Path(folder))
+        spec = make_spec(pairs, Path(folder) / "out", options.epochs, options.document, options.learning_rate)
         examples = load_examples(spec)
         print(json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}), flush=True)
         print(json.dumps({"data path": data_path_rate(spec, examples)}), flush=True)

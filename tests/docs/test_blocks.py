@@ -1,0 +1,52 @@
+"""The other blocks of the pages: YAML is what its reader takes, JSON is JSON, Python is Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distill.specs import DistillSpec
+from jobs.job_files import load_job
+from manifests.specs import JobSpec, validate_spec
+from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+OWN_LABELER = {"resolves"}
+"""Labelers that a page makes; its own run is their test."""
+
+
+def of(language: str) -> list[Any]:
+    found = [block for block in BLOCKS if block.language == language]
+    assert found
+    return [pytest.param(block, id=f"{block.page.relative_to(ROOT)}:{block.line}") for block in found]
+
+
+@pytest.mark.parametrize("block", of("yaml"))
+def test_yaml_of_a_page_is_a_job_a_student_or_a_part_of_a_job(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    values = yaml.safe_load(block.text)
+    for name in ("SITE", "STORE_SECRET"):
+        monkeypatch.setenv(name, "here")
+    if "groups" in values:  # alerting rules
+        assert all(rule["expr"] for group in values["groups"] for rule in group["rules"])
+    elif "student" in values:
+        validate_spec(DistillSpec, values, where=block.page.name)
+    elif values.get("labeler", {}).get("name") not in OWN_LABELER:
+        assert set(values) <= set(JobSpec.model_fields)
+        (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **values}))
+        load_job("job.yaml")
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_of_a_page_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", of("python"))
+def test_python_of_a_page_is_python(block: Block) -> None:
+    ast.parse(block.text)

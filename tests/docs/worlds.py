@@ -1,0 +1,160 @@
+"""What each page takes for granted, made small: pairs, runs, a student, a bundle, an endpoint."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli import main
+from jobs.commands.demo import load_pairs
+from tests.publish.conftest import write_bundle
+from tests.score.conftest import write_tiny_student
+
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+def call(*arguments: str) -> int:
+    """A command of relabel in this process; its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last: int = 192) -> None:
+    """Pairs that ship with relabel, with their author's grades."""
+    pq.write_table(pa.Table.from_pylist(load_pairs()[first:last]), folder / path)
+
+
+def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7) -> None:
+    """A run in out/NAME, of the fake engine."""
+    job = {"name": name, "input": {"path": pairs}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": seed}}
+    (folder / f"{name}.yaml").write_text(json.dumps(job | {"output": f"out/{name}"}))  # JSON is YAML
+    assert call("run", f"{name}.yaml") == 0
+
+
+def two_days(folder: Path) -> None:
+    """Runs over two halves of the pairs."""
+    for name, first in (("monday", 0), ("tuesday", 96)):
+        write_pairs(folder, f"{name}.parquet", first, first + 96)
+        finished_run(folder, name, f"{name}.parquet")
+
+
+def judged(folder: Path, rows: Rows) -> None:
+    """Runs, and files of two judges and of humans (those of tests/score/test_comparison.py)."""
+    write_pairs(folder)
+    finished_run(folder, "ecom", "pairs.parquet")
+    finished_run(folder, "scores", "pairs.parquet")
+    teacher = rows(60)
+    student = [dict(row, probs=other["probs"]) for row, other in zip(teacher, rows(60, seed=2), strict=True)]
+    for row, held in zip(student, teacher, strict=True):
+        row["probs"] = [(one + 2 * other) / 3 for one, other in zip(row["probs"], held["probs"], strict=True)]
+        row["label"] = int(np.argmax(row["probs"]))
+    for path, group in (("teacher.jsonl", teacher), ("student.jsonl", student[::-1]), ("grades.jsonl", teacher)):
+        wanted = ("query_id", "doc_id", "grade") if path == "grades.jsonl" else ("query_id", "doc_id", "label", "probs")
+        (folder / path).write_text("".join(json.dumps({key: row[key] for key in wanted}) + "\n" for row in group))
+    one_judge = [{"llm_label": row["label"], "human_grade": row["grade"], "judge": "gpt-4"} for row in rows(90)]
+    pq.write_table(pa.Table.from_pylist(one_judge), folder / "labels.parquet")
+
+
+def two_prompts(folder: Path) -> None:
+    """Two runs over the same pairs, with other seeds."""
+    write_pairs(folder)
+    finished_run(folder, "ecom", "pairs.parquet")
+    finished_run(folder, "other", "pairs.parquet", seed=8)
+
+
+def demo_pairs(folder: Path) -> None:
+    """The pairs of a demo that was run."""
+    (folder / "out" / "demo").mkdir(parents=True)
+    write_pairs(folder, "out/demo/pairs.parquet")
+
+
+def cited_answers(folder: Path) -> None:
+    """Generated answers and the corpus that they cite."""
+    answers = [
+        {"query_id": f"q{query}", "query": f"red shoe {query}", "answer_id": f"a{answer}", "cited": ["d1"], "candidates": ["d1", "d2"]}
+        for query in range(3)
+        for answer in range(5)
+    ]
+    pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
+    documents = [{"doc_id": f"d{number}", "title": f"shoe {number}", "body": f"a red shoe of kind {number}"} for number in range(9)]
+    pq.write_table(pa.Table.from_pylist(documents), folder / "docs.parquet")
+
+
+def trained_student(folder: Path) -> None:
+    """A student of one head in student/, and pairs."""
+    write_pairs(folder)
+    write_tiny_student(folder / "student", name="ecom-bert", heads={"relevance": 3})
+
+
+def real_bundle(folder: Path) -> None:
+    """A bundle in out/bundle that answers, with a Triton view."""
+    write_pairs(folder)
+    write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})
+    assert call("export", "student", "--to", "out/bundle", "--pairs", "pairs.parquet", "--gold", "grade", "--triton") == 0
+
+
+def sealed_bundle(folder: Path) -> None:
+    """A bundle in out/bundle whose files are nobody's model: enough to publish."""
+    write_bundle(folder / "out" / "bundle")
+
+
+@contextmanager
+def endpoint(model: Path) -> Iterator[str]:
+    """HOST:PORT of a server that answers as Triton's HTTP endpoint does (KServe v2, JSON), for one model."""
+    import onnxruntime as ort
+
+    class Infer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            feed = {one["name"]: np.array(one["data"], dtype=np.int64).reshape(one["shape"]) for one in asked["inputs"]}
+            session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()]
+            outputs = [
+                {"name": name, "datatype": "FP32", "shape": list(values.shape), "data": values.ravel().tolist()}
+                for name, values in zip(names, session.run(names, feed), strict=True)
+            ]
+            body = json.dumps({"model_name": model.parent.parent.name, "outputs": outputs}).encode()
+            self.send_response(200 if self.path == f"/v2/models/{model.parent.parent.name}/infer" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Infer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+WORLDS: dict[str, Callable[[Path, Rows], object]] = {
+    "README.md": lambda folder, _: write_pairs(folder),
+    "commands.md": lambda folder, _: write_pairs(folder),
+    "compare.md": lambda folder, _: two_prompts(folder),
+    "convert.md": lambda folder, _: two_prompts(folder),
+    "deploying.md": lambda folder, _: real_bundle(folder),
+    "evaluate.md": judged,
+    "getting-started.md": lambda folder, _: demo_pairs(folder),
+    "pairs.md": lambda folder, _: cited_answers(folder),
+    "publish.md": lambda folder, _: sealed_bundle(folder),
+    "reuse.md": lambda folder, _: two_days(folder),
+    "score.md": lambda folder, _: trained_student(folder),
+}
+"""Page → what lies in the working folder before its first command."""
