@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from export.bench_specs import BenchSpec
-from export.benching import bench_bundle
+from export.bench.benching import bench_bundle
+from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+from export.bench.latency_records import write_to
+from export.bench.side_by_side import Against
+from export.bench.specs import BenchSpec
+from export.bench.workloads import MAX_ROWS
 from export.bundles import Bundle, open_bundle
-from export.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
-from export.latency_records import write_to
 from export.reference_pairs import PairsFile, draw_pairs, file_pairs
-from export.side_by_side import Against
-from export.workloads import MAX_ROWS
 
 NO_SLOWER = 1.05
 """The upper end of fp32's time over optimum's may be at most this."""

@@ -16,8 +16,8 @@ from manifests.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from export.bench.side_by_side import Against
     from export.bundles import Bundle
-    from export.side_by_side import Against
     from manifests.gates import GateVerdict
 
 TORCH = "torch"
@@ -77,10 +77,10 @@ def bench(
     from the scheduled arrival. Comparisons take turns; their figure is the median of paired ratios. What makes figures doubtful is
     reported as a finding. docs/bench.md has the table's columns.
     """
-    from export.bench_specs import BenchSpec
-    from export.benching import bench_bundle
+    from export.bench.benching import bench_bundle
+    from export.bench.latency_records import check_place, gate_figures, put_into_bundle, write_to
+    from export.bench.specs import BenchSpec
     from export.bundles import open_bundle
-    from export.latency_records import check_place, gate_figures, put_into_bundle, write_to
     from manifests.gates import judge_gates, parse_flag
     from manifests.specs import validate_spec
 
@@ -118,7 +118,7 @@ def _against(sides: tuple[str, ...], student: str | None) -> Against:
     Raises:
         UsageError: torch without a student, a student without torch, or two sides of one name.
     """
-    from export.side_by_side import Against
+    from export.bench.side_by_side import Against
 
     graphs: dict[str, Path] = {}
     for side in sides:
@@ -136,8 +136,8 @@ def _against(sides: tuple[str, ...], student: str | None) -> Against:
 
 
 def _texts(path: str, facts: Mapping[str, Any], *, seed: int) -> Sequence[tuple[str, str]]:
+    from export.bench.workloads import MAX_ROWS
     from export.reference_pairs import PairsFile, draw_pairs, file_pairs
-    from export.workloads import MAX_ROWS
 
     return draw_pairs(file_pairs(PairsFile(path), facts["inputs"]["columns"], grades=facts["grades"]), MAX_ROWS, seed=seed)
 
@@ -156,7 +156,7 @@ def _local(path: str, name: str) -> Path:
 
 
 def _text(facts: Mapping[str, Any], place: Path, version: str, verdicts: Sequence[GateVerdict]) -> str:
-    from export.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+    from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
 
     head = table([("results", str(place)), ("version", version)])
     grids = [_grid(rows) for rows in (cell_rows(facts), rate_rows(facts), comparison_rows(facts)) if len(rows) > 1]

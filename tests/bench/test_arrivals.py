@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.arrivals import Batching, Served, poisson_arrivals, serve
-from export.latency import time_calls
+from export.bench.arrivals import Batching, Served, poisson_arrivals, serve
+from export.bench.latency import time_calls
 
 
 class MadeUpClock:

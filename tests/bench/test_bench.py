@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from export.bench.latency_plots import OPEN_NAME
+from export.bench.latency_records import NAMES
+from export.bench.latency_tables import LATENCY_SCHEMA
 from export.bundles import open_bundle, seal_bundle
-from export.latency_plots import OPEN_NAME
-from export.latency_records import NAMES
-from export.latency_tables import LATENCY_SCHEMA
 from export.loader import Student
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
@@ -180,7 +180,7 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_bundle_as_it_was(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("export.latency_records.seal_bundle", dies)
+        patch.setattr("export.bench.latency_records.seal_bundle", dies)
         assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32").code == 130
     assert inside(bundle) == before
     bundle.rename("bundle.old")  # as a kill between the two renames leaves it

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bench_plans import BenchModel, Budget, Cell, choose_models, plan_cells
-from export.bench_specs import BenchSpec
+from export.bench.comparisons import ratio_of, take_turns
+from export.bench.findings import comparison_findings, machine_findings, model_findings
+from export.bench.latency import time_calls
+from export.bench.latency_cards import put_section
+from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
+from export.bench.machine_facts import GPU_STATE, MachineWatch, gpu_facts
+from export.bench.memory import device_bytes
+from export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
+from export.bench.side_by_side import Against, plan_sides
+from export.bench.specs import BenchSpec
+from export.bench.workloads import draw_lengths
 from export.bundles import open_bundle
-from export.comparisons import ratio_of, take_turns
-from export.findings import comparison_findings, machine_findings, model_findings
-from export.latency import time_calls
-from export.latency_cards import put_section
-from export.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.loader import Encoder, Machine
-from export.machine_facts import GPU_STATE, MachineWatch, gpu_facts
-from export.memory import device_bytes
 from export.placement import count_cpu_nodes, cpu_nodes
-from export.side_by_side import Against, plan_sides
-from export.workloads import draw_lengths
 from manifests.errors import MissingExtraError, UsageError
 
 MODELS = [

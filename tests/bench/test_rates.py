@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.arrivals import Batching, poisson_arrivals, serve
-from export.quantiles import quantile
-from export.rate_sweeps import HALVINGS, highest_rate, plan_rates, requests_each, sweep
+from export.bench.arrivals import Batching, poisson_arrivals, serve
+from export.bench.quantiles import quantile
+from export.bench.rate_sweeps import HALVINGS, highest_rate, plan_rates, requests_each, sweep
 from tests.bench.test_arrivals import MadeUpClock
 
 SERVICE_S = 0.01

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from export.latency import Clock
+from export.bench.latency import Clock
 from manifests.bootstrap import bootstrap
 
 Call = Callable[[], object]

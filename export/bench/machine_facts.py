@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export.gpu_queries import query_gpu
+from export.bench.gpu_queries import query_gpu
 
 LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers", "torch", "transformers")
 GPU_FIELDS = {

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from distill.students import student_digest
-from export.bench_plans import COMPARISON_WEIGHT, BenchModel
-from export.bench_settings import Setting
-from export.comparisons import take_turns
-from export.findings import PLAIN, Finding
-from export.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
-from export.workloads import fixed_batch
+from export.bench.comparisons import take_turns
+from export.bench.findings import PLAIN, Finding
+from export.bench.plans import COMPARISON_WEIGHT, BenchModel
+from export.bench.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
+from export.bench.settings import Setting
+from export.bench.workloads import fixed_batch
 from manifests.errors import ManifestError, MissingExtraError, ModelError
 
 TORCH = "torch"

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from export import memory
-from export.bench_plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
-from export.bench_settings import Say, Setting
-from export.bench_specs import BenchSpec
+from export.bench import memory
+from export.bench.closed_cells import measure_cells
+from export.bench.findings import comparison_findings, machine_findings, model_findings
+from export.bench.latency_tables import blank_latency_row
+from export.bench.machine_facts import MachineWatch, usable_cores
+from export.bench.open_rates import measure_sweep, sweeps_of
+from export.bench.plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
+from export.bench.settings import Say, Setting
+from export.bench.side_by_side import Against, compare_models, plan_sides
+from export.bench.specs import BenchSpec
+from export.bench.workloads import workload_of_lengths, workload_of_pairs
 from export.bundles import Bundle
-from export.closed_cells import measure_cells
-from export.findings import comparison_findings, machine_findings, model_findings
-from export.latency_tables import blank_latency_row
 from export.loader import Encoder, Machine
-from export.machine_facts import MachineWatch, usable_cores
-from export.open_rates import measure_sweep, sweeps_of
 from export.placement import cpu_nodes
-from export.side_by_side import Against, compare_models, plan_sides
-from export.workloads import workload_of_lengths, workload_of_pairs
 from manifests.extras import require
 
 LATENCY_FORMAT = 1

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export.bench_specs import BenchSpec, Preset
+from export.bench.specs import BenchSpec, Preset
+from export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
 from export.loader import PROVIDERS, Machine, engine_fault
-from export.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
 from manifests.errors import MissingExtraError, UsageError
 
 CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0

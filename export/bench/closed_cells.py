@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from export import memory
-from export.bench_plans import CELL_WEIGHT, Cell
-from export.bench_settings import Setting, spoken_latency
-from export.latency import Timed, time_calls
-from export.quantiles import MS, summarize
-from export.runners import Runner
-from export.workloads import fixed_batch
+from export.bench import memory
+from export.bench.latency import Timed, time_calls
+from export.bench.plans import CELL_WEIGHT, Cell
+from export.bench.quantiles import MS, summarize
+from export.bench.runners import Runner
+from export.bench.settings import Setting, spoken_latency
+from export.bench.workloads import fixed_batch
 from manifests.errors import ModelError
 
 REPLAYED_BATCHES = 64

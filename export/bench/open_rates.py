@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from export.arrivals import Batching, poisson_arrivals, serve
-from export.bench_plans import SWEEP_WEIGHT
-from export.bench_settings import Answer, Setting, spoken_latency
-from export.bench_specs import BenchSpec, Preset
-from export.latency import time_calls
-from export.quantiles import MS, summarize
-from export.rate_sweeps import HALVINGS, Point, highest_rate, plan_rates, requests_each, sweep
-from export.runners import Runner
-from export.workloads import SERVING_DOCUMENTS, SERVING_MS
+from export.bench.arrivals import Batching, poisson_arrivals, serve
+from export.bench.latency import time_calls
+from export.bench.plans import SWEEP_WEIGHT
+from export.bench.quantiles import MS, summarize
+from export.bench.rate_sweeps import HALVINGS, Point, highest_rate, plan_rates, requests_each, sweep
+from export.bench.runners import Runner
+from export.bench.settings import Answer, Setting, spoken_latency
+from export.bench.specs import BenchSpec, Preset
+from export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
 
 CAPACITY_SHARE = 0.08
 """Of a sweep's time: to find what full micro-batches reach."""

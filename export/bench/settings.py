@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export.bench_plans import BenchModel, Budget
-from export.bench_specs import BenchSpec
+from export.bench.plans import BenchModel, Budget
+from export.bench.runners import Batch, OnnxRunner, Runner
+from export.bench.specs import BenchSpec
+from export.bench.workloads import TokenRow, Workload
 from export.bundles import Bundle
 from export.loader import BATCH_TOKENS, Encoder, length_batches
-from export.runners import Batch, OnnxRunner, Runner
-from export.workloads import TokenRow, Workload
 from manifests.errors import MissingExtraError
 
 Say = Callable[[str], None]

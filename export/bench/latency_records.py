@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export.benching import Bench
+from export.bench.benching import Bench
+from export.bench.latency_cards import latency_lines, put_section
+from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
+from export.bench.latency_tables import TABLE_NAME, latency_table_bytes
 from export.bundle_cards import CARD_NAME
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.destinations import VERSIONS
-from export.latency_cards import latency_lines, put_section
-from export.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
-from export.latency_tables import TABLE_NAME, latency_table_bytes
 from manifests.digests import readable_json
 from manifests.disk_errors import told
 from manifests.errors import UsageError

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from export.quantiles import QUANTILES
+from export.bench.quantiles import QUANTILES
 
 TABLE_NAME = "latency.parquet"
 _TEXTS = ("provider", "precision", "model", "preset", "loop", "cell", "scope")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from export.machine_facts import BUSY_LOAD
-from export.quantiles import QUANTILES, samples_needed
+from export.bench.machine_facts import BUSY_LOAD
+from export.bench.quantiles import QUANTILES, samples_needed
 
 MAX_CV = 0.05
 PLAIN = "fp32"
