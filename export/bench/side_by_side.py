@@ -20,7 +20,7 @@ from manifests.errors import ManifestError, MissingExtraError, ModelError
 
 TORCH = "torch"
 OVERTIME = 3.0
-"""How many times its share a comparison may take to come to its rounds when nothing else is left."""
+"""How many times its share a comparison may take to come to its rounds; more would be taken from those after it."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,20 @@ def compare_models(
     found: list[dict[str, Any]] = []
     findings: list[Finding] = []
     opened: dict[tuple[str, str], Runner] = {}
+    sides: list[tuple[BenchModel, Runner, Runner, dict[str, Any]]] = []
     for model, other in plan_sides(models, against):
         _, ours = setting.open(model)
         if (model.provider, other) not in opened:
             opened[model.provider, other] = _open_side(setting, model, models, other, against)
         theirs = opened[model.provider, other]
-        about = {
-            "provider": model.provider,
-            "ours": model.precision,
-            "theirs": other,
-            "answers_differ_by": differ_by(ours, theirs, setting.probe),
-        }
-        for rows, tokens in shapes:
-            share_s, cell = setting.budget.share(COMPARISON_WEIGHT), f"{rows}x{tokens}"
+        differ = differ_by(ours, theirs, setting.probe)
+        sides.append(
+            (model, ours, theirs, {"provider": model.provider, "ours": model.precision, "theirs": other, "answers_differ_by": differ})
+        )
+    # the smallest shapes first: they come to all their rounds, and leave what they do not need to the large ones
+    for rows, tokens in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+        for model, ours, theirs, about in sides:
+            share_s, cell, other = setting.budget.share(COMPARISON_WEIGHT), f"{rows}x{tokens}", about["theirs"]
             if cell in left_out.get(model, set()):
                 continue
             start = time.perf_counter()
@@ -121,7 +122,7 @@ def _compared(setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens:
             lambda: theirs(batch),
             rounds=setting.spec.rounds,
             seconds=seconds,
-            limit_s=max(seconds * OVERTIME, setting.budget.left_s),
+            limit_s=seconds * OVERTIME,
         )
     except (ModelError, IndexError, RuntimeError):  # torch has no position for so many tokens
         if tokens <= setting.encoder.max_tokens:
