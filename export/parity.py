@@ -83,6 +83,9 @@ def judge(precision: str, figures: Sequence[Mapping[str, Any]], spec: ParitySpec
         taus = [one["tau"] for one in figures if one["tau"] is not None]
         if taus:  # else the student tells no two documents of a query apart, and there is no order to keep
             checks.append(_check("Kendall tau per query", min(taus), spec.fp16_min_tau, min(taus) >= spec.fp16_min_tau))
+        losses = [one["ndcg@10"]["loss"] for one in figures if one["ndcg@10"]["loss"] is not None]
+        if losses:
+            checks.append(_check("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss, max(losses) <= spec.fp16_max_ndcg_loss))
     else:
         worst = max(figures, key=lambda one: one["f1_macro"]["loss_low"])["f1_macro"]
         value = worst["loss_low"]

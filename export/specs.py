@@ -25,6 +25,8 @@ class ParitySpec(Spec):
     """Share of pairs whose grade changes in fp16 and bf16."""
     fp16_min_tau: float = Field(0.999, ge=-1.0, le=1.0)
     """Least Kendall tau of a query's order in fp16 and bf16: 0.999 is one order in 2,000 reversed (see `export/orders.py`)."""
+    fp16_max_ndcg_loss: float = Field(0.001, ge=0.0)
+    """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades tell which documents matter."""
     int8_max_f1_loss: float = Field(1.0, ge=0.0)
     """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above."""
     resamples: int = Field(1000, ge=100, le=100_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,19 @@ def test_fp16_is_refused_by_documents_that_changed_places_without_a_flip() -> No
     figures = one["by_batch_size"]["7"]
     assert (figures["flips"], figures["tau"]) == (0, pytest.approx(0.94, abs=1e-3))
     assert [check["check"] for check in one["checks"] if not check["has_passed"]] == ["Kendall tau per query"]
+
+
+def test_fp16_is_refused_by_orders_below_the_margin_that_bring_the_good_documents_down() -> None:
+    """A student that squeezes nearly all its scores together: what the model reverses is too near for tau, and all that there is."""
+    pairs, _ = made_pairs()
+    place = np.tile(np.arange(DOCS), QUERIES)
+    tiny = (1e-6 + 2e-5 * place).astype(np.float32)
+    reversed_tiny = (1e-6 + 2e-5 * (DOCS - 1 - place)).astype(np.float32)
+    ours, theirs = (np.stack([1 - one, np.zeros_like(one), one], 1) for one in (tiny, reversed_tiny))
+    graded = replace(pairs, grades=np.where(place == DOCS - 1, 2, 0))
+    one = measure("fp16", {"relevance": ours}, {7: {"relevance": theirs}}, graded, ParitySpec(resamples=100))
+    assert one["by_batch_size"]["7"]["flips"] == 0
+    assert [check["check"] for check in one["checks"] if not check["has_passed"]] == ["nDCG@10 loss"]
 
 
 def test_fp16_is_not_refused_by_documents_that_the_student_hardly_tells_apart() -> None:
