@@ -37,7 +37,8 @@ from manifests.store import open_store
 
 STUDENT_MANIFEST_VERSION = 1
 CLAIM_NAME = "training.json"
-"""In the checkpoints' folder: whose they are."""
+"""In the checkpoints' folder: whose they are, and whether a --restart began them."""
+REPLACING = "restart"
 NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing")
 TEMPERATURES = (0.25, 4.0)
@@ -66,6 +67,21 @@ class Report:
     def has_passed(self) -> bool:
         """Whether no gate refused it."""
         return bool(self.manifest["gate"]["has_passed"])
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What earlier calls left.
+
+    Args:
+        done: manifest of this spec's student where it belongs.
+        waiting: manifest of this spec's student where it was trained, if it goes elsewhere and that is still to be done.
+        is_replacing: whether another student may be replaced, because this call is a --restart or goes on with one.
+    """
+
+    done: dict[str, Any] | None
+    waiting: dict[str, Any] | None
+    is_replacing: bool
 
 
 @dataclass
@@ -119,11 +135,9 @@ def distill(
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     examples = load_examples(spec)
     fingerprint = _fingerprint(spec, examples, resolved.digest)
-    # here first: what is delivered between the two looks is found by the second
-    waiting = _finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
-    done = _finished(home.manifest(), fingerprint, start, home.output)
-    if done is not None or waiting is not None:
-        return _conclude(home, done, waiting, is_writer=is_writer)
+    left = _look(home, fingerprint, start)
+    if left.done is not None or left.waiting is not None:
+        return _conclude(home, left, fingerprint, start, is_writer=is_writer)
     base = check_base(spec, resolved)
     _check_gates(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
@@ -137,19 +151,44 @@ def distill(
     if not is_writer:
         return Report(_manifest(work, _train(work), fingerprint), home.folder, was_done=False, place=home.output)
     with home.locked() as make_sure:
-        _claim(home.checkpoints, fingerprint, start)
-        manifest = _write(work, _train(work), home.folder, fingerprint)
+        left = _look(home, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
+        if left.done is not None or left.waiting is not None:
+            raise StaleRunError(f"{home.output}: another call finished this student meanwhile. The same command again finds it.")
+        _claim(home, fingerprint, start, is_replacing=left.is_replacing)
+        manifest = _write(work, _train(work), home, fingerprint)
         make_sure()
-        home.deliver(is_replacing=start == "restart")
+        home.deliver(is_replacing=left.is_replacing)
     return Report(manifest, home.folder, was_done=False, place=home.output)
 
 
-def _conclude(home: Home, done: dict[str, Any] | None, waiting: dict[str, Any] | None, *, is_writer: bool) -> Report:
+def _look(home: Home, fingerprint: str, start: str) -> _Left:
+    """See what an earlier call left.
+
+    Raises:
+        StaleRunError: the student of another spec, which this call may not replace.
+    """
+    # here first: what is delivered between the two looks is found by the second
+    waiting = _finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
+    is_ours = _claimed(home.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    done = home.manifest()
+    if is_ours and done != waiting:
+        done = None  # the one that a --restart is to replace: it was killed, and goes on
+    return _Left(_finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
+
+
+def _conclude(home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
     """End without training: the student is where it belongs, or only waits here to be copied there."""
-    if waiting is not None and is_writer:
+    if left.waiting is not None and is_writer:
         with home.locked():
-            home.deliver(is_replacing=False)
-    return Report(done or waiting or {}, home.folder, was_done=done is not None, place=home.output)
+            now = _look(home, fingerprint, start)  # again: somebody may have had the lock until now
+            if now.waiting is None and now.done is None:
+                raise StaleRunError(f"{home.folder}: another call began anew there meanwhile. Call again when it has ended.")
+            if now.waiting is not None and now.done is None:
+                home.deliver(is_replacing=now.is_replacing)
+            elif now.waiting is not None:
+                home.forget()
+        left = now
+    return Report(left.done or left.waiting or {}, home.folder, was_done=left.done is not None, place=home.output)
 
 
 def _fingerprint(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
@@ -190,25 +229,41 @@ def _finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: 
     return held
 
 
-def _claim(folder: Path, fingerprint: str, start: str) -> None:
+def _claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> None:
     """Make the checkpoints' folder ours, or say whose it is.
 
+    Args:
+        is_replacing: note that the student which stands at the end of the way is to be replaced: a --resume then knows.
     Raises:
         StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
     """
+    folder = home.checkpoints
     claim = folder / CLAIM_NAME
     if start == "restart":
+        if home.url is not None:
+            (home.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        claim.unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-        claim.unlink(missing_ok=True)
-    held = claim.read_text(encoding="utf-8").strip() if claim.is_file() else None
+    held, _ = _claimed(folder)
     left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
     if left and start == "new":
         raise StaleRunError(f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart.")
     if left and held != fingerprint:
         raise StaleRunError(f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart.")
-    claim.write_text(fingerprint + "\n", encoding="utf-8")
+    _note(folder, fingerprint, is_replacing=is_replacing)
+
+
+def _note(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
+    (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{REPLACING}\n" * is_replacing, encoding="utf-8")
+
+
+def _claimed(folder: Path) -> tuple[str, bool]:
+    """The fingerprint that a folder of checkpoints belongs to, if any, and whether its student replaces another one."""
+    claim = folder / CLAIM_NAME
+    held, _, rest = claim.read_text(encoding="utf-8").partition("\n") if claim.is_file() else ("", "", "")
+    return held, rest.strip() == REPLACING
 
 
 def _check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -263,15 +318,18 @@ def _train(work: _Work) -> _Trained:
     return _Trained(module, replace(work.record, temperature=temperature), metrics, training, curve)
 
 
-def _write(work: _Work, trained: _Trained, output: Path, fingerprint: str) -> dict[str, Any]:
-    """Write the folder, the manifest last."""
+def _write(work: _Work, trained: _Trained, home: Home, fingerprint: str) -> dict[str, Any]:
+    """Write the folder: the manifest of a student that is replaced goes first, the new one comes last."""
     failpoints.hit("before_student")
+    output = home.folder
+    (output / MANIFEST_NAME).unlink(missing_ok=True)
+    if home.url is None:  # nothing is left to be replaced: the next manifest here is this student's
+        _note(home.checkpoints, fingerprint, is_replacing=False)
     write_student(output, trained.record, trained.module, work.base.tokenizer)
     write_curves(output, trained.curve, title=work.spec.name)
     manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
     (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
     open_store(output).put(MANIFEST_NAME, readable_json(manifest))
-    shutil.rmtree(work.checkpoints)
     return manifest
 
 

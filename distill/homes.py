@@ -1,8 +1,9 @@
 """Where a student is made and where it goes: one folder, or a folder of work here and a URL that the finished student is copied to.
 
 Training writes checkpoints, and loaders map files: both want a disk. So a student whose `output` is a URL is trained in the cache, in a
-folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and copied when it is finished, its
-manifest last: at the URL lies a whole student or, to every reader, none. Then the folder of work is removed.
+folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and copied when it is finished: the
+manifest of the student that it replaces goes first, its own comes last. At the URL lies a whole student or, to every reader, none. Then the
+folder of work is removed.
 """
 
 from __future__ import annotations
@@ -110,17 +111,38 @@ class Home:
             return None
 
     def deliver(self, *, is_replacing: bool) -> None:
-        """Copy the student that is finished here to where it goes, if that is elsewhere, and remove the folder of work.
+        """Copy the student that is finished here to where it goes, if that is elsewhere, and remove what there was to its making.
+
+        Call it while `locked`: what the URL holds is looked at once, before the first file is written.
 
         Args:
             is_replacing: take the place of another student there.
         Raises:
-            StaleRunError: somebody put another student there meanwhile.
+            StaleRunError: there is another student, which is left as it is; or somebody put one there while this one was copied.
         """
         if self.url is None:
+            shutil.rmtree(self.checkpoints)
             return
         parent, name = _split(self.url)
         depot = open_depot(parent)
+        data = (self.folder / MANIFEST_NAME).read_bytes()
+        held = _record(depot, f"{name}/{MANIFEST_NAME}")
+        if held != data:
+            if held is not None:
+                if not is_replacing:
+                    raise _is_taken(depot, name)
+                depot.delete(f"{name}/{MANIFEST_NAME}")
+            self._copy(depot, name, data, is_replacing=is_replacing)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the folder of work behind a URL; its student last, since checkpoints alone would be gone on with."""
+        if self.url is not None:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            shutil.rmtree(self.folder)
+
+    def _copy(self, depot: Depot, name: str, data: bytes, *, is_replacing: bool) -> None:
+        """Files, then the manifest, to a place that has none."""
         files = sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
         for file in files:
             if file.name != MANIFEST_NAME:
@@ -129,9 +151,9 @@ class Home:
         if is_replacing:
             _remove_others(depot, name, {file.name for file in files})
         failpoints.hit("before_student_manifest")
-        _put_manifest(depot, f"{name}/{MANIFEST_NAME}", (self.folder / MANIFEST_NAME).read_bytes(), is_replacing=is_replacing)
+        if not depot.create(f"{name}/{MANIFEST_NAME}", data) and _record(depot, f"{name}/{MANIFEST_NAME}") != data:
+            raise _is_taken(depot, name)
         failpoints.hit("after_student_manifest")
-        shutil.rmtree(self.folder)
 
 
 def home_of(output: str, *, cache_dir: Path) -> Home:
@@ -188,17 +210,18 @@ def _split(url: str) -> tuple[str, str]:
     return parent.rstrip("/") if not parent.endswith("//") else parent, name
 
 
-def _put_manifest(depot: Depot, name: str, data: bytes, *, is_replacing: bool) -> None:
-    if depot.create(name, data):
-        return
-    held = depot.read(name)
-    if held.data == data:
-        return
-    if not is_replacing or not depot.replace(name, data, held.tag):
-        raise StaleRunError(
-            f"{depot.url}/{name}: somebody put another student there while this one was trained. Look at it; --restart puts this spec's in "
-            "its place."
-        )
+def _record(depot: Depot, name: str) -> bytes | None:
+    try:
+        return depot.read(name).data
+    except FileNotFoundError:
+        return None
+
+
+def _is_taken(depot: Depot, name: str) -> StaleRunError:
+    return StaleRunError(
+        f"{depot.url}/{name}/{MANIFEST_NAME}: somebody put another student there while this one was trained. Look at it; --restart puts "
+        "this spec's in its place."
+    )
 
 
 def _remove_others(depot: Depot, name: str, kept: set[str]) -> None:

@@ -17,6 +17,7 @@ import yaml
 from distill import homes
 from distill.homes import home_of
 from manifests.errors import LockHeldError
+from manifests.failpoints import DELIVERY_FAILPOINTS
 from manifests.leases import LeaseKeeper
 from manifests.object_store import open_object_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
@@ -138,7 +139,7 @@ def test_a_student_at_a_url_is_replaced_only_when_asked_and_then_wholly(
     assert relabel("distill", other, **cache).returncode == 10
 
 
-@pytest.mark.parametrize("place", ["after_training_step:2", "before_student_manifest", "after_student_manifest"])
+@pytest.mark.parametrize("place", ["after_training_step:2", *DELIVERY_FAILPOINTS])
 def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str
 ) -> None:
@@ -155,6 +156,68 @@ def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_
     assert distill(student_yaml(output=f"{s3}/undisturbed")) == 0
     ended, undisturbed = (json.loads(held_at(f"{s3}/{name}")["manifest.json"])["files"] for name in ("student", "undisturbed"))
     assert ended == undisturbed
+
+
+@pytest.mark.parametrize("place", ["after_training_step:2", *DELIVERY_FAILPOINTS, "before_student_upload:3"])
+def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_goes_on(
+    student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str
+) -> None:
+    def distill(*flags: str, **environment: str) -> int:
+        done = call("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
+        assert done.returncode in (0, 3, 10, -signal.SIGKILL), done.stderr
+        return done.returncode
+
+    def assert_whole_or_none() -> None:
+        there = held_at(f"{s3}/student")
+        if "manifest.json" in there:
+            files = json.loads(there["manifest.json"])["files"]
+            assert {name: hashlib.sha256(there[name]).hexdigest() for name in files} == files
+
+    spec = student_yaml(output=f"{s3}/student")
+    assert distill() == 0
+    before = held_at(f"{s3}/student")
+    open_object_store(f"{s3}/student", single_writer=True).put("of_the_old_one.safetensors", b"w")
+    spec = student_yaml(output=f"{s3}/student", train={"max_steps": 3, "batch_size": 16, "max_tokens": 32})
+    assert distill("--restart", RELABEL_FAILPOINT=place) == -signal.SIGKILL
+    assert_whole_or_none()
+    in_training = place.startswith("after_training")
+    if in_training:
+        assert held_at(f"{s3}/student") == before | {"of_the_old_one.safetensors": b"w"}
+        assert distill() == 3
+    assert distill(*(["--resume"] if in_training else [])) == (10 if place == "after_student_manifest" else 0)
+    after = held_at(f"{s3}/student")
+    assert after.keys() == before.keys()
+    assert_whole_or_none()
+    assert json.loads(after["manifest.json"])["training"]["steps"] == 3
+    assert not list((tmp_path / "cache/training").iterdir())
+    assert distill() == 10
+
+
+def test_a_student_that_only_waits_to_be_copied_gives_way_to_one_that_came_meanwhile(
+    student_yaml: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = student_yaml(output=f"{s3}/student")
+    other_spec = tmp_path / "other.yaml"
+    values = yaml.safe_load(spec.read_text())
+    other_spec.write_text(yaml.safe_dump(values | {"train": {**values["train"], "max_steps": 1}}))
+    one, other = ({"RELABEL_CACHE": str(tmp_path / name)} for name in ("one", "other"))
+    killed = call("distill", spec, **one, RELABEL_FAILPOINT="before_student_upload")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    take = homes._take
+
+    def take_late(lease: Any) -> None:
+        done = call("distill", other_spec, **other)
+        assert done.returncode == 0, done.stderr
+        take(lease)
+
+    monkeypatch.setattr(homes, "_take", take_late)
+    refused = relabel("distill", spec, **one)
+    assert refused.returncode == 3
+    assert "another spec, model or data" in refused.stderr
+    there = held_at(f"{s3}/student")
+    files = json.loads(there["manifest.json"])["files"]
+    assert {name: hashlib.sha256(there[name]).hexdigest() for name in files} == files
+    assert json.loads(there["manifest.json"])["training"]["steps"] == 1
 
 
 def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
