@@ -21,6 +21,7 @@ from jobs.chunks import ChunkWork
 from jobs.counts import Progress
 from jobs.loop import RunLoop
 from jobs.sessions import Session
+from jobs.stops import DRAIN_S
 from jobs.watchdog import hangs_end
 from manifests.asks import Engine
 from manifests.digests import digest_of, readable_json
@@ -93,35 +94,46 @@ class Draw(NamedTuple):
     num_to_ask: int
 
 
-def draw_canary(session: Session) -> Draw:
+def draw_canary(session: Session) -> Draw | None:
     """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too few.
 
     From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other shards where these
     are fewer than wanted (read until there are enough), and the rows that this output has taken over already; each is equally likely. Own
-    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than it is.
+    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than it is. None if a
+    stop came.
     """
     opened, size = session.opened, session.opened.job.spec.canary
     chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
     kept, num_known, num_to_ask = _known_rows(session, chance, size)
-    own = _own_files(session)
+    own = _own_files(session, num_to_ask)
+    if session.stop.reason is not None:  # the draw is of some rows alone
+        return None
     num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
     num_elsewhere = num_known + num_taken
     num_drawn = min(size, num_elsewhere)
     num_drawn_taken = sum(number < num_taken for number in chance.sample(range(num_elsewhere), num_drawn))
     chance.shuffle(kept)
     kept = kept[: num_drawn - num_drawn_taken]
-    rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), reused=True)
-    rows += _own_rows(session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), reused=False)
+    rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
+    rows += _own_rows(session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False)
     if session.reuse is not None:
         labels = session.reuse.take([place for _, place in kept])
         rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
+    if _must_end(session, num_to_ask):
+        return None
     rows.sort(key=lambda drawn: drawn.pair.row_id)
     return Draw(rows, num_elsewhere + num_own, num_to_ask)
 
 
+def _must_end(session: Session, num_to_ask: int) -> bool:
+    """Whether a stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+    session.stop.mind(DRAIN_S if num_to_ask else 0.0)
+    return session.stop.reason is not None
+
+
 def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, Place]], int, int]:
     """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how many rows of the
-    session's own chunks they do not know, which it would ask."""
+    session's own chunks they do not know, which it would ask. Ends early at a stop."""
     if session.reuse is None:
         return [], 0, session.left.rows_to_ask()
     kept: list[tuple[Pair, Place]] = []
@@ -133,6 +145,8 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
         if shard not in mine and num_known >= size:
             break
         for pairs in _open_chunks(session, shard):
+            if _must_end(session, num_to_ask):
+                return kept, num_known, num_to_ask
             for pair, place in zip(pairs, session.reuse.labels.find(session.keys.keys(pairs)), strict=True):
                 if place is None:
                     num_to_ask += shard in mine
@@ -261,19 +275,23 @@ class _OwnFile(NamedTuple):
     reused: int
 
 
-def _own_files(session: Session) -> list[_OwnFile]:
-    folder = session.opened.folder
-    return [
-        _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
-        for shard in range(len(session.opened.plan.shards))
-        for receipts in folder.chunk_receipts(shard)
-        for receipt in receipts
-        if receipt.labels is not None
-    ]
+def _own_files(session: Session, num_to_ask: int) -> list[_OwnFile]:
+    """The label files of this output. Ends early at a stop."""
+    folder, found = session.opened.folder, list[_OwnFile]()
+    for shard in range(len(session.opened.plan.shards)):
+        if _must_end(session, num_to_ask):
+            break
+        found += [
+            _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
+            for receipts in folder.chunk_receipts(shard)
+            for receipt in receipts
+            if receipt.labels is not None
+        ]
+    return found
 
 
-def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], *, reused: bool) -> list[Drawn]:
-    """Rows of this output, with their pairs.
+def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool) -> list[Drawn]:
+    """Rows of this output, with their pairs. Ends early at a stop.
 
     Args:
         wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that were not.
@@ -290,17 +308,21 @@ def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], *, reu
             at += 1
         first += count
         if inside:
+            if _must_end(session, num_to_ask):
+                return []
             table = opened.folder.table(file.ref, LABELS)
             places = np.flatnonzero(table["reused"].to_numpy() == reused)
             for values in table.take(places[inside]).to_pylist():
                 row = LabelRow(**values)
                 labels[row.row_id] = row
                 ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
-    rows = []
+    rows: list[Drawn] = []
     for shard, chunks in ids.items():
         planned = opened.plan.shards[shard]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
         for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), wanted=chunks):
+            if _must_end(session, num_to_ask):
+                return rows
             rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]
     return rows
 

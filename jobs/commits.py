@@ -33,8 +33,12 @@ class Commits:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown()
+        ended, self._under_way = self._under_way, set()
+        error = self._count(ended)
+        if error is not None and kind is None:  # else another is on its way
+            raise error
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -54,14 +58,25 @@ class Commits:
             must_wait = wait_for_all or len(self._under_way) >= COMMITS_IN_FLIGHT
             done, self._under_way = wait(self._under_way, timeout=None if must_wait else 0, return_when=FIRST_COMPLETED)
             has_news = has_news or bool(done)
-            for future in done:
-                if future.result():
-                    self._progress.chunks_committed += 1
-                else:
-                    self._progress.chunks_lost += 1
+            error = self._count(done)
+            if error is not None:
+                raise error
             if not wait_for_all:
                 break
         return has_news
+
+    def _count(self, done: set[Future[bool]]) -> BaseException | None:
+        """Take note of all of these, which have ended; the error of one that failed, if any did."""
+        failed = None
+        for future in done:
+            error = future.exception()
+            if error is not None:
+                failed = failed or error
+            elif future.result():
+                self._progress.chunks_committed += 1
+            else:
+                self._progress.chunks_lost += 1
+        return failed
 
     def _make_durable(self, work: ChunkWork) -> bool:
         was_first = self._commit(work)

@@ -55,5 +55,6 @@ class Results:
 
 
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Costs of two engines together; a cost that is not known stays unknown."""
-    return {key: one[key] + value if value is not None and one.get(key) is not None else value for key, value in other.items()}
+    """Costs of two engines together; what one of them does not know is not known of both."""
+    parts = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
+    return {key: None if mine is None or theirs is None else mine + theirs for key, (mine, theirs) in parts.items()}

@@ -132,10 +132,13 @@ class _Begun(NamedTuple):
 
 
 def _begin(session: Session) -> _Begun | None:
-    """Do what needs no engine; None if that was all. Chunks whose rows are all known are committed, unless a canary must speak first."""
+    """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed, unless a canary must
+    speak first."""
     spec, remarks, draw = session.opened.job.spec, list[str](), None
     if spec.canary and not session.is_retry and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate):
         draw = draw_canary(session)
+        if draw is None:
+            return None
         if not draw.rows:
             remarks.append("canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not asked")
     # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
@@ -151,6 +154,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
     """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop was asked for."""
     with Commits(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
+            session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
             if session.stop.reason is not None:
                 break
             if work is None:  # too many shards are open
@@ -208,7 +212,7 @@ def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable
         if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
             return None
         draw = begun.draw if begun.draw is not None else draw_canary(session)
-        result = ask_canary(session, engine, draw, tick) if draw.rows else None
+        result = ask_canary(session, engine, draw, tick) if draw is not None and draw.rows else None
         if result is not None:
             keep_result(opened.store, result)
     finally:

@@ -267,6 +267,8 @@ class RunLoop:
             if self._watch is not None:
                 self._watch.begins(work)
             if work.left == 0:  # every row was taken over
+                if time.perf_counter() >= self._next_look_s:
+                    self._look()
                 self._commits.add(work)
                 self._commits.settle(wait_for_all=False)
                 passed += 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,11 +89,7 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
         raise InputError(
             f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
         )
-    names = [_real(path) for path in paths]
-    same = Counter(names)
-    twice = next((path for path, name in zip(paths, names, strict=True) if same[name] > 1), None)
-    if twice is not None:
-        raise InputError(f"input.path {', '.join(spec.path)}: names {twice} twice, so its rows would be labelled twice. Name it once.")
+    _check_single(paths, spec)
     if known is not None and (dataset := known(listed)) is not None:
         return dataset
     files: list[InputFile] = []
@@ -198,9 +193,31 @@ def _name(file: InputFile) -> str:
     return file.path.rpartition("/")[2]
 
 
-def _real(path: str) -> str:
-    """One name for one file, also where links give it several."""
-    return path if is_url(path) else os.path.realpath(path)
+def _check_single(paths: list[str], spec: InputSpec) -> None:
+    """Refuse one file under two names.
+
+    Raises:
+        InputError: which, and what they are.
+    """
+    seen: dict[Any, str] = {}
+    for path in paths:
+        names = _names(path)
+        before = next((seen[name] for name in names if name in seen), None)
+        if before is not None:
+            what = f"names {path} twice" if before == path else f"{before} and {path} are one file"
+            raise InputError(f"input.path {', '.join(spec.path)}: {what}, so its rows would be labelled twice. Name it once.")
+        seen.update(dict.fromkeys(names, path))
+
+
+def _names(path: str) -> list[Any]:
+    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and inode."""
+    if is_url(path):
+        return [path]
+    try:
+        stat = Path(path).stat()
+    except OSError:  # opening it will tell why
+        return [os.path.realpath(path)]
+    return [os.path.realpath(path), *([(stat.st_dev, stat.st_ino)] if stat.st_ino else [])]  # some network disks number no file
 
 
 class _Look(NamedTuple):

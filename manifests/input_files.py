@@ -28,7 +28,8 @@ class ListedFile(NamedTuple):
     """A file as a listing shows it.
 
     Args:
-        mark: changes whenever the file is written: by URL its ETag, on a disk its inode, size and times; None where no listing tells.
+        mark: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None where no listing
+            tells.
     """
 
     path: str
@@ -118,8 +119,9 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def mark_of(stat: os.stat_result) -> str:
-    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is told from it."""
-    return f"{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
+    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is told from it; and
+    with its device: another disk that is mounted in the same place may give the same numbers."""
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
 
 
 def _mark_at(path: str) -> str | None:

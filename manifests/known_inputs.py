@@ -13,6 +13,7 @@ from typing import Any
 
 from manifests.dataset import Dataset
 from manifests.digests import canonical_json, digest_of
+from manifests.errors import StoreError
 from manifests.input_files import ListedFile
 from manifests.plans import Plan
 from manifests.records import checked
@@ -57,18 +58,28 @@ def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, *, reads_context: 
 
 
 def load_known(store: Store, plan: Plan) -> KnownInputs | None:
-    """What is known of a plan's inputs; None if nothing is, or nothing that can be relied on."""
+    """What is known of a plan's inputs; None if nothing is, or nothing that can be relied on.
+
+    Raises:
+        StoreUnreachableError: the store gives no good answer.
+    """
     try:
         held = json.loads(store.read(KNOWN_NAME))
         if held["version"] != KNOWN_VERSION or held["sha256"] != digest_of(held["known"]):
             return None
         known = checked(KnownInputs, held["known"])
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreError, ValueError, KeyError, TypeError):
         return None
-    except (ValueError, KeyError, TypeError):
-        return None
-    is_of_plan = known.inputs == plan.parts.get("inputs") and len(known.marks) == len(known.group_bytes) == len(plan.files)
-    return known if is_of_plan else None
+    return known if _is_of_plan(known, plan) else None
+
+
+def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
+    """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said there is held against
+    what is: with another number of rows, say, labels would go to other rows than those they are of."""
+    identities = digest_of([list(file.identity) for file in plan.files])
+    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(known.group_bytes) == len(plan.files):
+        return False
+    return all(sum(rows for rows, _ in groups) == file.rows for file, groups in zip(plan.files, known.group_bytes, strict=True))
 
 
 def known_dataset(known: KnownInputs, plan: Plan, spec: InputSpec, listed: Sequence[ListedFile], *, reads_context: bool) -> Dataset | None:

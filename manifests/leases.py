@@ -18,7 +18,6 @@ import secrets
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from manifests.digests import readable_json
@@ -34,8 +33,6 @@ LEASE_S = 60.0
 LEASE_VERSION = 1
 RELEASE_S = 3.0
 """How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
-RENEWERS = 32
-"""Renewals under way at once: as many as a worker holds shards (`jobs.sessions.MAX_OPEN_SHARDS`)."""
 WAIT_S = (0.2, 1.0)
 """Bounds of the pause between two looks at a lease that is waited for."""
 
@@ -124,8 +121,13 @@ class Lease:
                 logger.warning("%s: another worker took it over, since it was not renewed for %g s", self.what, before.ttl_s)
             except RelabelError as exc:
                 logger.warning("%s: its lease could not be renewed (%s)", self.what, exc)
-                if time.monotonic() - self._renewed_s > before.ttl_s:
-                    self.is_lost = True
+            finally:  # whatever a renewal failed of
+                self.mind_time()
+
+    def mind_time(self) -> None:
+        """Set `is_lost` if no renewal came through for the whole time to live: anybody may have taken the lease over."""
+        if time.monotonic() - self._renewed_s > self.ttl_s:
+            self.is_lost = True
 
     def release(self) -> None:
         """Mark the lease as free, so that nobody waits for its death; safe to call twice. The epoch stays: it only rises."""
@@ -201,10 +203,11 @@ class Lease:
 
 
 class LeaseKeeper:
-    """Renews the leases of one process, in threads that live while any is held.
+    """Renews the leases of one process, from a thread that lives while any is held.
 
-    Each lease by itself: were they renewed one after the other, a store that takes two seconds for a reply would lose a worker with
-    thirty shards all of them, and one renewal that hangs would take the others along.
+    Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply would lose a worker
+    with thirty shards all of them, and one renewal that hangs would take the others along. The threads are daemons and no pool's, since a
+    pool is waited for: by whoever ends it, and by the interpreter at its exit. A lease has one renewal under way at most.
     """
 
     def __init__(self) -> None:
@@ -219,8 +222,9 @@ class LeaseKeeper:
             self._held[lease] = time.monotonic() + lease.ttl_s / 3
             self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._keep, name="leases", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def remove(self, lease: Lease) -> None:
         """Let a lease be."""
@@ -229,22 +233,13 @@ class LeaseKeeper:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for the threads to end, if no lease is held."""
+        """Wait for the thread that looks after the leases to end, if none is held; not for renewals."""
         with self._changed:
             thread = None if self._held else self._thread
         if thread is not None:
             thread.join()
 
     def _keep(self) -> None:
-        while True:
-            with ThreadPoolExecutor(RENEWERS, thread_name_prefix="lease") as pool:
-                self._renew_while_held(pool)
-            with self._changed:
-                if not self._held:
-                    self._thread = None
-                    return
-
-    def _renew_while_held(self, pool: ThreadPoolExecutor) -> None:
         with self._changed:
             while self._held:
                 now = time.monotonic()
@@ -252,16 +247,24 @@ class LeaseKeeper:
                     if when <= now:
                         self._held[lease] = now + lease.ttl_s / 3
                         if lease not in self._under_way:
-                            self._under_way.add(lease)
-                            pool.submit(self._renew, lease)
+                            self._begin(lease)
                 self._changed.wait(min(self._held.values()) - now)
+            self._thread = None
+
+    def _begin(self, lease: Lease) -> None:
+        self._under_way.add(lease)
+        try:
+            threading.Thread(target=self._renew, args=(lease,), name="lease", daemon=True).start()
+        except RuntimeError as exc:  # the machine has no thread left; there may be one a third of the time later
+            self._under_way.discard(lease)
+            logger.warning("%s: its lease could not be renewed (%s)", lease.what, exc)
+            lease.mind_time()
 
     def _renew(self, lease: Lease) -> None:
         try:
             lease.renew()
-        except Exception:
+        except Exception:  # nobody waits for this thread: it says so itself, and `renew` counted the time
             logger.exception("%s: its lease could not be renewed", lease.what)
-            raise
         finally:
             with self._changed:
                 self._under_way.discard(lease)

@@ -229,6 +229,15 @@ def test_file_named_twice_is_refused(relabel: Cli, write_pairs: WritePairs, writ
     relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(3, "names a.parquet twice", "Name it once")
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_one_file_under_two_names_is_refused(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, link: Callable[..., None]
+) -> None:
+    write_pairs(path="in/a.parquet")
+    link(folder / "in/a.parquet", folder / "in/b.parquet")
+    relabel("plan", write_job({"input": {"path": "in"}})).refused(3, "in/a.parquet and in/b.parquet are one file", "Name it once")
+
+
 def without_root_powers() -> None:
     """Let mode bits count for root as they do for everybody: runs between fork and exec."""
     if os.geteuid() == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 from manifests import dataset as dataset_module
 from manifests.dataset import Dataset, open_dataset
 from manifests.digests import digest_of
-from manifests.input_files import list_files
+from manifests.errors import StoreUnreachableError
+from manifests.input_files import list_files, mark_of
 from manifests.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
 from manifests.local_store import LocalStore
-from manifests.plans import Plan, load_plan, make_plan, write_plan
+from manifests.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
 from manifests.specs import Columns, InputSpec
 
 
@@ -167,3 +169,47 @@ def test_storage_whose_tags_prove_nothing_gives_no_marks(tmp_path: Path) -> None
         assert [file.mark for file in list_files("memory://marks")] == [None]
     finally:
         fsspec.filesystem("memory").rm("/marks", recursive=True)
+
+
+def damaged_rows(files: list[Any]) -> None:
+    """As many in all as before, so that no sum tells."""
+    files[0]["rows"], files[1]["rows"] = 3, 9
+
+
+def damaged_size(files: list[Any]) -> None:
+    files[1]["size_bytes"] += 1
+
+
+def damaged_footer(files: list[Any]) -> None:
+    files[0]["footer_sha256"] = files[0]["footer_sha256"][::-1]
+
+
+@pytest.mark.parametrize("damage", [damaged_rows, damaged_size, damaged_footer])
+def test_what_a_damaged_plan_says_of_its_files_is_not_believed(planned: Planned, damage: Callable[[list[Any]], None]) -> None:
+    held = json.loads(planned.store.read(PLAN_NAME))
+    damage(held["files"])
+    planned.store.put(PLAN_NAME, json.dumps(held).encode())
+    assert load_known(planned.store, planned.plan) is None
+
+
+def test_a_shortcut_that_can_not_be_read_is_none(planned: Planned) -> None:
+    planned.store.path(KNOWN_NAME).unlink()
+    planned.store.path(KNOWN_NAME).mkdir()
+    assert load_known(planned.store, planned.plan) is None
+
+
+def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned.plan
+
+    def read(name: str) -> bytes:
+        raise StoreUnreachableError("no good answer")
+
+    monkeypatch.setattr(planned.store, "read", read)
+    with pytest.raises(StoreUnreachableError):
+        load_known(planned.store, plan)
+
+
+def test_files_of_two_disks_have_two_marks_though_all_else_agrees(planned: Planned) -> None:
+    stat = (planned.folder / "a.parquet").stat()
+    marks = {mark_of(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1})) for device in (1, 2)}
+    assert len(marks) == 2

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +211,98 @@ def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_ren
         assert len(times) >= 4
         assert max(later - sooner for sooner, later in itertools.pairwise(times[:-1])) < ttl_s
     assert not any(lease.is_lost for lease in held)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
+class Hanging:
+    """Faults of a store that answers no renewal of one key until it is let go."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.puts = 0
+        self.hangs = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, verb: str, key: str, when: str) -> None:
+        if (verb, key, when) == ("put", self.key, "before"):
+            self.puts += 1
+            if self.puts > 1:
+                self.hangs.set()
+                self.let_go.wait(60.0)
+
+
+def renewals(objects: MemoryObjects, key: str) -> int:
+    return int(json.loads(objects.held[key][0])["renewals"])
+
+
+def test_a_lease_taken_while_the_renewal_of_one_that_is_let_go_hangs_is_renewed(keeper: LeaseKeeper) -> None:
+    faults = Hanging("first")
+    objects = MemoryObjects(faults)
+    first, second = Lease(objects, "first", "x", 0.3, keeper), Lease(objects, "second", "x", 0.3, keeper)
+    first.acquire()
+    assert faults.hangs.wait(20.0)
+    releasing = threading.Thread(target=first.release)
+    releasing.start()
+    time.sleep(0.05)
+    try:
+        second.acquire()
+        assert wait_until(lambda: renewals(objects, "second") >= 3, 5.0)
+        assert releasing.is_alive(), "the first renewal was to hang for all that time"
+    finally:
+        faults.let_go.set()
+        releasing.join(20.0)
+        second.release()
+    assert not second.is_lost
+
+
+def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+    script = """
+import sys
+from manifests.leases import Lease, LeaseKeeper
+from tests.manifests.memory_objects import MemoryObjects
+from tests.manifests.test_leases import Hanging
+faults = Hanging("x")
+Lease(MemoryObjects(faults), "x", "x", 0.3, LeaseKeeper()).acquire()
+assert faults.hangs.wait(20.0)
+sys.exit(7)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+def test_a_holder_whose_renewals_fail_in_an_unknown_way_counts_itself_out_and_no_other(keeper: LeaseKeeper) -> None:
+    def odd(verb: str, key: str, when: str) -> None:
+        if (verb, key, when) == ("put", "odd", "before") and key in objects.held:
+            raise OSError(5, "odd")
+
+    objects = MemoryObjects(odd)
+    lease, other = Lease(objects, "odd", "x", 0.3, keeper), Lease(objects, "other", "x", 0.3, keeper)
+    lease.acquire()
+    other.acquire()
+    assert wait_until(lambda: lease.is_lost)
+    seen = renewals(objects, "other")
+    assert wait_until(lambda: renewals(objects, "other") > seen)
+    lease.release()
+    other.release()
+    assert not other.is_lost
+
+
+def test_a_holder_that_gets_no_thread_to_renew_in_counts_itself_out(keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = Lease(MemoryObjects(), "x", "x", 0.3, keeper)
+    lease.acquire()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        is_counted_out = wait_until(lambda: lease.is_lost)
+    lease.release()
+    assert is_counted_out

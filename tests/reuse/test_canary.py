@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs import canary as canary_module
 from jobs.canary import Drawn, compare
 from jobs.stops import DRAIN_S, END_S
 from labelers.engines.fake import Fake
@@ -270,3 +271,34 @@ def test_the_figures_by_hand() -> None:
     assert found.mean_kl == pytest.approx(0.143841 / 2, abs=1e-6)  # 0.5 ln 2 + 0.5 ln (2/3), and 0, over two rows
     assert (found.low, found.high) == pytest.approx((0.150039, 0.849961), abs=1e-6)  # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
     assert not found.has_passed
+
+
+def test_a_deadline_ends_the_drawing_of_a_canary(days: Days, no_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    no_engine()
+    monkeypatch.setattr("jobs.canary.DRAIN_S", 0.2)
+    monkeypatch.setattr("jobs.labeling.DRAIN_S", 0.2)
+    monkeypatch.setattr("jobs.stops.DRAIN_S", 0.2)
+    read = canary_module.read_chunks
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        for found in read(*arguments, **options):
+            time.sleep(0.2)
+            yield found
+
+    monkeypatch.setattr(canary_module, "read_chunks", slowly)
+    job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=10, run={"chunk_rows": 1})
+    started = time.monotonic()
+    code, result = days.call("run", job, "--for", "4s")
+    assert time.monotonic() - started < 4.0, "all 40 chunks were read, which takes twice as long"
+    assert code == 20, result
+    assert days.call("status", job)[1]["chunks_done"] == 0
+
+
+def test_a_run_that_is_all_known_needs_no_time_for_an_engine(days: Days, no_engine: Any) -> None:
+    rows = rows_of(2, 3)
+    days.run("monday", rows)
+    no_engine()
+    job = days.job("tuesday", rows, reuse=["monday"], canary=20)
+    assert days.call("run", job, "--for", "15s")[0] == 0

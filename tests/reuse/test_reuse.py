@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.chunks import ChunkWork
 from manifests.mixing import engine_identity
 from tests.reuse.conftest import Days, rows_of, said
 
@@ -243,3 +245,24 @@ def test_engine_processes_side_by_side_take_over_too_and_start_only_where_someth
     assert days.manifest("tuesday")["rows"] == {"in": 40, "labelled": 1, "reused": 39, "quarantined": 0}
     assert [canary["rows"] for canary in days.manifest("tuesday")["canary"]] == [20]
     assert days.call("verify", job)[0] == 0
+
+
+def test_a_deadline_ends_a_run_that_only_takes_over(days: Days, no_engine: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(20, 2)
+    days.run("monday", rows)
+    no_engine()
+    job = days.job("tuesday", rows, reuse=["monday"], run={"chunk_rows": 1})
+    with monkeypatch.context() as slowly:
+        take_over = ChunkWork.take_over
+
+        def slow(self: ChunkWork, *arguments: Any) -> None:
+            time.sleep(0.2)
+            take_over(self, *arguments)
+
+        slowly.setattr(ChunkWork, "take_over", slow)
+        started = time.monotonic()
+        code, result = days.call("run", job, "--for", "4s")
+    assert time.monotonic() - started < 4.0
+    assert code == 20, result
+    assert 0 < days.call("status", job)[1]["chunks_done"] < 40
+    assert days.call("run", job)[0] == 0
