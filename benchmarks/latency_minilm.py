@@ -67,17 +67,22 @@ def goals(comparisons: Sequence[dict[str, Any]], flip_share: dict[str, float]) -
     lines = []
     for one in comparisons:
         if (one["ours"], one["theirs"]) == ("fp32", "optimum"):
-            verdict = "reached" if one["high"] <= NO_SLOWER else "NOT reached"
-            ends = f"upper end {one['high']:.3f} (by CPU time {one['cpu_high']:.3f}), bound {NO_SLOWER}"
+            verdict = "reached" if one["high"] is not None and one["high"] <= NO_SLOWER else "NOT reached"
+            ends = f"upper end {known(one['high'], 3)} (by CPU time {known(one['cpu_high'], 3)}), bound {NO_SLOWER}"
             lines.append(f"fp32 no slower than optimum's, {one['cell']}: {verdict}, {ends}")
         if (one["ours"], one["theirs"]) == ("int8", "fp32") and one["cell"].startswith("1x"):
-            faster, low, high = 1 / one["ratio"], 1 / one["high"], 1 / one["low"]
-            verdict = "reached" if low >= INT8_FASTER else "reached by the median alone" if faster >= INT8_FASTER else "NOT reached"
-            flipped = f"by CPU time {1 / one['cpu_ratio']:.2f} times; {flip_share['int8']:.2%} of grades flip"
-            lines.append(
-                f"int8 {INT8_FASTER} times fp32, {one['cell']}: {verdict}, {faster:.2f} times ({low:.2f} to {high:.2f}), {flipped}"
-            )
+            faster, low, high, by_cpu = (one[key] and 1 / one[key] for key in ("ratio", "high", "low", "cpu_ratio"))
+            is_sure = low is not None and low >= INT8_FASTER
+            verdict = "reached" if is_sure else "reached by the median alone" if faster >= INT8_FASTER else "NOT reached"
+            ends = f"{faster:.2f} times ({known(low, 2)} to {known(high, 2)})"
+            flipped = f"by CPU time {known(by_cpu, 2)} times; {flip_share['int8']:.2%} of grades flip"
+            lines.append(f"int8 {INT8_FASTER} times fp32, {one['cell']}: {verdict}, {ends}, {flipped}")
     return lines
+
+
+def known(figure: float | None, digits: int) -> str:
+    """A figure, or that there is none: too few rounds, or too coarse a clock."""
+    return "not known" if figure is None else f"{figure:.{digits}f}"
 
 
 def shown(rows: Sequence[Sequence[str]]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from distill.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
+from export.bundle_places import beside, locked, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
 from export.engines import PRECISIONS, add_engine, check_builder, describe_lengths
@@ -31,6 +32,7 @@ from manifests.errors import GateError, ManifestError, StaleRunError
 
 LOADER = "load.py"
 PARITY_NAME = "parity.json"
+MAKING = "relabel-export"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage takes over of its student's manifest."""
@@ -78,6 +80,7 @@ def export_bundle(
     record = read_student(path)
     asked = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
     recipe = digest_of({"student": student_digest(path), "relabel": importlib.metadata.version("relabel"), **asked})
+    put_back(target)
     done = _there(target, recipe, is_replacing=is_replacing)
     if done is not None:
         return Exported(done, was_done=True)
@@ -90,7 +93,7 @@ def export_bundle(
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
-    folder = _fresh(target.with_name(target.name + ".part"))
+    folder = _fresh(beside(target, MAKING))
     write_tokenizer(student, folder)
     shutil.copyfile(Path(loader.__file__), folder / LOADER)
     made = write_models(student, folder, spec, training, say)
@@ -262,13 +265,8 @@ def _finish(folder: Path, facts: dict[str, Any], target: Path) -> Bundle:
         folder.rename(aside)
         raise GateError(refusal_text(refused, aside))
     seal_bundle(folder, facts)
-    old = target.with_name(target.name + ".old")
-    if old.exists():
-        shutil.rmtree(old)
-    if target.exists():
-        target.rename(old)
-    folder.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    with locked(target, waits=True):
+        switch(folder, target)
     return open_bundle(target, check_bytes=False)
 
 

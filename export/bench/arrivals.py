@@ -77,7 +77,7 @@ class Served:
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
     """Arrival times within `seconds`, float64 [N], rising: gaps are exponential with mean 1 / rate. The same seed gives the same times."""
     random = np.random.default_rng(seed)
-    found: list[np.ndarray] = []
+    found = [np.empty(0)]
     upto = 0.0
     while upto < seconds:
         times = upto + random.exponential(1 / rate, size=max(16, int(rate * seconds * 1.1))).cumsum()

@@ -13,10 +13,11 @@ from typing import Any
 
 from export.bench import memory
 from export.bench.closed_cells import measure_cells
+from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency_tables import blank_latency_row
 from export.bench.machine_facts import MachineWatch, usable_cores
-from export.bench.open_rates import measure_sweep, sweeps_of
+from export.bench.open_rates import bound_ms, measure_sweep, sweeps_of
 from export.bench.plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
 from export.bench.settings import Say, Setting
 from export.bench.side_by_side import Against, compare_models, plan_sides
@@ -26,6 +27,7 @@ from export.bundles import Bundle
 from export.loader import Encoder, Machine
 from export.placement import cpu_nodes
 from manifests.extras import require
+from manifests.gates import Gate, judge_gates
 
 LATENCY_FORMAT = 1
 
@@ -36,9 +38,16 @@ class Bench:
 
     Args:
         facts: `latency.json`.
+        planned: names of all figures that were to be measured.
     """
 
     facts: dict[str, Any]
+    planned: Sequence[str]
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """By the names that gates have for them; None where a planned one was not measured."""
+        return measured_figures(self.facts, self.planned)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -52,6 +61,7 @@ def bench_bundle(
     *,
     pairs: Sequence[tuple[str, str]] | None = None,
     against: Against | None = None,
+    gates: Sequence[Gate] = (),
     say: Say = lambda _: None,
 ) -> Bench:
     """Measure a bundle's models.
@@ -59,8 +69,10 @@ def bench_bundle(
     Args:
         bundle: opened, its bytes checked.
         pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
+        gates: to be held against the figures; here their names alone are looked at, before anything is measured.
         say: told of progress, a line each.
     Raises:
+        ConfigError: a gate names a figure that will not be measured.
         MissingExtraError: a provider or torch is not to be had.
         UsageError, InputError, ManifestError, ModelError: see the modules that say so.
     """
@@ -73,8 +85,12 @@ def bench_bundle(
     lengths = bundle.facts["inputs"]["lengths"]
     workload = workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
     cells, shapes = plan_cells(spec, workload.about), plan_shapes(workload.about)
+    sides = plan_sides(planned, against)
+    bounded = [preset for preset in sweeps_of(spec) if bound_ms(spec, preset) is not None]
+    names = planned_figures(planned, cells, bounded, sides, shapes, may_fall_back=spec.allows_fallback)
+    judge_gates(gates, dict.fromkeys(names), None)
     weight = len(planned) * (CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec)))
-    weight += COMPARISON_WEIGHT * len(shapes) * len(plan_sides(planned, against))
+    weight += COMPARISON_WEIGHT * len(shapes) * len(sides)
     setting = Setting(bundle, spec, encoder, workload, Budget(spec.seconds, weight), threads, say)
     watch = MachineWatch(threads)
     models = {}
@@ -102,7 +118,8 @@ def bench_bundle(
             "models": list(models.values()),
             "comparisons": comparisons,
             "findings": [finding._asdict() for finding in findings],
-        }
+        },
+        names,
     )
 
 

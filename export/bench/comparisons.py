@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from export.bench.latency import Clock
+from export.bench.quantiles import samples_needed
 from manifests.bootstrap import bootstrap
 
 Call = Callable[[], object]
@@ -35,7 +36,7 @@ class Ratio:
 
     Args:
         median: of the rounds' ratios.
-        low, high: ends of its 95 % bootstrap interval over rounds; None for a single round.
+        low, high: ends of its 95 % bootstrap interval over rounds; None where there are too few for one (`samples_needed`).
         ratios: of each round.
         ours_ms, theirs_ms: median over rounds of a call's mean time.
     """
@@ -49,10 +50,10 @@ class Ratio:
 
 
 class Turns(NamedTuple):
-    """A comparison by the clock, and by the CPU time of this process."""
+    """A comparison by the clock, and by the CPU time of this process; None where that clock is too coarse to have seen every turn."""
 
     wall: Ratio
-    cpu: Ratio
+    cpu: Ratio | None
 
     def facts(self) -> dict[str, Any]:
         """As `latency.json` holds it."""
@@ -62,9 +63,9 @@ class Turns(NamedTuple):
             "ratio": wall.median,
             "low": wall.low,
             "high": wall.high,
-            "cpu_ratio": cpu.median,
-            "cpu_low": cpu.low,
-            "cpu_high": cpu.high,
+            "cpu_ratio": cpu and cpu.median,
+            "cpu_low": cpu and cpu.low,
+            "cpu_high": cpu and cpu.high,
             "ours_ms": wall.ours_ms,
             "theirs_ms": wall.theirs_ms,
             "ratios": [round(ratio, 5) for ratio in wall.ratios],
@@ -96,17 +97,18 @@ def take_turns(
         limit_s: after so long it ends with fewer rounds, but not before the second.
     """
     start = clock()
-    first_s = [_spent(call, 1, clock, cpu_clock).wall_s for call in (ours, theirs) for _ in range(2)]
+    # the slower side sets how many calls a turn has, by the better of two, since the first one warms up
+    first_s = [min(_spent(call, 1, clock, cpu_clock).wall_s for _ in range(2)) for call in (ours, theirs)]
     turn_s = min(TURN_S, seconds / (2 * rounds))
-    calls = max(1, min(MAX_TURN_CALLS, int(turn_s / max(1e-9, min(first_s)))))
+    calls = max(1, min(MAX_TURN_CALLS, int(turn_s / max(1e-9, *first_s))))
     measured: list[tuple[Spent, Spent]] = []
     while _goes_on(len(measured), clock() - start, rounds, seconds, limit_s):
         is_ours_first = len(measured) % 2 == 0
         one, other = (_turn(call, calls, clock, cpu_clock) for call in ((ours, theirs) if is_ours_first else (theirs, ours)))
         measured.append((one, other) if is_ours_first else (other, one))
-    return Turns(
-        ratio_of([(own.wall_s, other.wall_s) for own, other in measured]), ratio_of([(own.cpu_s, other.cpu_s) for own, other in measured])
-    )
+    cpu = [(own.cpu_s, other.cpu_s) for own, other in measured]
+    has_cpu = all(own > 0 and other > 0 for own, other in cpu)
+    return Turns(ratio_of([(own.wall_s, other.wall_s) for own, other in measured]), ratio_of(cpu) if has_cpu else None)
 
 
 def _goes_on(done: int, spent_s: float, rounds: int, seconds: float, limit_s: float) -> bool:
@@ -131,7 +133,8 @@ def ratio_of(measured: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio
         lower, upper = (upto_RN >= half - 1e-9).argmax(1), (upto_RN > half + 1e-9).argmax(1)
         return {"median": (ratio_N[order][lower] + ratio_N[order][upper]) / 2}
 
-    drawn = bootstrap([statistic], num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median")
+    is_enough = len(ratio_N) >= samples_needed(0.5)
+    drawn = bootstrap([statistic], num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median") if is_enough else None
     return Ratio(
         float(np.median(ratio_N)),
         drawn and drawn.low,

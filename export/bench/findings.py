@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 
 from export.bench.machine_facts import BUSY_LOAD
 from export.bench.quantiles import QUANTILES, samples_needed
+from export.bench.rate_sweeps import FEWEST_REQUESTS
 
 MAX_CV = 0.05
 PLAIN = "fp32"
+ROUNDS_NEEDED = samples_needed(0.5)
+"""Fewest rounds for which the median's 95 % interval exists."""
 
 
 class Finding(NamedTuple):
     """One thing to know.
 
     Args:
-        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_rounds`, `not_run`, `over_max_tokens`,
-            `slo_missed`, `answers_differ`, `busy_machine`.
+        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`, `too_few_rounds`,
+            `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`.
         where: provider and precision, or `machine`.
         text: a sentence.
     """
@@ -52,6 +55,8 @@ def model_findings(model: Mapping[str, Any], *, max_tokens: int) -> list[Finding
         found.append(Finding("noisy", where, noisy))
     if few := _few(model["closed"] + model["open"]):
         found.append(Finding("too_few_samples", where, few))
+    if scarce := [row for row in model["open"] if row["warm_up"] + row["samples"] < FEWEST_REQUESTS]:
+        found.append(Finding("too_few_requests", where, _scarce(scarce)))
     long = [row["cell"] for row in model["closed"] if row["tokens"] and row["tokens"] > max_tokens]
     if long:
         text = f"{', '.join(long)}: longer than the {max_tokens} tokens at which this bundle cuts; to compare with others' tables alone."
@@ -72,9 +77,11 @@ def comparison_findings(comparisons: Sequence[Mapping[str, Any]], *, rounds: int
         if one["theirs"] == PLAIN and one["ratio"] >= 1:
             text = f"{one['cell']}: no faster than fp32, its time over fp32's is {one['ratio']:.2f}{interval}."
             found.append(Finding("slower_than_fp32", where, text))
-        if one["rounds"] < rounds:
-            text = f"{one['cell']} against {one['theirs']}: {one['rounds']} of {rounds} rounds fitted into the time."
-            found.append(Finding("too_few_rounds", where, text))
+        if one["rounds"] < max(rounds, ROUNDS_NEEDED):
+            said = f"{one['rounds']} of {rounds} rounds fitted into the time"
+            if one["low"] is None:
+                said = f"{one['rounds']} rounds, too few for an interval ({ROUNDS_NEEDED} needed, {rounds} wanted)"
+            found.append(Finding("too_few_rounds", where, f"{one['cell']} against {one['theirs']}: {said}."))
         if one["ours"] == PLAIN and (one["answers_differ_by"] or 0) > 1e-2:
             text = f"{one['theirs']} answers otherwise by up to {one['answers_differ_by']:.3f}: other weights make no fair comparison."
             found.append(Finding("answers_differ", where, text))
@@ -111,6 +118,12 @@ def _few(rows: Sequence[Mapping[str, Any]]) -> str | None:
             fewest = min(row["samples"] for row in short)
             parts.append(f"{_spoken(name)} ({need:,}) in {len(short)} of {len(rows)}, fewest {fewest:,}")
     return f"too few samples for {'; '.join(parts)}. More --seconds." if parts else None
+
+
+def _scarce(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rates at which the time was too short for requests."""
+    rates = ", ".join(f"{row['offered_rate']:,.4g}/s ({row['warm_up'] + row['samples']})" for row in rows)
+    return f"fewer than {FEWEST_REQUESTS} requests came at {rates}: no more fitted into the time. More --seconds."
 
 
 def _spoken(name: str) -> str:

@@ -124,7 +124,6 @@ def comparison_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     ]
     for one in facts["comparisons"]:
         differ = "–" if one["answers_differ_by"] is None else f"{one['answers_differ_by']:.1e}"
-        ratio = f"{one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
         rows.append(
             [
                 f"{one['provider']} {one['ours']}",
@@ -132,13 +131,20 @@ def comparison_rows(facts: Mapping[str, Any]) -> list[list[str]]:
                 one["cell"],
                 _number(one["ours_ms"]),
                 _number(one["theirs_ms"]),
-                ratio,
-                f"{one['cpu_ratio']:.3f} ({one['cpu_low']:.3f} to {one['cpu_high']:.3f})",
+                spoken_ratio(one["ratio"], one["low"], one["high"]),
+                spoken_ratio(one["cpu_ratio"], one["cpu_low"], one["cpu_high"]),
                 str(one["rounds"]),
                 differ,
             ]
         )
     return rows
+
+
+def spoken_ratio(ratio: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval as far as they are known: `0.512 (0.490 to 0.533)`, `0.512`, `–`."""
+    if ratio is None:
+        return "–"
+    return f"{ratio:.3f}" if low is None or high is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _between(row: Mapping[str, Any], name: str) -> str:

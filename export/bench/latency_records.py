@@ -1,73 +1,100 @@
 """Where a bench's figures go: files in a folder, or into the bundle itself, which is sealed anew.
 
-The bundle is made ready beside itself, with its files linked and not copied, and takes its own place in one step, so that a bench that is
-killed leaves the bundle as it was.
+The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place by two renames. A bench that is
+killed leaves the bundle as it was; between the renames, beside its place, from where the next bench or export brings it back
+(`export/bundle_places.py`).
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from export.bench.benching import Bench
+from export.bench.figure_names import CELL_KEYS
 from export.bench.latency_cards import latency_lines, put_section
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.latency_tables import TABLE_NAME, latency_table_bytes
 from export.bundle_cards import CARD_NAME
+from export.bundle_places import PART, beside, check_unchanged, linked_copy, put_back, switch
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.destinations import VERSIONS
-from manifests.digests import readable_json
+from manifests.digests import readable_json, sha256_bytes
 from manifests.disk_errors import told
-from manifests.errors import UsageError
+from manifests.errors import ManifestError, UsageError
 
 FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
 """Every file of an earlier bench goes when a new one comes."""
-PART, OLD = ".bench", ".old"
-CELL_KEYS = ("samples", "p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a bundle that can't be written into before anything is measured; put one back that a killed bench left beside its place.
+    """Refuse a bundle that can't be written into before anything is measured.
 
     Raises:
         UsageError: it was pulled: what stands under a published version's name must stay that version.
+        ManifestError: it is no bundle.
     """
     if folder.resolve().parent.name == VERSIONS:
         raise UsageError(f"{folder}: was pulled, and stays the version that it is. Name a folder for the results with --to.")
-    old = folder.with_name(folder.name + OLD)
-    if not folder.exists() and old.is_dir():
-        old.rename(folder)
+    put_back(folder)
+    open_bundle(folder, check_bytes=False)
+
+
+def check_results_folder(folder: Path, bundle: Path) -> None:
+    """Refuse a folder for results that would make a bundle unreadable: one with files that its manifest does not name.
+
+    Raises:
+        UsageError: it is the bundle, lies inside it, or is another one.
+    """
+    place = folder.resolve()
+    if bundle.resolve() in (place, *place.parents):
+        raise UsageError(f"--to {folder}: is the bundle or inside it. Without --to the results go into the bundle, sealed anew.")
+    if (place / MANIFEST_NAME).is_file():
+        raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, which says what may lie there. Name a folder for the results alone.")
 
 
 def put_into_bundle(bundle: Bundle, bench: Bench) -> Bundle:
-    """Write figures, plots and the card's section into a bundle, and a summary into its manifest.
+    """Write figures, plots and the card's section into a bundle, and a summary into its manifest. To be called with its place locked.
 
     Returns:
         The bundle sealed anew, another version.
     Raises:
+        ManifestError: a file is not the one that was opened and measured; the bundle is left as it is.
         StoreError, DiskFullError: the folder can't be written.
     """
-    folder = bundle.folder
-    part, old = folder.with_name(folder.name + PART), folder.with_name(folder.name + OLD)
-    with told("write", part):
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.copytree(folder, part, copy_function=_link, ignore=lambda at, _: [MANIFEST_NAME, *NAMES] if Path(at) == folder else [])
-        files = write_files(part, bench)
-        card = part / CARD_NAME
-        text = card.read_text(encoding="utf-8") if card.is_file() else f"# {bundle.name}\n"
-        card.unlink(missing_ok=True)  # it is a link to the old bundle's
-        card.write_text(put_section(text, latency_lines(bench.facts)), encoding="utf-8")
-        facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
-        seal_bundle(part, {**facts, "latency": summary(bench.facts, files)})
-        folder.rename(old)
-        part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+    folder, part = bundle.folder, beside(bundle.folder, PART)
+    facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
+    try:
+        with told("write", part):
+            linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME, *NAMES}))
+            files = write_files(part, bench)
+            _write_card(part / CARD_NAME, bundle, latency_lines(bench.facts))
+            sealed = seal_bundle(part, {**facts, "latency": summary(bench.facts, files)})
+            check_unchanged(bundle, sealed, written={CARD_NAME, *NAMES})
+            switch(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return open_bundle(folder, check_bytes=False)
+
+
+def _write_card(card: Path, bundle: Bundle, lines: Sequence[str]) -> None:
+    """Put the section into the card of a linked copy.
+
+    Raises:
+        ManifestError: it is not the card that was opened.
+    """
+    was = next((file.sha256 for file in bundle.files if file.path == CARD_NAME), None)
+    data = card.read_bytes() if card.is_file() else None
+    if was != (data and sha256_bytes(data)):
+        raise ManifestError(
+            f"{bundle.folder}: {CARD_NAME} changed since the bundle was opened; nothing was written into it. Put it back, or export again."
+        )
+    text = f"# {bundle.name}\n" if data is None else data.decode("utf-8")
+    card.unlink(missing_ok=True)  # it is a link to the old bundle's
+    card.write_text(put_section(text, lines), encoding="utf-8")
 
 
 def write_to(folder: Path, bench: Bench) -> list[str]:
@@ -117,27 +144,3 @@ def summary(facts: Mapping[str, Any], files: list[str]) -> dict[str, Any]:
         "comparisons": [{key: value for key, value in one.items() if key != "ratios"} for one in facts["comparisons"]],
         "findings": facts["findings"],
     }
-
-
-def gate_figures(facts: Mapping[str, Any]) -> dict[str, float | None]:
-    """Every figure that `--require` may name: `cpu.int8.1x128.p99_ms`, `cpu.int8.highest_rate`, `cpu.int8/fp32.1x128.ratio_high`."""
-    found: dict[str, float | None] = {}
-    for model in facts["models"]:
-        name = f"{model['provider']}.{model['precision']}"
-        for row in model["closed"]:
-            found |= {f"{name}.{row['cell']}.{key}": row[key] for key in CELL_KEYS if key != "samples"}
-        for slo in model["slo"]:
-            found[f"{name}.{slo['preset']}.highest_rate"] = slo["highest_rate"]
-    for one in facts["comparisons"]:
-        name = f"{one['provider']}.{one['ours']}/{one['theirs']}.{one['cell']}"
-        found |= {f"{name}.ratio": one["ratio"], f"{name}.ratio_high": one["high"], f"{name}.cpu_ratio": one["cpu_ratio"]}
-    return found
-
-
-def _link(source: str, target: str) -> str:
-    """A second name for a file, or a copy where the disk has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target

@@ -11,7 +11,7 @@ from export.bench.arrivals import Batching, poisson_arrivals, serve
 from export.bench.latency import time_calls
 from export.bench.plans import SWEEP_WEIGHT
 from export.bench.quantiles import MS, summarize
-from export.bench.rate_sweeps import HALVINGS, Point, highest_rate, plan_rates, requests_each, sweep
+from export.bench.rate_sweeps import HALVINGS, Point, SweepTime, highest_rate, plan_rates, sweep
 from export.bench.runners import Runner
 from export.bench.settings import Answer, Setting, spoken_latency
 from export.bench.specs import BenchSpec, Preset
@@ -19,8 +19,6 @@ from export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
 
 CAPACITY_SHARE = 0.08
 """Of a sweep's time: to find what full micro-batches reach."""
-FEWEST_REQUESTS = 20
-"""At a rate, about: also where the time was used up before, so that there is a median, and the rest says that it is not known."""
 WARM_UP_SHARE = 0.1
 """Of an open loop's time: requests that came while the queue was still empty from the start."""
 
@@ -28,6 +26,11 @@ WARM_UP_SHARE = 0.1
 def sweeps_of(spec: BenchSpec) -> list[Preset]:
     """Presets that have an open loop."""
     return [preset for preset in spec.presets if preset != "table3"]
+
+
+def bound_ms(spec: BenchSpec, preset: Preset) -> float | None:
+    """Of p99, for which the highest rate is sought; None where it is not."""
+    return SERVING_MS if spec.slo_ms is None and preset == "serving" else spec.slo_ms
 
 
 def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     """
     spec = setting.spec
     rows = SERVING_DOCUMENTS if preset == "serving" else 1
-    slo_ms = SERVING_MS if spec.slo_ms is None and preset == "serving" else spec.slo_ms
+    slo_ms = bound_ms(spec, preset)
     requests = max(1, spec.max_batch // rows)
     answer = setting.server(run, setting.workload)
     share_s = setting.budget.share(SWEEP_WEIGHT)
@@ -49,16 +52,16 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     batch_s = float(np.median(full.latency_s))
     rates = plan_rates(requests / batch_s, spec.rates)
     more = HALVINGS if slo_ms is not None else 0
-    each = max(FEWEST_REQUESTS, requests_each(rates, share_s * (1 - CAPACITY_SHARE), more=more))
+    time_left = SweepTime(rates, share_s - (time.perf_counter() - start), more=more)
     about = blank | {"preset": preset, "loop": "open", "cell": f"open-{preset}", "scope": setting.scope, "rows": rows}
     about |= {"max_batch": requests * rows, "max_wait_ms": spec.max_wait_ms}
 
     def measure(rate: float) -> Point:
-        point = about | measure_rate(spec, answer, rate, each / rate, rows=rows, requests=requests, batch_s=batch_s)
+        point = about | measure_rate(spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s)
         setting.say(f"{blank['provider']} {blank['precision']} {point['cell']} at {rate:,.1f}/s: {spoken_latency(point)}")
         return point
 
-    points = sweep(measure, rates, slo_ms)
+    points = sweep(measure, rates, slo_ms, is_spent=time_left.is_spent)
     setting.budget.spend(time.perf_counter() - start)
     slo = None
     if slo_ms is not None:
@@ -71,16 +74,19 @@ def measure_rate(spec: BenchSpec, answer: Answer, rate: float, seconds: float, *
     """Offer requests at one rate for a while.
 
     Args:
+        seconds: for which requests come; where that is too short for any, there is one all the same.
         rows: pairs of a request.
         requests: of a micro-batch, at most.
         batch_s: what a full one takes.
     """
     arrival_s = poisson_arrivals(rate, seconds, seed=spec.seed)
+    if not len(arrival_s):
+        arrival_s = np.zeros(1)  # nobody came in so short a time: one who comes at once
     # a growing queue is given up after half as long again; a slow model may still answer what it has begun
     stop_s = seconds + max(seconds / 2, 5 * batch_s)
     batching = Batching(requests, spec.max_wait_ms / MS)
     served = serve(arrival_s, batching, lambda first, end: answer(first * rows, end * rows), stop_s=stop_s)
-    warm_up = int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE))
+    warm_up = min(int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE)), len(arrival_s) - 1)
     kept_s = served.latency_s[warm_up:]
     answered = len(arrival_s) - served.unanswered
     answered_rate = answered / served.seconds if served.seconds else None
@@ -92,6 +98,5 @@ def measure_rate(spec: BenchSpec, answer: Answer, rate: float, seconds: float, *
         "warm_up": warm_up,
         "unanswered": served.unanswered,
         "seconds": served.seconds,
-        "samples": 0,
     }
-    return found | (summarize(kept_s) if len(kept_s) else {"p99_ms": None})
+    return found | summarize(kept_s)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
+FEWEST_REQUESTS = 20
+"""At a rate, that there may be a median at all; where fewer fit into the time, fewer are offered and a finding says so."""
 HALVINGS = 3
 """Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
 
@@ -47,13 +50,43 @@ def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float
     return seconds / (sum(1 / rate for rate in rates) + more * len(rates) / sum(rates))
 
 
-def sweep(measure: Callable[[float], Point], rates: Sequence[float], slo_ms: float | None, *, halvings: int = HALVINGS) -> list[Point]:
+class SweepTime:
+    """How long requests come at each rate, so that all rates together keep to their time.
+
+    Args:
+        rates, more: see `requests_each`.
+        seconds: for all of them, from now on.
+    """
+
+    def __init__(self, rates: Sequence[float], seconds: float, *, more: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._each = requests_each(rates, max(0.0, seconds), more=more)
+        self._end = clock() + seconds
+
+    def seconds(self, rate: float) -> float:
+        """For a rate: a low one between others takes longer than was planned for, and gets what is left."""
+        return max(0.0, min(self._each / rate, self._end - self._clock()))
+
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self._clock() >= self._end
+
+
+def sweep(
+    measure: Callable[[float], Point],
+    rates: Sequence[float],
+    slo_ms: float | None,
+    *,
+    halvings: int = HALVINGS,
+    is_spent: Callable[[], bool] = lambda: False,
+) -> list[Point]:
     """Measure rate after rate, and closer around the bound if one is given.
 
     Args:
         measure: one rate.
         rates: rising. The sweep ends after the first whose queue only grew.
         slo_ms: bound of p99.
+        is_spent: asked before each rate between others, which is left out when it says so.
     Returns:
         By offered rate.
     """
@@ -64,7 +97,7 @@ def sweep(measure: Callable[[float], Point], rates: Sequence[float], slo_ms: flo
             break
     for _ in range(halvings if slo_ms is not None else 0):
         gap = _gap(points, slo_ms)
-        if gap is None:
+        if gap is None or is_spent():
             break
         points.append(measure(sum(gap) / 2))
         points.sort(key=lambda point: float(point["offered_rate"]))

@@ -12,6 +12,7 @@ from typing import Any
 from distill.students import student_digest
 from export.bench.comparisons import take_turns
 from export.bench.findings import PLAIN, Finding
+from export.bench.latency_cards import spoken_ratio
 from export.bench.plans import COMPARISON_WEIGHT, BenchModel
 from export.bench.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
 from export.bench.settings import Setting
@@ -109,8 +110,8 @@ def compare_models(
                 findings.append(Finding("not_run", model.name, f"{cell} against {other} was not compared: one side can't run it."))
                 continue
             found.append({**about, "cell": cell, **ratio})
-            by_cpu = f"by CPU time {ratio['cpu_ratio']:.3f}"
-            setting.say(f"{model.name} over {other}, {cell}: {ratio['ratio']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}), {by_cpu}")
+            by_clock, by_cpu = spoken_ratio(ratio["ratio"], ratio["low"], ratio["high"]), spoken_ratio(ratio["cpu_ratio"], None, None)
+            setting.say(f"{model.name} over {other}, {cell}: {by_clock}, by CPU time {by_cpu}")
     return found, findings
 
 

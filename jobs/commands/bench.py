@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +79,9 @@ def bench(
     reported as a finding. docs/bench.md has the table's columns.
     """
     from export.bench.benching import bench_bundle
-    from export.bench.latency_records import check_place, gate_figures, put_into_bundle, write_to
+    from export.bench.latency_records import check_place, check_results_folder, put_into_bundle, write_to
     from export.bench.specs import BenchSpec
+    from export.bundle_places import locked, put_back
     from export.bundles import open_bundle
     from manifests.gates import judge_gates, parse_flag
     from manifests.specs import validate_spec
@@ -89,20 +91,25 @@ def bench(
     spec = validate_spec(BenchSpec, values | {"presets": presets, "allows_fallback": allow_fallback}, where="the options")
     folder = _local(bundle, "BUNDLE").resolve()
     sides = _against(against, student)
-    if to is None:
-        check_place(folder)
-    opened = open_bundle(folder)
-    _check_student_bundle(opened)
-    texts = None if pairs is None else _texts(pairs, opened.facts, seed=spec.seed)
-    measured = bench_bundle(opened, spec, pairs=texts, against=sides, say=lambda line: click.echo(line, err=True))
-    for finding in measured.facts["findings"]:
-        log_format.say(f"finding ({finding['kind']}) {finding['where']}: {finding['text']}", level="warning", event="finding", **finding)
     place = folder if to is None else _local(to, "--to")
     if to is None:
-        opened = put_into_bundle(opened, measured)
+        check_place(folder)
     else:
-        write_to(place, measured)
-    verdicts = judge_gates(gates, gate_figures(measured.facts), None)
+        put_back(folder)
+        check_results_folder(place, folder)
+    with locked(folder) if to is None else nullcontext():
+        opened = open_bundle(folder)
+        _check_student_bundle(opened)
+        texts = None if pairs is None else _texts(pairs, opened.facts, seed=spec.seed)
+        measured = bench_bundle(opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True))
+        for finding in measured.facts["findings"]:
+            text = f"finding ({finding['kind']}) {finding['where']}: {finding['text']}"
+            log_format.say(text, level="warning", event="finding", **finding)
+        if to is None:
+            opened = put_into_bundle(opened, measured)
+        else:
+            write_to(place, measured)
+    verdicts = judge_gates(gates, measured.figures, None)
     for verdict in verdicts:
         if not verdict.has_passed:
             log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())

@@ -1,15 +1,14 @@
 """A bundle's own report: the page without any document's text, put among its files, and the bundle sealed anew.
 
-The bundle is made ready beside itself, with its files linked and not copied, and takes its own place in one step, so that an export that is
-killed leaves a whole bundle. The page holds no time and no place, so the same export gives the same version.
+The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place (`export/bundle_places.py`), so
+that an export that is killed leaves a whole bundle. The page holds no time and no place, so the same export gives the same version.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
+from export.bundle_places import PART, beside, check_unchanged, linked_copy, locked, switch
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from jobs.report.building import render_report
 from manifests.disk_errors import told
@@ -31,21 +30,10 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
         return bundle
     folder = bundle.folder
     page = render_report([str(student), str(folder)], max_rows=0, is_inside_bundle=True)
-    part, old = (folder.with_name(folder.name + ending) for ending in (".page", ".old"))
-    with told("write", part):
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.copytree(folder, part, copy_function=_link, ignore=lambda at, _: [MANIFEST_NAME] if Path(at) == folder else [])
+    with locked(folder, waits=True), told("write", beside(folder, PART)):
+        part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
         (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
-        seal_bundle(part, {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS})
-        folder.rename(old)
-        part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        sealed = seal_bundle(part, {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS})
+        check_unchanged(bundle, sealed, written=(REPORT_NAME,))
+        switch(part, folder)
     return open_bundle(folder, check_bytes=False)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a filesystem without hard links
-        shutil.copyfile(source, target)

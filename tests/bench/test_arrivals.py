@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, Served, poisson_arrivals, serve
 from export.bench.latency import time_calls
+from export.bench.open_rates import measure_rate
+from export.bench.specs import BenchSpec
 
 
 class MadeUpClock:
@@ -54,6 +56,19 @@ def test_arrivals_are_poisson_and_of_the_rate_that_was_asked_for(rate: float) ->
 @given(st.floats(0.01, 500), st.floats(0.01, 3), st.integers(0, 5))
 def test_the_same_seed_gives_the_same_arrivals(rate: float, seconds: float, seed: int) -> None:
     assert (poisson_arrivals(rate, seconds, seed=seed) == poisson_arrivals(rate, seconds, seed=seed)).all()
+
+
+def test_no_time_has_no_arrivals() -> None:
+    assert len(poisson_arrivals(5.0, 0.0, seed=0)) == 0
+
+
+def test_a_rate_for_which_the_time_is_too_short_is_asked_one_request() -> None:
+    asked: list[tuple[int, int]] = []
+    for seconds in (0.0, 0.01):
+        point = measure_rate(BenchSpec(), lambda *places: asked.append(places), 0.05, seconds, rows=3, requests=4, batch_s=0.001)
+        assert (point["samples"], point["warm_up"], point["unanswered"]) == (1, 0, 0)
+        assert point["seconds"] < 1
+    assert asked == [(0, 3)] * 2
 
 
 def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.bench.comparisons import ratio_of, take_turns
+from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency import time_calls
-from export.bench.latency_cards import put_section
+from export.bench.latency_cards import comparison_rows, put_section
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.machine_facts import GPU_STATE, MachineWatch, gpu_facts
 from export.bench.memory import device_bytes
@@ -29,6 +30,7 @@ from export.bundles import open_bundle
 from export.loader import Encoder, Machine
 from export.placement import count_cpu_nodes, cpu_nodes
 from manifests.errors import MissingExtraError, UsageError
+from manifests.gates import judge_gates, parse_flag
 
 MODELS = [
     {"path": "model.onnx", "format": "onnx", "precision": "fp32"},
@@ -155,11 +157,73 @@ def test_a_comparison_that_has_no_time_for_its_rounds_ends_with_fewer() -> None:
 def test_a_ratios_median_lies_in_its_interval_and_turns_over_with_its_sides(measured: list[tuple[float, float]]) -> None:
     found = ratio_of(measured)
     assert found.median == pytest.approx(np.median([ours / theirs for ours, theirs in measured]))
-    if len(measured) > 1:
+    assert (found.low is None) == (found.high is None) == (len(measured) < 6)
+    if len(measured) >= 6:
         assert found.low is not None
         assert found.high is not None
         assert min(found.ratios) <= found.low <= found.median * (1 + 1e-9)
         assert found.median * (1 - 1e-9) <= found.high <= max(found.ratios)
+
+
+def test_a_slow_side_gets_no_more_calls_a_turn_than_its_time_allows() -> None:
+    """One side is a thousand times as slow; were the fast one to set the calls of a turn, two rounds would take 64 slow calls each."""
+    time = [0.0]
+
+    def side(seconds: float) -> Any:
+        def call() -> None:
+            time[0] += seconds
+
+        return call
+
+    found = take_turns(side(3e-5), side(0.03), rounds=20, seconds=1.0, limit_s=3.0, clock=lambda: time[0], cpu_clock=lambda: time[0])
+    assert time[0] < 3.1
+    assert len(found.wall.ratios) >= 6
+
+
+def test_a_cpu_clock_too_coarse_to_see_a_turn_gives_no_ratio_by_it() -> None:
+    time = [0.0]
+
+    def call() -> None:
+        time[0] += 1e-4
+
+    found = take_turns(call, call, rounds=20, seconds=0.5, clock=lambda: time[0], cpu_clock=lambda: float(int(time[0] * 10)))
+    assert found.cpu is None
+    facts = found.facts()
+    json.dumps(facts, allow_nan=False)
+    assert facts["cpu_ratio"] is facts["cpu_low"] is facts["cpu_high"] is None
+    assert facts["ratio"] == pytest.approx(1.0)
+
+
+def compared(**values: Any) -> dict[str, Any]:
+    one = {"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x128", "rounds": 20, "answers_differ_by": None, "ratio": 1.2}
+    one |= {"low": 1.1, "high": 1.3, "cpu_ratio": 1.2, "cpu_low": 1.1, "cpu_high": 1.3, "ours_ms": 1.0, "theirs_ms": 1.0}
+    return one | values
+
+
+def test_a_ratio_without_an_interval_is_shown_and_found_without_one_and_fails_its_gate() -> None:
+    unknown = dict.fromkeys(("low", "high", "cpu_ratio", "cpu_low", "cpu_high"))
+    one = compared(rounds=3, **unknown)
+    row = comparison_rows({"comparisons": [one]})[1]
+    assert row[5:8] == ["1.200", "–", "3"]
+    assert comparison_rows({"comparisons": [compared()]})[1][5:7] == ["1.200 (1.100 to 1.300)"] * 2
+    texts = {finding.kind: finding.text for finding in comparison_findings([one], rounds=2)}
+    assert "3 rounds, too few for an interval (6 needed" in texts["too_few_rounds"]
+    assert texts["slower_than_fp32"].endswith("is 1.20.")
+    figures = measured_figures({"models": [], "comparisons": [one]}, ["cpu.int8.1x128.p99_ms"])
+    gates = [parse_flag(f"{name}<=9") for name in ("cpu.int8/fp32.1x128.ratio_high", "cpu.int8.1x128.p99_ms", "cpu.int8/fp32.1x128.ratio")]
+    assert [verdict.has_passed for verdict in judge_gates(gates, figures, None)] == [False, False, True]
+
+
+def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
+    models = choose_models(MODELS, spec(), CPU)
+    cells = plan_cells(spec(), {"p50": 20, "p99": 60, "max": 64})
+    planned = planned_figures(models, cells, ["grid"], plan_sides(models, Against()), [(1, 128)], may_fall_back=False)
+    assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s", "cpu.int8.grid.highest_rate"} < set(planned)
+    assert {"cpu.int8/fp32.1x128.ratio", "cpu.int8/fp32.1x128.ratio_high", "cpu.int8/fp32.1x128.cpu_ratio"} < set(planned)
+    cuda = choose_models(MODELS, spec(), GPU)
+    names = [planned_figures(cuda, cells, [], [], [], may_fall_back=falls) for falls in (False, True)]
+    assert all(name.startswith("cuda.") for name in names[0])
+    assert set(names[1]) == {*names[0], *(name.replace("cuda.", "cpu.") for name in names[0])}
 
 
 def test_smaller_precisions_are_held_against_fp32_and_all_against_what_is_named() -> None:
@@ -190,6 +254,9 @@ def test_findings_are_told_for_what_they_are() -> None:
     assert "cuda was asked for" in of(asked_provider="cuda")["cpu_fallback"]
     assert "cpu_fallback" not in of(asked_provider="auto")
     assert "2 MatMulInteger" in of(cpu_nodes={"MatMulInteger": 2})["cpu_nodes"]
+    rates = [{"offered_rate": rate, "warm_up": 1, "samples": samples} for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))]
+    scarce = of(open=rates)["too_few_requests"]
+    assert scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
     assert "slo_missed" in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": None}])
     assert "slo_missed" not in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": 3.0}])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, poisson_arrivals, serve
 from export.bench.quantiles import quantile
-from export.bench.rate_sweeps import HALVINGS, highest_rate, plan_rates, requests_each, sweep
+from export.bench.rate_sweeps import HALVINGS, SweepTime, highest_rate, plan_rates, requests_each, sweep
 from tests.bench.test_arrivals import MadeUpClock
 
 SERVICE_S = 0.01
@@ -92,6 +92,32 @@ def test_rates_around_the_bound_close_in_on_it(edge: float, slo_ms: float) -> No
 def test_rates_that_were_named_are_the_ones_tried_in_rising_order() -> None:
     assert plan_rates(100.0, (30.0, 10.0)) == [10.0, 30.0]
     assert plan_rates(100.0, ())[-1] == 100.0
+
+
+@given(st.floats(0.1, 1000), st.lists(st.floats(0.01, 500), max_size=4, unique=True), st.floats(0, 200), st.sampled_from([None, 5.0]))
+def test_a_sweep_keeps_to_its_time_though_its_lowest_rate_breaks_the_bound(
+    capacity: float, named: list[float], seconds: float, slo_ms: float | None
+) -> None:
+    """The bound is missed everywhere, so lower and lower rates are tried, each of them longer."""
+    rates = plan_rates(capacity, named)
+    clock = MadeUpClock()
+    time_left = SweepTime(rates, seconds, more=HALVINGS if slo_ms else 0, clock=clock.now)
+
+    def measure(rate: float) -> dict[str, Any]:
+        clock.time += time_left.seconds(rate)
+        return {"offered_rate": rate, "p99_ms": 99.0, "unanswered": 0}
+
+    points = sweep(measure, rates, slo_ms, is_spent=time_left.is_spent)
+    assert clock.time <= seconds * (1 + 1e-9)
+    assert {point["offered_rate"] for point in points} >= set(rates)
+
+
+def test_no_rate_between_others_is_tried_once_the_time_is_spent() -> None:
+    def measure(rate: float) -> dict[str, Any]:
+        return {"offered_rate": rate, "p99_ms": rate, "unanswered": 0}
+
+    assert len(sweep(measure, [10.0, 40.0], 20.0)) == 2 + HALVINGS
+    assert [point["offered_rate"] for point in sweep(measure, [10.0, 40.0], 20.0, is_spent=lambda: True)] == [10.0, 40.0]
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=9), st.floats(0.1, 1000), st.integers(0, 3))
