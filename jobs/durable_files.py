@@ -6,10 +6,10 @@ import contextlib
 import errno
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jobs.scratch import scratch_folder
 from manifests.depots import Held, open_depot
 from manifests.errors import DiskFullError, StoreError, UsageError
 from manifests.filesystems import is_url, place_of, scheme_of
@@ -25,7 +25,7 @@ def check_free(to: str, inputs: Sequence[str], *, force: bool) -> None:
     """Raise where a file can't be written, before any work is done.
 
     Raises:
-        UsageError: it is a folder, lies in an input or is one, or is there already and `force` is off.
+        UsageError: it is a folder or another thing that is no file, lies in an input or is one, or is there already and `force` is off.
     """
     place = place_of(to)
     for path in inputs:
@@ -37,11 +37,27 @@ def check_free(to: str, inputs: Sequence[str], *, force: bool) -> None:
             UrlFile(to).close()
             _refuse_taken(to, force=force)
         return
-    target = Path(place)
-    if target.is_dir():
-        raise UsageError(f"{to}: is a folder. Give a file.")
+    target = _local(to)
+    _refuse_odd(to, target)
     if target.exists():
         _refuse_taken(to, force=force)
+
+
+def _local(to: str) -> Path:
+    return Path(to.partition("://")[2] if is_url(to) else to).absolute()
+
+
+def _refuse_odd(to: str, target: Path) -> None:
+    """Raise for what a rename would replace by a file: devices, pipes, sockets. Asked of the path as given: a pipe has no other."""
+    if not os.path.lexists(target) or target.is_file():
+        return
+    if target.is_dir():
+        raise UsageError(f"{to}: is a folder. Give a file.")
+    if not target.exists():
+        raise UsageError(f"{to}: is a link to {target.readlink()}, which is not there. Give that name, or remove the link.")
+    raise UsageError(
+        f"{to}: is no regular file but a device, pipe or socket, and a whole file can't be put there. Give the name of a file."
+    )
 
 
 def _refuse_taken(to: str, *, force: bool) -> None:
@@ -51,19 +67,22 @@ def _refuse_taken(to: str, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def written(to: str) -> Iterator[Path]:
-    """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step.
+    """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step. Where `to` is a
+    link to a file, the link stays, and the file that it names is replaced.
 
     Raises:
+        UsageError: something that is no regular file stands there.
         DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
     """
     try:
         if is_url(to) and scheme_of(to) not in ("file", "local"):
-            with tempfile.TemporaryDirectory(prefix="relabel-out-") as scratch:
-                file = Path(scratch) / to.rpartition("/")[2]
+            with scratch_folder("relabel-out-") as scratch:
+                file = scratch / to.rpartition("/")[2]
                 yield file
                 _upload(file, to)
             return
-        target = Path(to.partition("://")[2] if is_url(to) else to).absolute()
+        _refuse_odd(to, _local(to))
+        target = _local(to).resolve()
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

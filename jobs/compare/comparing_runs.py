@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from jobs.compare.flips import LargestFlips, examples
@@ -12,6 +10,7 @@ from jobs.compare.matches import Counts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.runs import how_matched, open_both, spill_rows
 from jobs.judging import JudgingOptions
+from jobs.scratch import scratch_folder
 from manifests.agreement import EXTRA
 from manifests.errors import InputError
 from manifests.extras import require
@@ -55,9 +54,9 @@ def compare_runs(
     counts, sums = Counts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
-    with tempfile.TemporaryDirectory(prefix="relabel-compare-") as scratch:
-        spills = [spill_rows(run, Path(scratch) / f"{letter}.parquet") for run, letter in ((ours, "a"), (theirs, "b"))]
-        for frame in matches(polars, spills[0], spills[1], how, counts, Path(scratch) / "buckets"):
+    with scratch_folder("relabel-compare-") as scratch:
+        spills = [spill_rows(run, scratch / f"{letter}.parquet") for run, letter in ((ours, "a"), (theirs, "b"))]
+        for frame in matches(polars, spills[0], spills[1], how, counts, scratch / "buckets"):
             if not frame.height:
                 continue
             rows = paired_rows(polars, frame, ours.grades)
@@ -116,6 +115,8 @@ def _notes(counts: Counts) -> list[str]:
             notes.append(f"rows that only run {letter.upper()} has, left out: {found[f'only_{letter}']:,}")
         if found[f"quarantined_{letter}_only"]:
             notes.append(f"rows that run {letter.upper()} alone has in quarantine, left out: {found[f'quarantined_{letter}_only']:,}")
+    if found["quarantined_elsewhere_absent"]:
+        notes.append(f"rows in quarantine in one run and absent from the other: {found['quarantined_elsewhere_absent']:,}")
     if found["repeated"]:
         notes.append(f"pairs that stand several times in both runs are matched in order; rows beyond the first: {found['repeated']:,}")
     return notes

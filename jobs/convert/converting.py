@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jobs.convert.sources import Options, Source, open_source
 from jobs.convert.targets import write_qrels, write_run, write_table
 from jobs.durable_files import check_free, written
 from jobs.query_buckets import query_buckets
+from jobs.scratch import scratch_folder
 from manifests.agreement import EXTRA
 from manifests.errors import UsageError
 from manifests.extras import require
@@ -72,21 +74,21 @@ def convert(
         UsageError: nothing tells a form, the target is there already, or options that do not go together.
         InputError: see `open_source`, `checked_rows` and `Duplicates`.
         ManifestError: a run is unfinished, over its limit or damaged.
-        DiskFullError, StoreError: the target can't be written; what stood there before still does.
+        DiskFullError, StoreError: the target or scratch files can't be written; what stood there before still does.
         MissingExtraError: polars is absent.
     """
     form, to = source_format(source, from_format), target_format(target, to_format)
     _check_options(to, options, duplicates, tag)
     check_free(target, (source,), force=force)
     polars = require("polars", extra=EXTRA, purpose="relabel convert")
-    with tempfile.TemporaryDirectory(prefix="relabel-convert-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder("relabel-convert-") as folder:
         opened = open_source(polars, source, form, to, options, folder)
         rows = checked_rows(polars, opened, to, folder)
         found = Duplicates(polars, duplicates, opened.kind)
         tag = _tag(rows, opened, tag) if to == "run" else None
+        ranked = _settled(polars, opened, rows, found, to, folder)
         with written(target) as file:
-            count = _write(polars, opened, rows, found, to, tag, folder, file)
+            count = _write(polars, opened, rows, found, ranked, to, tag, file)
     return Conversion(
         source,
         form,
@@ -104,17 +106,33 @@ def convert(
     )
 
 
-def _write(polars: Any, source: Source, rows: Rows, duplicates: Duplicates, to: Format, tag: str | None, scratch: Path, file: Path) -> int:
-    """Settle duplicates and write; conflicts are refused before the file gets its name."""
+def _settled(polars: Any, source: Source, rows: Rows, duplicates: Duplicates, to: Format, scratch: Path) -> Iterator[Any]:
+    """Settle duplicates: for a run file bucket by bucket as they are asked for, else all at once. All that goes to scratch files is there
+    when this returns, so that a full disk is told of the folder that it holds."""
     settled = map(duplicates.settle, query_buckets(polars, (rows.file,), lambda frame, _: rows.kept(polars, frame), scratch / "buckets"))
     if to == "run":
-        count = write_run(polars, settled, tag, file)
-        duplicates.refuse_conflicts(source.path)
-        return count
+        return _begun(settled)
     if duplicates.rule != "keep":
         for _ in settled:
             pass
         duplicates.refuse_conflicts(source.path)
+    return iter(())
+
+
+def _begun(buckets: Iterator[Any]) -> Iterator[Any]:
+    """The same, with the first already asked for, before which all of them are written to their files."""
+    first = next(buckets, None)
+    return buckets if first is None else itertools.chain([first], buckets)
+
+
+def _write(
+    polars: Any, source: Source, rows: Rows, duplicates: Duplicates, ranked: Iterator[Any], to: Format, tag: str | None, file: Path
+) -> int:
+    """Write; conflicts are refused before the file gets its name."""
+    if to == "run":
+        count = write_run(polars, ranked, tag, file)
+        duplicates.refuse_conflicts(source.path)
+        return count
     if to == "qrels":
         return write_qrels(polars, rows, duplicates, file)
     return write_table(polars, source, duplicates, to, file)

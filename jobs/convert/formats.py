@@ -30,16 +30,23 @@ def source_format(path: str, told: str | None) -> Format:
     """The form of a source.
 
     Raises:
-        UsageError: nothing tells.
+        UsageError: nothing tells, or a folder holds tables where its name says that it is a run's output.
     """
     found = SUFFIXES.get(PurePosixPath(path).suffix.lower())
     if told is not None:
         return _named(told)
     if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
-        return "labels" if found is None or Path(path, PLAN_NAME).exists() else found
+        is_labels = Path(path, PLAN_NAME).exists()
+        if found is None and not is_labels and _holds_parquet(Path(path)):
+            raise UsageError(f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: --from parquet.")
+        return "labels" if found is None or is_labels else found
     if found is None and is_run(path):
         return "labels"
     return found or _unclear(path, "--from", SOURCES)
+
+
+def _holds_parquet(folder: Path) -> bool:
+    return any(file.suffix.lower() in PARQUET_SUFFIXES for file in folder.rglob("*"))
 
 
 def target_format(path: str, told: str | None) -> Format:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from jobs.convert.formats import TREC, Format
 from jobs.convert.sources import Source
 from jobs.pairs.tables import told
+from jobs.scratch import spilling
 from manifests.errors import InputError
-from manifests.trec import EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from manifests.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 
 SHOWN_CHARACTERS = 60
 
@@ -42,28 +43,55 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
     """Read and check the columns that a conversion turns on, once; they lie in a scratch file from then on.
 
     Raises:
-        InputError: names the first row whose value is no number (for qrels: no whole one), or whose id is missing or can't stand in TREC.
+        InputError: names the first row whose value is no number (for qrels: no whole one), or whose id is missing or can't stand in TREC;
+            or a column of ids that would not be written as what they are.
     """
     file = scratch / "rows.parquet"
     frame = source.scan(polars)
     schema = frame.collect_schema()
+    if target in TREC:
+        _refuse_fractions(source, schema)
     value, is_odd = value_of(polars, source, schema[source.value], target)
+    index = _free_name(schema)
     shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
-    wanted = frame.with_row_index("__row").select(
-        row=polars.col("__row").cast(polars.Int64),
-        at=polars.col(source.row_column or "__row").cast(polars.Int64),
+    wanted = frame.with_row_index(index).select(
+        row=polars.col(index).cast(polars.Int64),
+        at=polars.col(source.row_column or index).cast(polars.Int64),
         query_id=polars.col(source.by).cast(polars.String),
         doc_id=polars.col(source.doc).cast(polars.String),
         value=value,
         odd=polars.when(is_odd).then(shown) if not isinstance(is_odd, bool) else polars.lit(None, polars.String),
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
-    with told(source.path):
+    with told(source.path), spilling(polars):
         wanted.sink_parquet(file)
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)
     total, with_value = found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
     return Rows(file, "tag" in found.collect_schema(), total, total - with_value)
+
+
+def _refuse_fractions(source: Source, schema: Any) -> None:
+    for name in (source.by, source.doc):
+        kind = schema[name]
+        if kind.is_float() or kind.is_decimal():
+            raise InputError(
+                f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no other file. Store ids "
+                "as integers or text (pandas makes fractions of integers with gaps; its type Int64 does not), or convert to .jsonl or "
+                ".parquet."
+            )
+
+
+def _free_name(taken: Any) -> str:
+    """A name that no column has."""
+    name = "__row"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _is_whole(source: Source, target: Format) -> bool:
+    return target == "qrels" or (source.form == "qrels" and source.kind == "grade")
 
 
 def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[Any, Any]:
@@ -73,7 +101,7 @@ def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[An
         InputError: the column holds something that can't be one.
     """
     column = polars.col(source.value)
-    is_whole = target == "qrels" or (source.form == "qrels" and source.kind == "grade")
+    is_whole = _is_whole(source, target)
     if kind in (polars.String, polars.Categorical) or isinstance(kind, polars.Enum):
         text = column.cast(polars.String).str.strip_chars()
         text = polars.when(text != "").then(text)
@@ -84,13 +112,19 @@ def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[An
     if kind == polars.Null:
         return column.cast(polars.Int64 if is_whole else polars.Float64), False
     if kind.is_integer():
-        return column.cast(polars.Int64, strict=False), column.is_not_null() & column.cast(polars.Int64, strict=False).is_null()
+        if source.kind == "score":  # a mean of whole scores has a fraction
+            return column.cast(polars.Float64), False
+        number = column.cast(polars.Int64, strict=False)
+        is_odd = number.is_null()
+        if is_whole:
+            is_odd |= (number >= BEYOND_GRADES) | (number <= -BEYOND_GRADES)
+        return number, column.is_not_null() & is_odd
     if kind.is_float() or kind.is_decimal():
         number = column if kind in (polars.Float32, polars.Float64) else column.cast(polars.Float64)
         number = number.fill_nan(None)
         if not is_whole:
             return number, number.is_infinite()
-        is_odd = number.is_infinite() | (number != number.floor()) | (number.abs() >= 1e9)
+        is_odd = number.is_infinite() | (number != number.floor()) | (number.abs() >= BEYOND_GRADES)
         return polars.when(~is_odd).then(number).cast(polars.Int64), is_odd
     raise InputError(f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with --{source.kind}.")
 
@@ -99,7 +133,7 @@ def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
     kept = polars.col("value").is_not_null()
     trec = f"{EXAMPLES[QRELS_COLUMNS if target == 'qrels' else RUN_COLUMNS]}: fields end at white space"
     is_text = target in TREC
-    number = "whole number, as qrels want it" if target == "qrels" or source.form == "qrels" else "number"
+    number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
     mend = {
         "odd": f"is no {number}. Name another column with --{source.kind}, or leave it empty",
         "query_id": "Give every row one, or leave the row out",

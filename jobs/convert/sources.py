@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.convert.formats import TREC, Format
-from jobs.convert.text_blocks import blocks, json_frame, merged_schema, trec_frame
+from jobs.convert.text_blocks import Block, blocks, json_frame, json_names, merged_schema, refuse_rounded, trec_frame
 from jobs.pairs.tables import open_tables
+from manifests.errors import InputError
 from manifests.label_sets import open_run_labels
 from manifests.schemas import LABELS
 from manifests.store import each
@@ -129,18 +130,24 @@ def _from_jsonl(polars: Any, path: str, target: Format, options: Options, scratc
         by, doc = _ids(names, path, options)
         schema = {**found, **texts}
         schema.setdefault(value, polars.Int64 if kind == "grade" else polars.Float64)  # of an empty file
-    arrow = _arrow_schema(polars, schema)
-    frames = (json_frame(polars, block, schema, path=path) for block in blocks(path))
+    arrow = _arrow_schema(polars, schema, path)
+    frames = (_exact(polars, block, schema, path) for block in blocks(path))
     tables = (frame.to_arrow(compat_level=polars.CompatLevel.oldest()).cast(arrow) for frame in frames)
     file = _gathered(tables, arrow, scratch / "objects.parquet")
     return Source(path, "jsonl", [file], list(schema), by, doc, value, kind)
+
+
+def _exact(polars: Any, block: Block, schema: dict[str, Any], path: str) -> Any:
+    frame = json_frame(polars, block, schema, path=path)
+    refuse_rounded(polars, frame, block, path=path)
+    return frame
 
 
 def _json_names(polars: Any, path: str, wanted: set[str]) -> list[str]:
     """The keys of a JSONL file, as far as it takes to find those wanted."""
     names: dict[str, None] = {}
     for block in blocks(path):
-        names.update(dict.fromkeys(json_frame(polars, block, None, path=path).columns))
+        names.update(dict.fromkeys(json_names(polars, block, path=path)))
         if wanted <= names.keys():
             break
     return list(names)
@@ -177,19 +184,30 @@ def _value(names: list[str], path: str, form: Format, target: Format, options: O
     return (require_column(name, names, path=path, role=f"the {kind}", option=f"--{kind}") if names else name), kind
 
 
-def _arrow_schema(polars: Any, schema: dict[str, Any]) -> pa.Schema:
-    """The Arrow types of a frame's columns, text and lists as every reader of Parquet knows them."""
+def _arrow_schema(polars: Any, schema: dict[str, Any], path: str) -> pa.Schema:
+    """The Arrow types of a frame's columns, text and lists as every reader of Parquet knows them.
+
+    Raises:
+        InputError: a column can't stand in Parquet.
+    """
+    for name, kind in schema.items():
+        if "Int128" in str(kind):  # also of an item or a field
+            raise InputError(f"{path}: column `{name}` holds whole numbers beyond 64 bits, which no column can hold. Write them as text.")
     empty = polars.DataFrame(schema=schema).to_arrow(compat_level=polars.CompatLevel.oldest())
-    return pa.schema([(column.name, _plain(column.type)) for column in empty.schema])
+    return pa.schema([(column.name, _plain(column.type, column.name, path)) for column in empty.schema])
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain(kind: pa.DataType, name: str, path: str) -> pa.DataType:
     if pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
+        return pa.list_(_plain(kind.value_type, name, path))
     if pa.types.is_struct(kind):
-        return pa.struct([(part.name, _plain(part.type)) for part in kind])
+        if not kind.num_fields:
+            raise InputError(
+                f"{path}: column `{name}` holds only empty objects ({{}}), which no column can hold. Leave it out, or write null."
+            )
+        return pa.struct([(part.name, _plain(part.type, f"{name}.{part.name}", path)) for part in kind])
     return kind
 
 

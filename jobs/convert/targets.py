@@ -88,6 +88,8 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
         held = parquet.schema_arrow
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
     typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names]) if source.form in TREC else schema
+    if duplicates.has_settled and source.kind == "score":
+        typed = _with_room(typed, source.value)
     yield typed.empty_table()
     place = 0
     for path in source.files:
@@ -98,6 +100,15 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
                 place += table.num_rows
                 taken = table.take(kept["place"].to_arrow())
                 yield _with_values(polars, source, taken, kept["value"], typed) if typed is not schema or duplicates.has_settled else taken
+
+
+def _with_room(schema: pa.Schema, name: str) -> pa.Schema:
+    """The column of scores as one that can hold a mean, which its integers or decimals can't."""
+    place = schema.get_field_index(name)
+    held = schema.field(place)
+    if pa.types.is_floating(held.type) or pa.types.is_string(held.type) or pa.types.is_large_string(held.type):
+        return schema
+    return schema.set(place, held.with_type(pa.float64()))
 
 
 def _kept(polars: Any, source: Source, duplicates: Duplicates, table: pa.Table, target: Format, first: int) -> Any:

@@ -23,6 +23,8 @@ BLOCK_BYTES = 4 << 20
 _MARK = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SHOWN_CHARACTERS = 80
+EXACT = 2**53
+"""Up to this size a float holds every integer (IEEE 754, binary64)."""
 
 
 class Block(NamedTuple):
@@ -92,7 +94,8 @@ def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, p
         InputError: a line is no JSON object, or its text can't be held as UTF-8.
     """
     if _SURROGATE.search(block.data):  # polars reads half of a pair as NUL, so that two different ids could become one
-        _check_lines(block, path)
+        for _ in _objects(block, path):
+            pass
     if not block.data.strip():
         return polars.DataFrame(schema=dict(schema or {}))
     try:
@@ -100,13 +103,27 @@ def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, p
             return polars.read_ndjson(io.BytesIO(block.data), infer_schema_length=None)
         return polars.read_ndjson(io.BytesIO(block.data), schema=dict(schema))
     except polars.exceptions.PolarsError as exc:
-        _check_lines(block, path)
-        last = block.first + block.data.count(b"\n")
+        _check_kinds(block, path)
+        last = block.first + block.data.rstrip().count(b"\n")
         raise InputError(f"{path}: lines {block.first} to {last} can't be read: {str(exc).splitlines()[0][:200]}.") from exc
 
 
-def _check_lines(block: Block, path: str) -> None:
-    """Raise for the first line that is no JSON object."""
+def json_names(polars: Any, block: Block, *, path: str) -> list[str]:
+    """The keys of a block of JSONL, whatever its values are.
+
+    Raises:
+        InputError: a line is no JSON object.
+    """
+    if not block.data.strip():
+        return []
+    try:
+        return list(polars.read_ndjson(io.BytesIO(block.data), infer_schema_length=None).columns)
+    except polars.exceptions.PolarsError:  # also for kinds of values that can't stand in one column
+        return list(dict.fromkeys(name for _, row in _objects(block, path) for name in row))
+
+
+def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a block with their lines; raises for the first line that is none."""
     for number, line in enumerate(block.data.split(b"\n"), start=block.first):
         if not line.strip():
             continue
@@ -119,6 +136,54 @@ def _check_lines(block: Block, path: str) -> None:
             raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
         if not isinstance(row, dict):
             raise InputError(f"{path}: line {number} holds no object. One object a line is wanted.")
+        yield number, row
+
+
+def _check_kinds(block: Block, path: str) -> None:
+    """Raise for the first line that is no JSON object, or else holds another kind of value than a line before it. A column in which text
+    stands may hold any kind."""
+    seen: dict[str, tuple[int, str]] = {}
+    odd: dict[str, str] = {}
+    with_text = set()
+    for number, row in _objects(block, path):
+        for name, value in row.items():
+            if isinstance(value, str):
+                with_text.add(name)
+            elif value is not None and name not in odd:
+                line, before = seen.setdefault(name, (number, _kind(value)))
+                if _kind(value) != before:
+                    shown = json.dumps(value, ensure_ascii=False)[:SHOWN_CHARACTERS]
+                    odd[name] = f"line {number}: `{name}` is {shown}, {_kind(value)}, and {before} before (line {line})"
+    for name, told in odd.items():
+        if name not in with_text:
+            raise InputError(f"{path}: {told}. Give a column values of one kind, or write them as text.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, int | float) else "a list" if isinstance(value, list) else "an object"
+
+
+def refuse_rounded(polars: Any, frame: Any, block: Block, *, path: str) -> None:
+    """Raise where an integer was read as another one, since its column also holds fractions.
+
+    Args:
+        frame: of the block.
+    Raises:
+        InputError: names the first.
+    """
+    names = [name for name, kind in frame.schema.items() if kind == polars.Float64]
+    if not names or not frame.select(polars.any_horizontal((polars.col(names).abs() >= EXACT).any())).item():
+        return
+    for number, row in _objects(block, path):
+        for name in names:
+            value = row.get(name)
+            if type(value) is int and int(float(value)) != value:
+                raise InputError(
+                    f"{path}: line {number}: `{name}` is {value}, in a column that also holds fractions, where it would become "
+                    f"{int(float(value))}. Write the column's values as text, or fractions in a column of their own."
+                )
 
 
 def _refuse(name: str) -> Any:

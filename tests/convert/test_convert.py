@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.durable_files import written
+from manifests.errors import UsageError
 from manifests.schemas import LABELS
 from manifests.trec import FIELD, UNWRITABLE
 from tests.convert.conftest import rows_of
@@ -430,3 +434,209 @@ def test_json_says_what_text_says(relabel: Callable[..., Any], folder: Path) -> 
     assert done.out.splitlines()[0] == "Wrote 3 rows to y.jsonl (jsonl)"
     assert done.err == ""
     assert json.loads(json.dumps(relabel("convert", "x.qrels", "z.jsonl", "--output", "json").json))["written"] == 3
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link_to_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(path.name)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("gone")
+
+
+@pytest.mark.parametrize("make", [_fifo, _link_to_fifo, _socket, _dangling])
+def test_what_is_no_regular_file_is_never_replaced_even_by_force(
+    relabel: Callable[..., Any], folder: Path, make: Callable[[Path], None]
+) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    target = folder / "y.jsonl"
+    make(target)
+    before = (target.lstat().st_mode, target.lstat().st_ino)
+    for options in ([], ["--force"]):
+        for name in ("y.jsonl", f"file://{target}"):
+            relabel("convert", "x.qrels", name, *options).refused(2, f"{name}: is ", "Give")
+    with pytest.raises(UsageError), written("y.jsonl"):  # whoever writes without having asked
+        pass
+    assert (target.lstat().st_mode, target.lstat().st_ino) == before
+    assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_a_pipe_that_has_no_name_of_its_own_is_no_target(relabel: Callable[..., Any], folder: Path) -> None:
+    """As /dev/stdout is in a pipeline: a link to /proc/self/fd/1, whose own link names nothing."""
+    (folder / "x.qrels").write_text(QRELS)
+    reader, writer = os.pipe()
+    try:
+        (folder / "y.jsonl").symlink_to(f"/proc/self/fd/{writer}")
+        relabel("convert", "x.qrels", "y.jsonl", "--force").refused(2, "y.jsonl: is no regular file", "Give the name of a file")
+        assert (folder / "y.jsonl").is_symlink()
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    (folder / "kept").mkdir()
+    (folder / "kept/real.jsonl").write_text("mine")
+    (folder / "y.jsonl").symlink_to("kept/real.jsonl")
+    relabel("convert", "x.qrels", "y.jsonl").refused(2, "y.jsonl: is there already", "--force")
+    assert relabel("convert", "x.qrels", "y.jsonl", "--force").code == 0
+    assert (folder / "y.jsonl").is_symlink()
+    assert len(rows_of("kept/real.jsonl")) == 3
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == ["real.jsonl"]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.float32(), pa.decimal128(4, 1), pa.string()])
+def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(convert: Callable[..., Any], folder: Path, kind: pa.DataType) -> None:
+    rows = {"query_id": ["q"] * 3, "doc_id": ["a", "a", "b"], "score": pa.array([1, 2, 5], pa.int8()).cast(kind)}
+    pq.write_table(pa.table(rows), "x.parquet")
+    for target in ("x.run", "y.parquet", "y.jsonl"):
+        assert convert("x.parquet", target, "--duplicates", "mean")["conflicts"] == 1
+    assert [line.split()[2:5] for line in Path("x.run").read_text().splitlines()] == [["b", "1", "5.0"], ["a", "2", "1.5"]]
+    for target in ("y.parquet", "y.jsonl"):
+        assert [float(row["score"]) for row in rows_of(target)] == [1.5, 5.0]
+
+
+def test_a_full_scratch_folder_is_told_with_its_own_name_and_not_the_targets(
+    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    (folder / "t").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "t"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def polars_full(*_: Any, **__: Any) -> None:
+        raise polars.exceptions.ComputeError("underlying IO error: No space left on device (os error 28)")
+
+    for place, fails in (
+        ("tempfile.mkdtemp", full),
+        ("jobs.convert.sources._gathered", full),
+        ("polars.LazyFrame.sink_parquet", polars_full),
+        ("jobs.query_buckets._spill", full),
+    ):
+        for target in ("y.run", "y.qrels", "y.jsonl"):
+            with monkeypatch.context() as patched:
+                patched.setattr(place, fails)
+                score = ["--score", "grade"] if target == "y.run" else []
+                relabel("convert", "x.qrels", target, *score).refused(20, f"{folder}/t: no space left", "TMPDIR")
+            assert not (folder / target).exists()
+    monkeypatch.setattr("jobs.convert.converting._write", full)  # what goes to a URL lies in the scratch folder first
+    relabel("convert", "x.qrels", "memory://bucket/full.jsonl").refused(20, f"{folder}/t: no space left", "TMPDIR")
+    assert list((folder / "t").iterdir()) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["t", "x.qrels"]
+
+
+@pytest.mark.parametrize(("value", "name"), [({}, "e"), ([{}], "e"), ({"a": {"b": {}}}, "e.a.b")])
+def test_a_column_of_empty_objects_is_refused_by_its_name(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], value: Any, name: str
+) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "e": value}])
+    for target in ("x.parquet", "x.jsonl"):
+        relabel("convert", path, target).refused(3, f"rows.jsonl: column `{name}` holds only empty objects", "Leave it out")
+    assert relabel("convert", path, "x.qrels").code == 0
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
+@pytest.mark.parametrize("column", ["query_id", "doc_id"])
+def test_ids_that_are_fractions_are_refused_by_trec_forms_and_kept_by_tables(
+    relabel: Callable[..., Any], folder: Path, kind: pa.DataType, column: str
+) -> None:
+    """As pandas makes them of whole numbers with a gap: 7 would be written 7.0 and match nothing."""
+    rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {column: pa.array([7], pa.int8()).cast(kind)}
+    pq.write_table(pa.table(rows), "x.parquet")
+    for target in ("x.qrels", "x.run"):
+        relabel("convert", "x.parquet", target).refused(3, f"column `{column}`", "7.0", "as integers or text")
+    assert relabel("convert", "x.parquet", "y.parquet").code == 0
+    assert rows_of("y.parquet")[0][column] == 7
+
+
+@pytest.mark.parametrize("grade", [10**9, -(10**9), 3_000_000_000, -(2**63)])
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_a_grade_that_our_own_reader_would_refuse_is_not_written(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], folder: Path, grade: int, name: str
+) -> None:
+    rows = [{"query_id": "q", "doc_id": doc, "grade": value} for doc, value in (("a", 1), ("b", grade))]
+    if name == "x.jsonl":
+        write_rows(rows, name)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), name)
+    relabel("convert", name, "y.qrels").refused(3, f"{name}: row 1: grade '{grade}'", "9 digits")
+
+
+def test_the_largest_grades_come_back(convert: Callable[..., Any], folder: Path) -> None:
+    most = 999_999_999
+    pq.write_table(pa.table({"query_id": ["q"] * 2, "doc_id": ["a", "b"], "grade": [most, -most]}), "x.parquet")
+    convert("x.parquet", "y.qrels")
+    convert("y.qrels", "z.parquet")
+    assert [row["grade"] for row in rows_of("z.parquet")] == [most, -most]
+
+
+def test_columns_may_have_any_name_ours_among_them(convert: Callable[..., Any], folder: Path) -> None:
+    ours = ["__row", "__row_", "row", "at", "odd", "value", "place", "settled", "first", "query", "bucket", "line"]
+    rows = {"query_id": ["q"] * 3, "doc_id": ["a", "a", "b"], "grade": [1, 2, 3], **{name: [7, 8, 9] for name in ours}}
+    pq.write_table(pa.table(rows), "x.parquet")
+    for target in ("y.parquet", "y.jsonl", "y.qrels", "y.run"):
+        score = ["--score", "__row"] if target == "y.run" else []
+        assert convert("x.parquet", target, "--duplicates", "first", *score)["written"] == 2
+    for target in ("y.parquet", "y.jsonl"):
+        assert [row["grade"] for row in rows_of(target)] == [1, 3]
+        assert [row["__row"] for row in rows_of(target)] == [7, 9]
+
+
+def test_columns_that_a_trec_file_does_not_want_may_hold_anything(
+    write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
+    rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "score": row / 2} for row in range(4)]
+    for odd in ([1.5, True, 1, None], [[1], {}, "a", 2.5], [{"a": 1}, [1], 1, 1]):
+        path = write_rows([row | {"odd": value} for row, value in zip(rows, odd, strict=True)])
+        assert convert(path, "x.qrels", "--force")["written"] == convert(path, "x.run", "--force")["written"] == 4
+
+
+def test_kinds_that_can_not_stand_in_one_column_are_told_with_the_line(write_rows: Callable[..., str], relabel: Callable[..., Any]) -> None:
+    rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "x": row / 2} for row in range(5)]
+    for row, text in zip(rows, ("a", 1, True, None, "b"), strict=True):
+        row["any"] = text
+    rows[3]["x"] = True
+    relabel("convert", write_rows(rows), "x.parquet").refused(3, "rows.jsonl: line 4: `x` is true", "a number before", "line 1")
+
+
+def test_a_folder_of_parquet_without_a_suffix_is_told_how_to_be_read(relabel: Callable[..., Any], folder: Path) -> None:
+    (folder / "t").mkdir()
+    pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [1]}), "t/part-0.parquet")
+    relabel("convert", "t", "x.qrels").refused(2, "t: a folder of Parquet files", "--from parquet")
+    assert relabel("convert", "t", "x.qrels", "--from", "parquet").code == 0
+
+
+@pytest.mark.parametrize("rows_between", [0, 5000])
+def test_a_whole_number_that_a_column_of_fractions_would_change_is_refused(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, rows_between: int
+) -> None:
+    """Also where the fraction first comes in a later block."""
+    monkeypatch.setattr("jobs.convert.text_blocks.BLOCK_BYTES", 1 << 16)
+    values = [2**53 + 1, *([3] * rows_between), 0.5, 2**60, 1e300]
+    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values)])
+    relabel("convert", path, "x.parquet").refused(3, "rows.jsonl: line 1: `x` is 9007199254740993", "9007199254740992", "as text")
+    assert relabel("convert", path, "x.qrels").code == 0
+    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values[1:])])
+    assert relabel("convert", path, "x.parquet").code == 0
+    assert [row["x"] for row in rows_of("x.parquet")] == values[1:]
+
+
+@pytest.mark.parametrize("value", [2**64, [2**70], {"a": -(2**80)}])
+def test_whole_numbers_that_no_column_holds_are_refused(write_rows: Callable[..., str], relabel: Callable[..., Any], value: Any) -> None:
+    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "x": value}])
+    for target in ("x.parquet", "x.jsonl"):
+        relabel("convert", path, target).refused(3, "rows.jsonl: column `x` holds whole numbers beyond 64 bits", "as text")
+    assert relabel("convert", path, "x.qrels").code == 0
