@@ -68,8 +68,12 @@ def compare(
     from jobs.compare.text import runs_text
     from jobs.durable_files import check_free, written
     from jobs.judging import JudgingOptions
+    from jobs.report.gold import gold_files
+    from manifests.errors import UsageError
     from manifests.qrels import parse_map
 
+    if qrels is None and (grade or by or grade_map):
+        raise UsageError("--grade, --by and --map speak of --qrels, which is not given.")
     options = JudgingOptions(
         qrels=qrels,
         label="grade",
@@ -84,13 +88,13 @@ def compare(
         allow_partial=allow_partial,
     )
     if html is not None:
-        check_free(html, (a, b), force=force)
+        check_free(html, (a, b, *gold_files(qrels)), force=force)
     found = compare_runs(a, b, options, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed)
     if html is not None:
         from jobs.report.compare_sections import comparison_page
 
         with written(html) as file:
-            file.write_text(comparison_page(found), encoding="utf-8")
+            file.write_text(comparison_page(found), encoding="utf-8", errors="replace")
         log_format.say(f"wrote {html}", event="page", path=html)
     result = {**found, "html": html, "exit_code": int(Exit.DONE)}
     emit(result, runs_text(found), output)

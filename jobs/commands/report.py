@@ -33,27 +33,33 @@ from jobs.exits import Exit
     show_default=True,
     help="Most rows of the labels browser; of more, a seeded sample. 0: none, and no text of a document.",
 )
+@click.option("--force", is_flag=True, help="Replace a file that is no report, too.")
 @output_option
-def report(paths: tuple[str, ...], to: str, gold: str | None, grade_map: str | None, max_rows: int, output: str, **columns: Any) -> int:
+def report(
+    paths: tuple[str, ...], to: str, gold: str | None, grade_map: str | None, max_rows: int, force: bool, output: str, **columns: Any
+) -> int:
     """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
 
     PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they hang together, and runs
     beside each other. The page asks no network, and what documents hold is shown as text. docs/report.md lists its sections.
     """
+    from jobs.durable_files import written
     from jobs.report.building import build_report
-    from jobs.report.gold import GoldChoice
+    from jobs.report.gold import GoldChoice, gold_files
+    from jobs.report.targets import check_target
     from manifests.errors import UsageError
     from manifests.qrels import parse_map
-    from manifests.store import open_store
 
     if gold is None and (columns["grade"] or columns["by"] or grade_map):
         raise UsageError("--grade, --by and --map speak of --gold, which is not given.")
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
+    check_target(to, (*paths, *gold_files(gold)), force=force)
     built = build_report(paths, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows)
     data = built.html.encode("utf-8", "replace")
-    open_store(to[: -len(name)].rstrip("/") or ("/" if to.startswith("/") else ".")).put(name, data)
+    with written(to) as file:
+        file.write_bytes(data)
     result = {
         "report": to,
         "bytes": len(data),

@@ -15,7 +15,7 @@ from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
 
 TEXT_CHARACTERS = 1000
-"""Shown of a document or a reasoning."""
+"""Shown of a query, a document or a reasoning."""
 
 
 class LargestFlips:
@@ -70,7 +70,7 @@ def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) ->
             "row_b": row["row_b"],
             "query_id": row["query_id"],
             "doc_id": row["doc_id"],
-            "query": pair.query if pair else None,
+            "query": _cut(pair.query) if pair else None,
             "document": _cut(pair.document) if pair else None,
             "change": round(row["change"], 6),
         }

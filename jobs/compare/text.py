@@ -66,6 +66,7 @@ def outcome_text(test: dict[str, Any]) -> str:
 
 def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
     counts = result["counts"]
+    elsewhere = counts["quarantined_elsewhere_absent"]
     rows = [
         ("made", f"differently in {difference_text(result)}"),
         (
@@ -76,7 +77,7 @@ def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "quarantined",
             f"{counts['quarantined_a_only']:,} in A alone, {counts['quarantined_b_only']:,} in B alone, "
-            f"{counts['quarantined_both']:,} in both",
+            f"{counts['quarantined_both']:,} in both" + (f", {elsewhere:,} in one and absent from the other" if elsewhere else ""),
         ),
     ]
     if result["gold"]:

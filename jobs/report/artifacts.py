@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from export.bundles import read_manifest
 from manifests.dataset import Dataset, changed_files, open_dataset
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
+from manifests.filesystems import is_url, place_of, scheme_of
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.receipts import Receipt
 from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
@@ -74,8 +76,14 @@ class RunArtifact:
     @property
     def spec(self) -> dict[str, Any]:
         """The resolved spec, as far as the manifest tells it."""
-        held = (self.manifest or {}).get("spec")
-        return held if isinstance(held, dict) else {}
+        return self.held("spec")
+
+    def held(self, *names: str) -> dict[str, Any]:
+        """An object inside the manifest, by the names on the way to it; empty where there is none, or something else stands there."""
+        found: Any = self.manifest
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def commits(self) -> list[Commit]:
@@ -136,12 +144,16 @@ def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
     """Open every path; two of one name are told apart by their paths.
 
     Raises:
-        UsageError: no path, or one twice.
+        UsageError: one place twice, however it is spelled.
         InputError: a path holds none of the three.
         ManifestError: what it holds is damaged.
     """
-    if twice := next((path for path in paths if list(paths).count(path) > 1), None):
-        raise UsageError(f"PATH: {twice} is given twice.")
+    seen: dict[str, str] = {}
+    for path in paths:
+        place = place_of(path).rstrip("/")
+        if place in seen:
+            raise UsageError(f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else "."))
+        seen[place] = path
     found = [open_artifact(path) for path in paths]
     for kind in (RunArtifact, StudentArtifact, BundleArtifact):
         same = [one for one in found if isinstance(one, kind)]
@@ -159,6 +171,8 @@ def open_artifact(path: str) -> Artifact:
         InputError: nothing that a report knows.
         ManifestError: it is damaged.
     """
+    if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
+        raise InputError(f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`.")
     store = open_store(path)
     if _read(store, PLAN_NAME) is not None:
         plan = load_plan(store)

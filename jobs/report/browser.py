@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 DOCUMENT_CHARS = 8_000
 """Most characters of a document that a page carries; a page of 5,000 rows must open on a phone."""
 TRY_CHARS = 4_000
+"""Of a try's answer, a reasoning or an intent."""
+QUERY_CHARS = 2_000
+SHORT_CHARS = 500
+"""Of an id, a reason, a flag, a piece of evidence, and what a node says."""
+SPANS = 64
+"""Most pieces of evidence of a row."""
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """What could end the script element, or JavaScript's lines; JSON reads both spellings alike."""
 
@@ -48,6 +54,7 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
         pair: its texts; None where they can't be read any more.
         human: a trusted grade.
     """
+    spans = row["evidence"] or ()
     return _without_none(
         {
             **_ids(run, row, pair, human),
@@ -55,10 +62,11 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
             "probs": _rounded(row["probs"]),
             "outside": _number(row["outside_mass"]),
             "entropy": entropy(row["probs"]),
-            "evidence": [[span["start"], span["end"], span["text"]] for span in row["evidence"] or ()] or None,
-            "intent": row["intent"],
-            "reasoning": row["reasoning"],
-            "flags": row["flags"] or None,
+            "evidence": [[span["start"], span["end"], _cut(span["text"], SHORT_CHARS)] for span in spans[:SPANS]] or None,
+            "evidence_more": len(spans) - SPANS if len(spans) > SPANS else None,
+            "intent": _cut_or_none(row["intent"], TRY_CHARS),
+            "reasoning": _cut_or_none(row["reasoning"], TRY_CHARS),
+            "flags": [_cut(flag, SHORT_CHARS) for flag in row["flags"] or ()] or None,
             "nodes": _nodes(row["nodes"]),
             "samples": [{"status": one["status"], "grade": one["grade"]} for one in row["samples"] or ()] or None,
             "reused": row["reused"] or None,
@@ -69,7 +77,7 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
 def quarantine_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
     """A row of `manifests.schemas.QUARANTINE`, likewise."""
     tries = [{**one, "text": _cut(one["text"], TRY_CHARS)} for one in row["tries"] or ()]
-    return _without_none({**_ids(run, row, pair, human), "reason": row["reason"], "tries": tries or None})
+    return _without_none({**_ids(run, row, pair, human), "reason": _cut(row["reason"], SHORT_CHARS), "tries": tries or None})
 
 
 def entropy(probs: Iterable[float] | None) -> float | None:
@@ -84,11 +92,11 @@ def _ids(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) ->
     return {
         "run": run,
         "row": row["row_id"],
-        "query_id": row["query_id"],
-        "doc_id": row["doc_id"],
+        "query_id": _cut_or_none(row["query_id"], SHORT_CHARS),
+        "doc_id": _cut_or_none(row["doc_id"], SHORT_CHARS),
         "status": row["status"],
         "human": human,
-        "query": pair.query if pair is not None else None,
+        "query": _cut(pair.query, QUERY_CHARS) if pair is not None else None,
         "document": None if document is None else document[:DOCUMENT_CHARS],
         "length": len(document) if document is not None and len(document) > DOCUMENT_CHARS else None,
         "tokens": [row["prompt_tokens"], row["output_tokens"]],
@@ -103,6 +111,8 @@ def _nodes(nodes: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        return _cut(value, SHORT_CHARS)
     if not isinstance(value, float):
         return value
     return round(value, 5) if math.isfinite(value) else None
@@ -115,6 +125,10 @@ def _rounded(probs: Sequence[float] | None) -> list[float] | None:
 def _cut(text: str | None, most: int) -> str:
     text = text or ""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+
+
+def _cut_or_none(text: str | None, most: int) -> str | None:
+    return None if text is None else _cut(text, most)
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

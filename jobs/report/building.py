@@ -67,6 +67,9 @@ def build_report(
         for number, (run, tally) in enumerate(zip(runs, tallies, strict=True))
     ]
     judged, notes = judge_runs(runs, choice)
+    unused = [why for run in runs if (why := choice.why_not(run)) is not None]
+    if judged or notes:
+        notes = [*notes, *unused]
     compared = compared_sections(runs, choice)
     has_triangle = any(section.name == "triangle" and section.blocks for section in compared)
     with _as_written([*students, *bundles]):
@@ -79,7 +82,7 @@ def build_report(
         ]
     sections = [
         first,
-        conservation_section(tallied),
+        conservation_section(tallied, quotes=max_rows > 0),
         labels_section(tallied),
         humans_section(judged, notes),
         ranking_section(judged),
@@ -91,7 +94,7 @@ def build_report(
         *last,
     ]
     if not is_inside_bundle:
-        sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts))
+        sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts, unused))
     page = Page(_title(artifacts), _subtitle(runs, students, bundles), sections, browser)
     names = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
     return Built(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
@@ -161,15 +164,20 @@ def _humans(run: RunArtifact, choice: GoldChoice) -> Humans | None:
         return None  # the section on human grades says why
 
 
-def _absent_section(names: set[str], artifacts: Sequence[Artifact]) -> Section:
-    """What this page does not hold, and what would bring it."""
+def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequence[str]) -> Section:
+    """What this page does not hold, and what would bring it.
+
+    Args:
+        unused: why gold columns that jobs name are not used.
+    """
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     missing = []
     if runs and "humans" not in names:
-        missing.append(
-            "Human grades: none were given. --gold FILE, or input.columns.gold in the job, brings figures, confusion, reliability and nDCG."
-        )
+        brings = "brings figures, confusion, reliability and nDCG."
+        missing += [f"Human grades: {why} --gold FILE {brings}" for why in unused]
+        if not unused:
+            missing.append(f"Human grades: none were given. --gold FILE, or input.columns.gold in the job, {brings}")
     if runs and "noise" not in names:
         missing.append(
             "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how many grades flip."

@@ -30,7 +30,9 @@ def comparison_page(result: dict[str, Any]) -> str:
         Section("queries", "Queries that moved", _queries(result["queries"])),
     ]
     subtitle = f"A {result['a']['path']}, B {result['b']['path']}; differences are B minus A"
-    return render_page(Page(f"{result['a']['name']} beside {result['b']['name']}", subtitle, sections, notes=result["notes"]))
+    return render_page(
+        Page(f"{result['a']['name']} beside {result['b']['name']}", subtitle, sections, notes=result["notes"], made_by="compare")
+    )
 
 
 def _rows(result: dict[str, Any]) -> list[Block]:
@@ -61,6 +63,7 @@ def _rows(result: dict[str, Any]) -> list[Block]:
         ("quarantined in A alone", counts["quarantined_a_only"]),
         ("quarantined in B alone", counts["quarantined_b_only"]),
         ("quarantined in both", counts["quarantined_both"]),
+        ("quarantined in one, absent from the other", counts["quarantined_elsewhere_absent"]),
     ]
     return [made, Facts(facts)]
 
@@ -120,6 +123,7 @@ def _humans(gold: dict[str, Any]) -> list[Block]:
                 ("joined by", gold["joined_by"]),
                 ("judged rows", gold["judged"]),
                 ("without a human grade", gold["unjudged"]),
+                ("with a null human grade", gold["gold_null"]),
             ]
         )
     ]

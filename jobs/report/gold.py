@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.judging import JudgingOptions, gold_of, load_pairs, open_set
 from jobs.report.artifacts import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
+from manifests.filesystems import is_url
 from manifests.label_sets import own_input
 from manifests.qrels import Duplicates, GradeMap
 
@@ -26,6 +28,13 @@ NO_GOLD = JudgingOptions(
     where={},
     allow_partial=True,
 )
+
+
+def gold_files(path: str | None) -> list[str]:
+    """What must not be written over where these are the human grades: the path as given, and the local files that a pattern stands for."""
+    if path is None:
+        return []
+    return [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
 
 
 @dataclass(frozen=True)
@@ -50,19 +59,47 @@ class GoldChoice:
         """How to judge: by what was named, else by the gold column of the run's input, else not at all."""
         path, grade = self.path, self.grade
         if path is None and run is not None:
-            path, grade = _own_gold(run)
+            own = _own_gold(run)
+            path, grade = own.path, own.column
         if path is None:
             return None
         return replace(NO_GOLD, qrels=path, grade=grade, by=self.by, doc=self.doc, grade_map=self.grade_map, duplicates=self.duplicates)
 
+    def why_not(self, run: RunArtifact) -> str | None:
+        """Why the gold column that a run's job names is not used; None where it is, where there is none, or `--gold` is given."""
+        return None if self.path is not None else _own_gold(run).why_not
 
-def _own_gold(run: RunArtifact) -> tuple[str | None, str | None]:
-    spec = run.spec.get("input") or {}
-    column = (spec.get("columns") or {}).get("gold")
-    paths = list(spec.get("path") or [])
-    if not column or len(paths) != 1 or own_input(run.plan, str(paths[0]), str(column)) is None:  # gone, or not what was labelled any more
-        return None, None
-    return str(paths[0]), str(column)
+
+class _OwnGold(NamedTuple):
+    """Where the gold column of a run's own input is, or why it is not used."""
+
+    path: str | None = None
+    column: str | None = None
+    why_not: str | None = None
+
+
+def _own_gold(run: RunArtifact) -> _OwnGold:
+    column = run.held("spec", "input", "columns").get("gold") or run.plan.parts["columns"].get("gold")
+    if not column:
+        return _OwnGold()
+    return _gold_of_paths(run, str(column))
+
+
+def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
+    said = f"{run.name}: the job names the gold column `{column}`, which is not used: "
+    if run.manifest is None:
+        return _OwnGold(why_not=f"{said}it is not finished, and where its input lies stands in the manifest that a run ends with.")
+    named = run.held("spec", "input").get("path")
+    paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    if not paths:
+        return _OwnGold(why_not=f"{said}its manifest does not say where its input lies.")
+    if len(paths) > 1:
+        return _OwnGold(why_not=f"{said}its input is {len(paths)} paths, and grades are read from one.")
+    path = str(paths[0])
+    if own_input(run.plan, path, column) is None:
+        why = f"its input {path} is not there, as seen from this folder, or is not what was labelled any more."
+        return _OwnGold(why_not=said + why)
+    return _OwnGold(path, column)
 
 
 class Humans:

@@ -155,13 +155,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """All of it."""
+    """All of it.
+
+    Args:
+        made_by: the command, which the file's first bytes name.
+    """
 
     title: str
     subtitle: str
     sections: Sequence[Section]
     browser: BrowserData | None = None
     notes: Sequence[str] = field(default=())
+    made_by: str = "report"
 
 
 def confusion_table(counts: Sequence[Sequence[int]], rows: str, columns: str, *, caption: str, download: Download | None = None) -> Table:
@@ -184,6 +189,7 @@ def render_page(page: Page) -> str:
         .get_template("page.html.j2")
         .render(
             page=page,
+            opening=Markup(opening(page.made_by)),
             sections=sections,
             style=Markup(style),
             script=Markup(script),
@@ -194,6 +200,11 @@ def render_page(page: Page) -> str:
             rows=Markup(page.browser.as_json()) if page.browser is not None else None,
         )
     )
+
+
+def opening(command: str) -> str:
+    """What a page of a command begins with, by which the command knows its own again."""
+    return f"<!DOCTYPE html>\n<!-- relabel {command} -->"
 
 
 def _digest(text: str) -> str:

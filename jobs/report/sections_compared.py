@@ -55,7 +55,8 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     triangle = found.triangle
     pair = f"{teacher} and {student}"
     rows = [
-        (AGAINST_TEACHER[name], one.value, one.low, one.high, f"{one.over:,} {one.unit}") for name, one in triangle.against_teacher.items()
+        (_against_name(name, teacher, student), one.value, one.low, one.high, f"{one.over:,} {one.unit}")
+        for name, one in triangle.against_teacher.items()
     ]
     head = ("figure", "value", "low", "high", "over")
     counts = triangle.counts
@@ -107,6 +108,11 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     )
     table = Table(head, rows, f"{student} minus {teacher}, 95 % intervals", save)
     return [Side([figure]), table]
+
+
+def _against_name(figure: str, teacher: str, student: str) -> str:
+    """A figure's name, by the names of the runs: two runs beside each other need not be teacher and student."""
+    return f"mean KL({_clip(teacher)} ‖ {_clip(student)}), nats" if figure == "kl" else AGAINST_TEACHER[figure]
 
 
 def _said(value: Any) -> str:

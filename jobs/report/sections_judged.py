@@ -92,12 +92,16 @@ def ranking_section(judged: Sequence[JudgedRun]) -> Section:
     if groups:
         head = ("run", "query", f"ndcg@{DEPTH}", "judged documents")
         edges = [number / BINS for number in range(BINS + 1)]
-        values = [value for _, _, value, _ in rows]
-        alt = f"nDCG@{DEPTH} of {len(rows):,} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
+        alt = " ".join(f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups)
         svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
         blocks.append(Side([Figure(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
-        blocks.append(Fold(f"The {min(WORST, len(rows))} queries where it is lowest", [Table(head, worst, "Lowest first, run by run")]))
+        each = f", {WORST} of each run" if len(worst) == WORST * len(groups) > WORST else ", run by run" if len(groups) > 1 else ""
+        blocks.append(Fold(f"The {len(worst)} queries where it is lowest{each}", [Table(head, worst, "Lowest first, run by run")]))
     return Section("ranking", "Queries", blocks)
+
+
+def _ndcg_text(values: Sequence[float]) -> str:
+    return f"nDCG@{DEPTH} of {len(values):,} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
 
 
 def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:

@@ -18,6 +18,9 @@ DIGITS = 16
 """Of a digest that is shown."""
 EXAMPLES = 5
 REASONS = 12
+REASON_CHARS = 300
+OWN_WORDS = ("format", "truncated")
+"""Statuses whose reasons are a labeler's own words, but for what they quote; after a colon, the others may have a server's or a model's."""
 
 
 class TalliedRun(NamedTuple):
@@ -69,9 +72,9 @@ def _run_facts(run: RunArtifact) -> Facts:
     ]
     if run.manifest is not None:
         rows.append(("relabel", str(run.manifest.get("relabel", ""))))
-    mixed = (run.manifest or {}).get("mixed") or {}
-    if mixed.get("differences"):
-        rows.append(("engines differ", "; ".join(map(str, mixed["differences"]))))
+    differences = run.held("mixed").get("differences")
+    if isinstance(differences, list) and differences:
+        rows.append(("engines differ", "; ".join(map(str, differences))))
     rows += [("fingerprint", run.plan.fingerprint[:DIGITS]), ("path", run.path)]
     return Facts(rows, f"{'Scores' if run.is_scored else 'Label run'} {run.name}")
 
@@ -107,8 +110,12 @@ def _other_facts(one: StudentArtifact | BundleArtifact, *, has_places: bool) -> 
     return Facts(rows, f"{'Student' if isinstance(one, StudentArtifact) else 'Bundle'} {one.name}")
 
 
-def conservation_section(runs: Sequence[TalliedRun]) -> Section:
-    """Rows in = labelled + reused + quarantined; what lies in quarantine, by reason, with examples."""
+def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section:
+    """Rows in = labelled + reused + quarantined; what lies in quarantine, by reason, with examples.
+
+    Args:
+        quotes: reasons may quote what a model or a server answered, and so what a document holds.
+    """
     if not runs:
         return Section("conservation", "", [])
     rows: list[list[Cell]] = []
@@ -125,11 +132,13 @@ def conservation_section(runs: Sequence[TalliedRun]) -> Section:
         Table(head, rows, "Rows in and out", csv_download("conservation", head[:-1], [row[:-1] for row in rows])),
     ]
     for one in runs:
-        blocks += _quarantine(one, is_alone=len(runs) == 1)
+        blocks += _quarantine(one, is_alone=len(runs) == 1, quotes=quotes)
+    if not quotes and any(one.run.found.tally.num_quarantined for one in runs):
+        blocks.append(Text("This page shows no rows, so quoted text is left out of the reasons (…)."))
     return Section("conservation", "Conservation", blocks)
 
 
-def _quarantine(tallied: TalliedRun, *, is_alone: bool) -> list[Block]:
+def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Block]:
     run, tally, shown = tallied
     if not run.found.tally.num_quarantined:
         return []
@@ -141,7 +150,9 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool) -> list[Block]:
     title = f"Quarantine{of}: {share:.2%} of the rows{limit}"
     blocks: list[Block] = [Table(("status", "rows"), rows, title, csv_download(f"quarantine-{run.name}", ("status", "rows"), counts))]
     for status, count in counts:
-        reasons = tally.reasons.get(status) or Counter()
+        reasons: Counter[str] = Counter()
+        for reason, number in (tally.reasons.get(status) or Counter()).items():
+            reasons[_clip(reason, REASON_CHARS) if quotes else _unquoted(status, reason)] += number
         inner: list[Block] = []
         if reasons:
             listed = list(reasons.most_common(REASONS))
@@ -170,6 +181,15 @@ def _example(row: Mapping[str, Any]) -> Fold:
         Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}") for one in row.get("tries", ())
     ]
     return Fold(f"row {row['row']}: {_clip(row['reason'], 120)}", blocks)
+
+
+def _unquoted(status: str, reason: str) -> str:
+    """A reason up to where it begins to quote somebody."""
+    marks = "'\"`“‘«" if status in OWN_WORDS else "'\"`“‘«:"
+    place = min((place for mark in marks if (place := reason.find(mark)) >= 0), default=None)
+    if place is None:
+        return _clip(reason, REASON_CHARS)
+    return _clip(reason[:place], REASON_CHARS) + (": …" if reason[place] == ":" else "…")
 
 
 def _clip(text: str, most: int) -> str:

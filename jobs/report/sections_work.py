@@ -8,14 +8,15 @@ from datetime import datetime
 import numpy as np
 
 from jobs.estimating import plan_against_actual
-from jobs.report.artifacts import Commit
+from jobs.report.artifacts import Commit, RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text
 from jobs.report.plots import Line, draw_lines
 from jobs.report.sections_runs import TalliedRun
 
 TIME_BINS = 48
-QUIET_S = 1.0
+SHORTEST_S = 1e-3
+"""Receipts tell times to the millisecond."""
 
 
 def throughput_section(runs: Sequence[TalliedRun]) -> Section:
@@ -33,9 +34,11 @@ def throughput_section(runs: Sequence[TalliedRun]) -> Section:
         marks = [_since(begun, first) for first, _, _, how in workers if how == "after another had ended"]
         rows = list(zip(series.places, series.values, strict=True))
         total = sum(commit.asked for commit in commits)
-        seconds = max(QUIET_S, _since(begun, max(commit.committed for commit in commits)))
+        seconds = max(SHORTEST_S, _since(begun, max(commit.committed for commit in commits)))
         again = sum(how == "after another had ended" for *_, how in workers)
-        note = f"{total:,} rows asked in {seconds:,.0f} s from the first start to the last commit: {total / seconds:,.2f} rows/s. "
+        retried = sum(commit.asked for commit in commits if commit.attempt > 1)
+        asked = f"{total:,} rows asked, {retried:,} of these again by a retry," if retried else f"{total:,} rows asked"
+        note = f"{asked} in {_seconds_text(seconds)} from the first start to the last commit: {_rate_text(total / seconds)} rows/s. "
         note += f"Worker processes: {len(workers):,}, of which {again:,} began after another had ended (dotted lines)."
         svg = draw_lines([series], label="seconds since the start", value="rows/s", marks=marks, starts_at_0=True)
         figures.append(
@@ -66,14 +69,22 @@ def _workers(commits: Sequence[Commit]) -> list[tuple[str, str, str, str]]:
 
 def _rates(commits: Sequence[Commit], begun: str) -> Line:
     """Rows a second in equal steps of time."""
-    end_s = max(QUIET_S, *(_since(begun, commit.committed) for commit in commits))
+    end_s = max(SHORTEST_S, *(_since(begun, commit.committed) for commit in commits))
     count = min(TIME_BINS, max(1, len(commits)))
     width = end_s / count
     rows_T = np.zeros(count)
     for commit in commits:
         rows_T[min(count - 1, int(_since(begun, commit.committed) / width))] += commit.asked
     values = (rows_T / width).tolist()
-    return Line("rows/s", [round(number * width, 3) for number in range(count + 1)], [*values, values[-1]], is_stepped=True)
+    return Line("rows/s", [round(number * width, 6) for number in range(count + 1)], [*values, values[-1]], is_stepped=True)
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:,.3f} s" if seconds < 10 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:,.2f}" if rate >= 0.1 else f"{rate:.2g}"
 
 
 def _since(begun: str, moment: str) -> float:
@@ -111,25 +122,35 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
             prompt = counts.get("prompt_tokens", 0)
             hit = counts.get("cached_tokens", 0) / prompt if prompt else None
             rows.append([run.name, stage, counts.get("asks", 0), prompt, counts.get("output_tokens", 0), hit])
-        price = run.spec.get("cost_per_gpu_hour")
-        args = (run.spec.get("engine") or {}).get("args") or {}
-        gpus = args.get("tensor_parallel_size") or 1
-        cost = None if price is None else tally.worker_seconds / 3600 * float(price) * int(gpus)
+        cost = _cost(run, tally.worker_seconds)
         is_priced |= cost is not None
         tokens = sum(counts.get("prompt_tokens", 0) + counts.get("output_tokens", 0) for counts in tally.stages.values())
-        asked = tally.labelled + tally.num_quarantined
-        if asked:
-            totals.append([run.name, asked, tokens, round(tally.worker_seconds, 1), tokens / asked, cost])
+        made = tally.labelled + tally.num_quarantined
+        asked = sum(commit.asked for commit in run.commits)
+        if made and asked:
+            totals.append([run.name, made, asked, tokens, tally.worker_seconds, tokens / made, tokens / asked, cost])
     head = ("run", "stage", "requests", "prompt tokens", "output tokens", "share of cached prompt tokens")
     blocks: list[Block] = []
     if rows:
         blocks.append(Table(head, rows, "Requests and tokens by stage; a shared answer counts once", csv_download("tokens", head, rows)))
     if totals:
-        total_head = ["run", "rows asked", "tokens", "worker seconds", "tokens a row", *(["cost"] if is_priced else [])]
+        total_head = ["run", "rows", "rows asked with retries", "tokens", "worker seconds", "tokens a row", "tokens a row asked"]
+        total_head += ["cost"] if is_priced else []
         totals = [row[: len(total_head)] for row in totals]
-        blocks.append(Table(total_head, totals, "Work in all", csv_download("cost", total_head, totals)))
+        blocks.append(
+            Table(total_head, totals, "Work in all; a row that is retried is asked twice", csv_download("cost", total_head, totals))
+        )
         if not is_priced:
             blocks.append(
                 Text("The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts.")
             )
     return Section("cost", "Cost", blocks)
+
+
+def _cost(run: RunArtifact, worker_seconds: float) -> float | None:
+    """In the money of the spec's price; None where it names none."""
+    price = run.spec.get("cost_per_gpu_hour")
+    gpus = run.held("spec", "engine", "args").get("tensor_parallel_size") or 1
+    if not isinstance(price, int | float) or not isinstance(gpus, int):
+        return None
+    return worker_seconds / 3600 * price * gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -326,3 +327,54 @@ def test_the_page_can_be_read_by_everybody_on_a_phone_too(
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.all == []
+
+
+def test_rows_refused_in_one_run_and_absent_from_the_other_are_told(
+    compare: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+) -> None:
+    pairs = plain_pairs(6, 3)
+    one = write_table(folder / "one.parquet", pairs)
+    other = write_table(folder / "other.parquet", pairs[:15])
+    forge_run(folder / "a", one, lambda pair: Judgment(1, status="refused" if pair.row_id >= 14 else "ok"), name="a")
+    forge_run(folder / "b", other, lambda pair: Judgment(1), name="b")
+    found = compare("a", "b", "--html", "page.html")
+    assert found["counts"]["quarantined_elsewhere_absent"] == 3
+    assert any("in quarantine in one run and absent from the other: 3" in note for note in found["notes"])
+    assert "3 in one and absent from the other" in relabel("compare", "a", "b").out
+    assert "quarantined in one, absent from the other" in (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_page_counts_null_grades(compare: Callable[..., Any], folder: Path, two_runs: TwoRuns) -> None:
+    pairs, _, _ = two_runs()
+    kept = [pair | {"grade": None if row % 5 == 0 else pair["grade"]} for row, pair in enumerate(pairs)]
+    write_table(folder / "gold.parquet", kept)
+    found = compare("a", "b", "--qrels", "gold.parquet", "--html", "page.html")["gold"]["gold_null"]
+    page = re.sub(r"<[^>]+>|\s+", " ", (folder / "page.html").read_text(encoding="utf-8"))
+    assert re.search(rf"with a null human grade\s+{found}\b", page)
+
+
+def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
+    two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path
+) -> None:
+    two_runs()
+    before = (folder / "pairs.parquet").read_bytes()
+    for gold in ("pairs.parquet", "pair*.parquet"):
+        relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(2, "lies in the input")
+    assert (folder / "pairs.parquet").read_bytes() == before
+    for flags in (("--grade", "grade"), ("--by", "query_id"), ("--map", "0=0,1=1")):
+        relabel("compare", "a", "b", *flags).refused(2, "speak of --qrels, which is not given")
+
+
+def test_a_path_beyond_utf8_gives_a_page_all_the_same(two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path) -> None:
+    two_runs()
+    (folder / "a").rename(folder / "a\udcff")
+    done = relabel("compare", "a\udcff", "b", "--html", "page.html")
+    assert done.code == 0, done
+    assert "run-a beside run-b" in (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_long_query_of_a_flip_is_cut(compare: Callable[..., Any], folder: Path) -> None:
+    path = write_table(folder / "pairs.parquet", [pair | {"query": "q" * 50_000} for pair in plain_pairs(1, 3)])
+    for number, name in enumerate("ab"):
+        forge_run(folder / name, path, lambda pair, number=number: Judgment((pair.row_id + number) % 3), name=name)
+    assert all(len(one["query"]) < 1_100 for one in compare("a", "b")["flips"]["examples"])

@@ -164,6 +164,153 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
         build_report([str(run)], gold=GoldChoice(str(other)))
 
 
+def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_path: Path, pairs: Path) -> None:
+    parts = [write_table(tmp_path / f"part-{part}.parquet", plain_pairs(24, 8)[part * 96 : part * 96 + 96]) for part in (0, 1)]
+    columns = {"gold": "grade"}
+    several = forge_run(
+        tmp_path / "several", pairs, mixed, gold="grade", spec={"input": {"path": [str(part) for part in parts], "columns": columns}}
+    )
+    half = forge_run(tmp_path / "half", pairs, mixed, gold="grade", is_finished=False)
+    moved = forge_run(
+        tmp_path / "moved", pairs, mixed, gold="grade", spec={"input": {"path": ["elsewhere/pairs.parquet"], "columns": columns}}
+    )
+    plain = forge_run(tmp_path / "plain", pairs, mixed)
+    for run, reason in (
+        (several, "its input is 2 paths"),
+        (half, "it is not finished"),
+        (moved, "its input elsewhere/pairs.parquet is not there, as seen from this folder, or is not what was labelled any more"),
+    ):
+        html = unescape(build_report([str(run)]).html)
+        assert "none were given" not in html
+        assert f"the job names the gold column `grade`, which is not used: {reason}" in html
+        assert "--gold FILE" in html
+    assert "Human grades: none were given" in build_report([str(plain)]).html
+    both = build_report([str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))])
+    assert "humans" in both.sections
+    assert "its input is 2 paths" in both.html
+
+
+@pytest.mark.parametrize(
+    "spec", [{"input": "pairs.parquet"}, {"input": ["x"]}, {"input": {"path": 3, "columns": "gold"}}, {"engine": "vllm"}]
+)
+def test_a_manifest_with_an_odd_spec_is_reported_without_it(tmp_path: Path, pairs: Path, spec: dict[str, Any]) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, gold="grade", spec={**spec, "cost_per_gpu_hour": "much"})
+    assert "conservation" in build_report([str(run)]).sections
+
+
+def test_quick_run_has_its_own_seconds(tmp_path: Path, pairs: Path) -> None:
+    run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=96, seconds=0.005)
+    html = build_report([str(run)]).html
+    assert "192 rows asked in 0.010 s from the first start to the last commit: 19,200.00 rows/s" in html
+    rows = csv_of(html, "throughput-forged.csv")[1:]
+    assert [(float(place), float(rate)) for place, rate in rows] == [(0, 0), (0.005, 19200), (0.01, 38400)] or float(rows[-1][0]) == 0.01
+    assert float(csv_of(html, "cost.csv")[1][4]) == pytest.approx(0.01)
+
+
+def test_rows_and_asks_are_told_apart_after_a_retry(relabel: Callable[..., Any], write_job: Callable[..., str], folder: Path) -> None:
+    write_table(folder / "pairs.parquet", plain_pairs(12, 4))
+    job = write_job(
+        {
+            "labeler": {"name": "r3a", "attempts": 1},
+            "engine": {"seed": 3, "args": {"p_garbage": 0.5}},
+            "run": {"max_failed_fraction": 1.0},
+            "output": "out",
+        }
+    )
+    assert relabel("run", job).code == 0
+    again = json.loads((folder / "out/manifest.json").read_text())["rows"]["quarantined"]
+    assert 0 < again < 48
+    assert relabel("retry", job).code == 0
+    html = build_report(["out"]).html
+    row = dict(zip(*csv_of(html, "cost.csv"), strict=True))
+    assert (int(row["rows"]), int(row["rows asked with retries"])) == (48, 48 + again)
+    assert float(row["tokens a row"]) == pytest.approx(int(row["tokens"]) / 48)
+    assert float(row["tokens a row asked"]) == pytest.approx(int(row["tokens"]) / (48 + again))
+    assert float(row["worker seconds"]) > 0
+    assert f"{48 + again:,} rows asked, {again:,} of these again by a retry, in " in html
+
+
+def test_ndcg_is_told_run_by_run(tmp_path: Path, pairs: Path) -> None:
+    runs = [
+        forge_run(tmp_path / name, pairs, lambda pair, step=step: Judgment((pair.row_id // step) % 3), name=name, gold="grade")
+        for name, step in (("one", 1), ("two", 5))
+    ]
+    html = build_report([str(run) for run in runs]).html
+    by_query = csv_of(html, "ndcg-by-query.csv")[1:]
+    for name in ("one", "two"):
+        values = [float(row[2]) for row in by_query if row[0] == name]
+        said = f"{name}: nDCG@10 of {len(values)} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
+        assert said in html
+    assert "The 30 queries where it is lowest, 15 of each run" in html
+
+
+def test_figures_between_two_teachers_name_the_runs(tmp_path: Path, pairs: Path) -> None:
+    runs = [forge_run(tmp_path / name, pairs, lambda pair: Judgment(pair.row_id % 3), name=name) for name in "ab"]
+    html = build_report([str(run) for run in runs]).html
+    assert "mean KL(a ‖ b), nats" in html
+    assert "teacher ‖ student" not in html
+
+
+def test_without_rows_a_reason_quotes_no_answer(tmp_path: Path, pairs: Path) -> None:
+    secrets = {
+        0: ("format", "score is 'SECRET 7', expected one of 0, 1, 2"),
+        1: ("format", 'the extract is not in the document: "it\'s SECRET"'),
+        2: ("refused", "the model declined: SECRET words of its own"),
+        3: ("engine", "the server said HTTP 400: SECRET is in the prompt"),
+        4: ("truncated", "the answer ran into its length limit: </score> is missing"),
+    }
+
+    def judge(pair: Any) -> Judgment:
+        status, reason = secrets[pair.row_id % 5]
+        return Judgment(status=status, reason=reason, tries=["SECRET"])
+
+    run = forge_run(tmp_path / "out", pairs, judge)
+    assert "SECRET" in build_report([str(run)]).html
+    html = build_report([str(run)], max_rows=0).html
+    assert "SECRET" not in html
+    for told in (
+        "score is …",
+        "the extract is not in the document: …",
+        "the model declined: …",
+        "HTTP 400: …",
+        "&lt;/score&gt; is missing",
+    ):
+        assert told in html
+    assert "quoted text is left out" in html
+
+
+def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
+    rows = plain_pairs(2, 2)
+    for row in rows:
+        row["query"] += "q" * 500_000
+        row["body"] += " shoe" * 2_000
+    pairs = write_table(tmp_path / "pairs.parquet", rows)
+    long = "l" * 200_000
+    spans = [(number, number + 4, long) for number in range(3_000)]
+    nodes = {
+        "preliminary": 1, "preliminary_probs": [0.2, 0.5, 0.3], "preliminary_outside_mass": 0.1, "subject": 4,
+        "subject_probs": [0.2] * 5, "subject_outside_mass": 0.0, "attribute": 1, "attribute_probs": [0.2] * 5,
+        "attribute_outside_mass": 0.0, "query_subject": long, "query_attribute": long, "product_subject": long, "product_attribute": None,
+        "phi_grade": 0, "phi_agrees": False,
+    }  # fmt: skip
+
+    def judge(pair: Any) -> Judgment:
+        if pair.row_id == 3:
+            return Judgment(status="format", reason=long, tries=[long])
+        return Judgment(1, evidence=spans, nodes=nodes, intent=long, reasoning=long)
+
+    html = build_report([str(forge_run(tmp_path / "out", pairs, judge))]).html
+    assert len(html) < 600_000
+    shown = {row["row"]: row for row in rows_of(html)}
+    assert all("characters more)" in row["query"] for row in shown.values())
+    for name in ("intent", "reasoning"):
+        assert shown[0][name].endswith("characters more)")
+    assert shown[0]["evidence"][0][2].endswith("characters more)")
+    assert shown[0]["evidence_more"] == 3_000 - len(shown[0]["evidence"]) > 0
+    assert shown[0]["nodes"]["query_subject"].endswith("characters more)")
+    assert shown[3]["reason"].endswith("characters more)")
+
+
 def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
     one = forge_run(tmp_path / "a", pairs, lambda pair: Judgment(pair.row_id % 3), name="a")
     other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
@@ -238,8 +385,12 @@ def test_path_that_holds_nothing_known_is_told(tmp_path: Path, pairs: Path) -> N
     with pytest.raises(InputError, match=r"holds no plan\.json"):
         build_report([str(tmp_path / "empty")])
     run = forge_run(tmp_path / "out", pairs, mixed)
-    with pytest.raises(UsageError, match="given twice"):
-        build_report([str(run), str(run)])
+    (tmp_path / "link").symlink_to(run)
+    for again in (str(run), f"{run}/", f"{run}/../out", f"file://{run}", str(tmp_path / "link")):
+        with pytest.raises(UsageError, match="given twice"):
+            build_report([str(run), again])
+    with pytest.raises(InputError, match=r"pairs\.parquet: is a file\. A report takes folders"):
+        build_report([str(pairs)])
 
 
 def test_memory_of_the_pass_over_labels_holds_counts_and_the_sample_alone(tmp_path: Path, pairs: Path) -> None:

@@ -176,7 +176,7 @@
     text.append(part("query", words(row.query ?? "(its text is not here)", "query")));
     const spans = row.evidence || [];
     text.append(part(row.length ? `document, the first ${Array.from(row.document).length.toLocaleString("en")} of ${row.length.toLocaleString("en")} characters` : "document", marked(row.document ?? "(its text is not here)", row.document === undefined ? [] : spans)));
-    if (spans.length) text.append(part("evidence", words(spans.map((span) => `${span[0]}–${span[1]}  ${span[2]}`).join("\n"), "evidence")));
+    if (spans.length) text.append(part("evidence", words(spans.map((span) => `${span[0]}–${span[1]}  ${span[2]}`).join("\n") + (row.evidence_more ? `\n… (${row.evidence_more.toLocaleString("en")} pieces more)` : ""), "evidence")));
     if (row.intent) text.append(part("intent", words(row.intent, "intent")));
     if (row.reasoning) text.append(part("reasoning", words(row.reasoning, "reasoning")));
     if (row.reason) text.append(part("why there is no label", words(row.reason, "reason")));

@@ -1,0 +1,41 @@
+"""Where a report may be written: a free place, or over an earlier report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.durable_files import check_free
+from jobs.report.page import opening
+from manifests.filesystems import is_url, place_of, scheme_of
+from manifests.url_files import UrlFile
+
+
+def check_target(to: str, inputs: Sequence[str], *, force: bool) -> None:
+    """Raise where a report can't be written, before any work is done.
+
+    Args:
+        inputs: what is reported on and human grades; nothing in them is written to, whatever `force` says.
+        force: replace a file that is no report, too.
+    Raises:
+        UsageError: it is a folder, lies in an input, or is there already and no report.
+    """
+    check_free(to, inputs, force=True)
+    if not force and not _is_report(to):
+        check_free(to, inputs, force=False)
+
+
+def _is_report(to: str) -> bool:
+    """Whether `relabel report` wrote what stands there; a file that can't be read is none."""
+    mark = opening("report").encode()
+    try:
+        if is_url(to) and scheme_of(to) not in ("file", "local"):
+            with UrlFile(to) as page:
+                return page.read(len(mark)) == mark
+        path = Path(place_of(to))
+        if not path.is_file():  # a device or a pipe may wait for ever
+            return False
+        with path.open("rb") as file:
+            return file.read(len(mark)) == mark
+    except OSError:
+        return False
