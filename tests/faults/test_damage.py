@@ -17,6 +17,7 @@ import pytest
 
 from manifests.dataset import open_dataset
 from manifests.errors import InputError
+from manifests.known_inputs import KNOWN_NAME
 from manifests.plans import ShardPlan
 from manifests.rows import read_chunks
 from manifests.specs import InputSpec
@@ -146,7 +147,8 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     place = local_place()
     place.write()
     assert place.call("run", "verify").codes == [0, 0]
-    names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in Path(place.output, "plan").iterdir())]
+    beside = [path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)]  # nothing hangs on that one
+    names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in beside)]
     assert len(names) > 10
     draw = random.Random(13)
     places = [(name, draw.random()) for name in names for _ in range(count(full=6, short=1))]
@@ -171,7 +173,7 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
     assert place.call("run", "verify").codes == [0, 0]
     expected = place.committed()
     out = Path(place.output)
-    names = [out / "plan.json", out / "manifest.json", *sorted((out / "receipts").rglob("*.json"))[:3]]
+    names = [out / "plan.json", out / KNOWN_NAME, out / "manifest.json", *sorted((out / "receipts").rglob("*.json"))[:3]]
     draw = random.Random(14)
     places = [(path, draw.random()) for path in names for _ in range(count(full=60, short=4))]
     copies = (tmp_copy(out, number) for number in itertools.count())

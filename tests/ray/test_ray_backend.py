@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import seaweed
-from tests.supervise.crew_jobs import command, files, processes_of, relabel, rows, verified, write_job
+from tests.supervise.crew_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
 
@@ -56,7 +56,7 @@ def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: A
     wait_for(lambda: receipts(job) >= 2)
     process.kill()
     process.communicate()
-    wait_for(lambda: not any("jobs.workers" in " ".join(found.cmdline()) for found in processes_of(job)))
+    wait_for(lambda: not any(map(is_worker, processes_of(job))))
     write_job(tmp_path)
     code, report, said = relabel(job)
     assert (code, report["labelled"]) == (0, 60), said

@@ -89,3 +89,11 @@ def processes_of(job: Path) -> list[psutil.Process]:
         if is_here and info["pid"] != os.getpid() and info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Whether it is a worker; one that is ending has no command line any more."""
+    try:
+        return "jobs.workers" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.supervise.crew_jobs import command, files, processes_of, relabel, rows, verified, write_job
+from tests.supervise.crew_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undist
     process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for count in (1, 4):
         wait_for(lambda count=count: len(list((tmp_path / "out" / "receipts").rglob("*.json"))) >= count)
-        workers = [child for child in psutil.Process(process.pid).children() if "jobs.workers" in child.cmdline()]
+        workers = [child for child in psutil.Process(process.pid).children() if is_worker(child)]
         workers[0].kill()
     out, _ = process.communicate(timeout=60)
     report = json.loads(out)
@@ -286,7 +286,7 @@ def test_each_worker_sees_its_own_gpu_and_no_other(tmp_path: Path, undisturbed: 
     )
     wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
     for child in psutil.Process(process.pid).children():
-        if "jobs.workers" in child.cmdline():
+        if is_worker(child):
             environment_of[child.pid] = child.environ()["CUDA_VISIBLE_DEVICES"]
     assert sorted(environment_of.values()) == ["3", "5"]
     assert process.wait(60) == 0

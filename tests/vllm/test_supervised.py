@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.supervise.crew_jobs import is_worker
+
 from .conftest import KV_CACHE_GIB
 
 ROWS = 36
@@ -53,7 +55,7 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
             assert process.poll() is None, (tmp_path / "stderr").read_text()
             assert time.monotonic() < until
             time.sleep(0.02)
-        (worker,) = [child for child in psutil.Process(process.pid).children() if "jobs.workers" in child.cmdline()]
+        (worker,) = [child for child in psutil.Process(process.pid).children() if is_worker(child)]
         family = [worker, *worker.children(recursive=True)]
         worker.kill()
         out, _ = process.communicate(timeout=200)
