@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from manifests.errors import ManifestError
+from manifests.local_store import sync_folder
 from manifests.records import fault_of
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -58,11 +59,7 @@ def commit(scratch: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(final)
     scratch.rename(final)
-    descriptor = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(final.parent)
 
 
 def drop_old(folder: Path, *, keep: int, best: Path | None) -> None:

@@ -30,6 +30,7 @@ from manifests import failpoints
 from manifests.calibration import fit_calibrator
 from manifests.digests import canonical_json, digest_of, readable_json
 from manifests.errors import InputError, StaleRunError
+from manifests.extras import installed_versions
 from manifests.gates import judge_gates
 from manifests.models import default_cache_dir, resolve_model
 from manifests.runs import MANIFEST_NAME
@@ -457,17 +458,7 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any
         "metrics": trained.metrics,
         "gate": {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks},
         "notes": work.notes,
-        "versions": _versions(),
+        "versions": installed_versions(LIBRARIES),
         "spec": spec.model_dump(mode="json"),
         "student": asdict(record),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

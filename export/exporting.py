@@ -29,6 +29,7 @@ from export.specs import ExportSpec
 from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError, StaleRunError
+from manifests.extras import installed_versions
 
 LOADER = "load.py"
 PARITY_NAME = "parity.json"
@@ -232,13 +233,7 @@ def _facts(student: Student, manifest: Mapping[str, Any], spec: ExportSpec, fold
 
 
 def _made_by(made: dict[str, Any]) -> dict[str, Any]:
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {"relabel": importlib.metadata.version("relabel"), "models": made, "versions": versions}
+    return {"relabel": importlib.metadata.version("relabel"), "models": made, "versions": installed_versions(LIBRARIES)}
 
 
 def _write_papers(folder: Path, facts: dict[str, Any], spec: ExportSpec) -> None:

@@ -13,6 +13,7 @@ from jobs.scratch import scratch_folder
 from manifests.depots import Held, open_depot
 from manifests.errors import DiskFullError, StoreError, UsageError
 from manifests.filesystems import is_url, place_of, scheme_of
+from manifests.local_store import sync_folder
 from manifests.store import open_store
 from manifests.url_files import UrlFile
 
@@ -104,11 +105,7 @@ def _publish(temporary: Path, target: Path) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(target.parent)
 
 
 def _upload(file: Path, to: str) -> None:

@@ -35,7 +35,7 @@ def evaluation_text(result: dict[str, Any]) -> str:
     blocks = [
         f"Labels of {', '.join(source['path'] for source in result['labels'])} judged by {result['qrels']}\n" + table(_counts(result)),
         _figures(result["figures"]),
-        _confusion(result["confusion"]),
+        confusion_text(result["confusion"], "human \\ label"),
     ]
     if result["reliability"]:
         blocks.append(_reliability(result["reliability"]))
@@ -108,9 +108,10 @@ def interval_text(figure: dict[str, Any]) -> str:
     return f"{figure['low']:.4f} to {figure['high']:.4f}"
 
 
-def _confusion(matrix: list[list[int]]) -> str:
+def confusion_text(matrix: list[list[int]], corner: str) -> str:
+    """A confusion matrix with its sums; `corner` names its rows and columns."""
     grades = range(len(matrix))
-    rows = [("human \\ label", *map(str, grades), "sum")]
+    rows = [(corner, *map(str, grades), "sum")]
     rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
     sums = [sum(row[grade] for row in matrix) for grade in grades]
     rows.append(("sum", *(f"{count:,}" for count in sums), f"{sum(sums):,}"))

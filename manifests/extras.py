@@ -1,8 +1,10 @@
-"""Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there."""
+"""Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there; and which are."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+from collections.abc import Iterable
 from types import ModuleType
 
 from manifests.errors import MissingExtraError
@@ -25,3 +27,14 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel[{extra}]'`.") from exc
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Version by distribution, of those that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -5,7 +5,6 @@ Clocks and load are read before and after, since a processor that throttles or a
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from export.bench.gpu_queries import query_gpu
+from manifests.extras import installed_versions
 
 LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers", "torch", "transformers")
 GPU_FIELDS = {
@@ -70,7 +70,7 @@ class MachineWatch:
             "gpu": gpu and {**gpu, "before": self._before["gpu"], "after": after["gpu"]},
             "system": f"{platform.system()} {platform.machine()}",
             "python": platform.python_version(),
-            "versions": _versions(),
+            "versions": installed_versions(LIBRARIES),
         }
 
 
@@ -125,13 +125,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

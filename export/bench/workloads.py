@@ -26,7 +26,7 @@ PUBLIC_SHAPES = ((1, 128), (32, 128), (1, 384))
 TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
 """Documents a query of R3A's Table 3, which states what teacher and student take for them."""
 SERVING_DOCUMENTS = 100
-SERVING_RATE, SERVING_MS = 200.0, 150.0
+SERVING_MS = 150.0
 """R3A's serving: 200 queries a second at 150 ms a GPU, 100 documents each."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from jobs import log_format
-from jobs.commands.options import emit, output_option
+from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 
 
@@ -18,17 +18,11 @@ from jobs.exits import Exit
     "--qrels", "--gold", "qrels", metavar="FILE", help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input."
 )
 @click.option("--html", metavar="FILE", help="Write the comparison as one self-contained page, too.")
-@click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
+@grade_option
 @click.option("--by", metavar="COL", help="Query column of the qrels.  [default: query_id]")
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the qrels.")
-@click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")
-@click.option(
-    "--duplicates",
-    type=click.Choice(["error", "mean", "first"]),
-    default="error",
-    show_default=True,
-    help="A pair whose grades in the qrels differ.",
-)
+@grade_map_option
+@duplicates_option("grades in the qrels")
 @click.option("--examples", type=click.IntRange(0, 1000), default=10, show_default=True, help="Flips to show, the largest first.")
 @click.option("--queries", type=click.IntRange(0, 1000), default=10, show_default=True, help="Moved queries to show, the furthest first.")
 @click.option("--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import log_format
-from jobs.commands.options import emit, output_option
+from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 
 if TYPE_CHECKING:
@@ -31,20 +31,14 @@ if TYPE_CHECKING:
     help="Exit 5 unless this holds: 'macro_f1>=0.6', 'macro_f1>=0.9*teacher', 'teacher.kl<=0.1'. Repeatable.",
 )
 @click.option("--label", default="grade", show_default=True, metavar="COL", help="Label column of a label file.")
-@click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
+@grade_option
 @click.option("--by", metavar="COL", help="Query column of label files and qrels; figures are resampled by it.  [default: query_id]")
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of label files and qrels.")
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Judge only these rows of a label file. Repeatable.")
 @click.option("--grades", type=click.IntRange(2, 10), metavar="K", help="Grades on the scale, where neither a run nor distributions tell.")
-@click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")
+@grade_map_option
 @click.option("--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale.")
-@click.option(
-    "--duplicates",
-    type=click.Choice(["error", "mean", "first"]),
-    default="error",
-    show_default=True,
-    help="A pair whose grades in the qrels differ.",
-)
+@duplicates_option("grades in the qrels")
 @click.option(
     "--calibrate", type=click.Choice(["temperature", "isotonic"]), help="Fit on half the queries, show the other half before and after."
 )

@@ -48,6 +48,31 @@ def log_option(command: Command) -> Command:
     )(command)
 
 
+def grade_option(command: Command) -> Command:
+    """`--grade`: the column of human grades."""
+    return click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")(
+        command
+    )
+
+
+def grade_map_option(command: Command) -> Command:
+    """`--map`: human grades on another scale."""
+    return click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")(
+        command
+    )
+
+
+def duplicates_option(grades: str) -> Callable[[Command], Command]:
+    """`--duplicates`: what becomes of a pair with several grades; `grades` says in the help whose."""
+    return click.option(
+        "--duplicates",
+        type=click.Choice(["error", "mean", "first"]),
+        default="error",
+        show_default=True,
+        help=f"A pair whose {grades} differ.",
+    )
+
+
 def emit(result: dict[str, Any], text: str, output: str) -> None:
     """Print a result: `text` for people, `result` as one JSON object for programs."""
     click.echo(json.dumps(result, ensure_ascii=False) if output == "json" else text)

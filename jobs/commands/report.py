@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option, table
 from jobs.exits import Exit
 
 
@@ -15,17 +15,11 @@ from jobs.exits import Exit
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL.")
 @click.option("--gold", "--qrels", "gold", metavar="FILE", help="Human grades, in any form that `relabel evaluate --qrels` takes.")
-@click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")
+@grade_option
 @click.option("--by", metavar="COL", help="Query column of the human grades.  [default: query_id]")
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the human grades.")
-@click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")
-@click.option(
-    "--duplicates",
-    type=click.Choice(["error", "mean", "first"]),
-    default="error",
-    show_default=True,
-    help="A pair whose human grades differ.",
-)
+@grade_map_option
+@duplicates_option("human grades")
 @click.option(
     "--max-rows",
     type=click.IntRange(0),

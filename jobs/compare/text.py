@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.commands.options import table
 from jobs.comparison_text import signed_text
-from jobs.evaluation_text import aligned, figure_name, interval_text, notes_text, value_text
+from jobs.evaluation_text import aligned, confusion_text, figure_name, interval_text, notes_text, value_text
 
 NAMES = {
     "agreement": "agreement",
@@ -36,7 +36,7 @@ def runs_text(result: dict[str, Any]) -> str:
     blocks = [
         f"A {result['a']['path']}, B {result['b']['path']}\n" + table(_counts(result)),
         "B beside A\n" + _figures(result["figures"]),
-        _confusion(result["confusion"]),
+        confusion_text(result["confusion"], "A \\ B"),
         "tests\n" + _tests(result),
     ]
     if result["gold"]:
@@ -94,15 +94,6 @@ def _figures(figures: dict[str, dict[str, Any]]) -> str:
     for name, figure in figures.items():
         rows.append((name_of(name), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
     return aligned(rows)
-
-
-def _confusion(matrix: list[list[int]]) -> str:
-    grades = range(len(matrix))
-    rows = [("A \\ B", *map(str, grades), "sum")]
-    rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
-    sums = [sum(row[grade] for row in matrix) for grade in grades]
-    rows.append(("sum", *(f"{count:,}" for count in sums), f"{sum(sums):,}"))
-    return aligned(rows, right=True)
 
 
 def _tests(result: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from manifests.errors import InputError
 from manifests.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 
 SHOWN_CHARACTERS = 60
+ROW_GROUP_ROWS = 1 << 16
+"""Of the scratch file; several are in the making at a time, and polars' own size, four times this, took 100 MB more."""
 
 
 class Rows(NamedTuple):
@@ -64,7 +66,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
     with told(source.path), spilling(polars):
-        wanted.sink_parquet(file)
+        wanted.sink_parquet(file, row_group_size=ROW_GROUP_ROWS)
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)
     total, with_value = found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)

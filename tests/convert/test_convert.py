@@ -27,17 +27,6 @@ QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
 Rows = list[dict[str, Any]]
 
 
-@pytest.fixture
-def run(relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> Callable[..., None]:
-    """`run({"engine": …})`: a finished run of the folder's pairs, in out/ecom."""
-
-    def finish(changes: dict[str, Any] | None = None, code: int = 0) -> None:
-        write_pairs()
-        assert relabel("run", write_job(changes)).code == code
-
-    return finish
-
-
 def test_labels_become_qrels_that_ir_measures_reads_as_they_are(
     run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
 ) -> None:

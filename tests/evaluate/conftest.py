@@ -25,6 +25,21 @@ def write_rows(folder: Path) -> Callable[..., str]:  # noqa: F811
 
 
 @pytest.fixture
+def run(
+    relabel: Callable[..., Any],  # noqa: F811
+    write_pairs: Callable[..., Path],  # noqa: F811
+    write_job: Callable[..., str],  # noqa: F811
+) -> Callable[..., None]:
+    """`run({"engine": …})`: a finished run of the folder's pairs, in out/ecom."""
+
+    def finish(changes: dict[str, Any] | None = None, code: int = 0) -> None:
+        write_pairs()
+        assert relabel("run", write_job(changes)).code == code
+
+    return finish
+
+
+@pytest.fixture
 def random_rows() -> Callable[..., list[dict[str, Any]]]:
     """`random_rows(60)`: labels of six queries that often agree with their human grade, with distributions; seeded."""
 

@@ -15,17 +15,6 @@ import pytest
 LabelRows = list[dict[str, Any]]
 
 
-@pytest.fixture
-def run(relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> Callable[..., None]:
-    """`run({"engine": …})`: a finished run of the folder's pairs, in out/ecom."""
-
-    def finish(changes: dict[str, Any] | None = None, code: int = 0) -> None:
-        write_pairs()
-        assert relabel("run", write_job(changes)).code == code
-
-    return finish
-
-
 def test_a_run_is_judged_by_its_own_input_row_by_row(
     relabel: Callable[..., Any], run: Callable[..., None], committed: Callable[..., Any], pairs: LabelRows
 ) -> None:

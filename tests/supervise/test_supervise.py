@@ -231,7 +231,7 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(tmp_path: Path, 
 
 
 def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path, p_slow=1.0, slow_s=0.1, capacity=4)
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, capacity=4)
     process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for count in (1, 4):
         wait_for(lambda count=count: len(list((tmp_path / "out" / "receipts").rglob("*.json"))) >= count)
