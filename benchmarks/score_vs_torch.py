@@ -29,13 +29,13 @@ from transformers.utils import logging as transformers_logging
 from distill.encoder import EncoderStudent, load_backbone
 from distill.score import Scorer
 from distill.students import Student, StudentRecord, length_batches, load_student, student_files, write_student
-from jobs.conclusions import conclude
-from jobs.counts import Progress
-from jobs.opening import open_run
+from jobs.planning.opening import open_run
+from jobs.running.conclusions import conclude
+from jobs.running.counts import Progress
+from jobs.running.sessions import Session
+from jobs.running.stops import Stop
 from jobs.score_loop import ScoreLoop
 from jobs.scoring import ScoreRequest, score_job
-from jobs.sessions import Session
-from jobs.stops import Stop
 from manifests.models import resolve_model
 
 

@@ -25,10 +25,10 @@ from typing import Any
 import yaml
 from paired import paired_ratio, turns
 
-from jobs.chunks import ChunkWork
-from jobs.counts import Progress
-from jobs.loop import RunLoop
-from jobs.stops import Stop
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
 from manifests.labels import Pair

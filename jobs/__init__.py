@@ -1,5 +1,7 @@
 """Commands, the run loop, progress and exit codes: the one folder that reads the environment, prints and exits.
 
-Owns the order in which things happen, and nothing about what a label means. Read `cli.py` first, then `loop.py` (one shard after the other
-through one engine) and `exits.py`.
+Owns the order in which things happen, and nothing about what a label means. Read `cli.py` first, then the rooms in the order of a run:
+`commands/` (what is typed), `planning/` (from a job file to an opened output), `running/` (one worker's way through its shards), `crew/`
+(several workers); beside them `pairs/`, `evaluate/`, `compare/`, `convert/` and `report/`, a command each. `exits.py` is the table of
+exit codes.
 """

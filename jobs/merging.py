@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.canary import load_results
+from jobs.running.canary import load_results
 from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
 from manifests.filesystems import place_of

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from distill.score import Scorer
 from distill.students import Student
 from distill.texts import TokenRow
-from jobs.chunks import ChunkWork
-from jobs.commits import Commits
-from jobs.conclusions import RunReport, conclude
-from jobs.counts import Progress
+from jobs.running.chunks import ChunkWork
+from jobs.running.commits import Commits
+from jobs.running.conclusions import RunReport, conclude
+from jobs.running.counts import Progress
+from jobs.running.sessions import Session
+from jobs.running.stops import Stop, start_unless_stopped
 from jobs.scoring import STAGE, StudentArgs, identify, score_rows, start_student
-from jobs.sessions import Session
-from jobs.stops import Stop, start_unless_stopped
 from manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2

@@ -17,7 +17,7 @@ import numpy as np
 
 from distill.students import BATCH_TOKENS, Student, StudentRecord, load_student, read_student, student_file_names, student_files
 from distill.texts import TokenRow
-from jobs.job_files import Job
+from jobs.planning.job_files import Job
 from labelers.engines.registry import EngineClass
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from manifests.dataset import Dataset

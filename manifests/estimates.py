@@ -1,7 +1,7 @@
 """What a run will ask, take and cost, said before it: numbers with 95 % intervals, and where each comes from.
 
-Pure: ratios in, ranges out. `jobs/estimating.py` gathers the ratios (from receipts of this output or of reused ones, else the stated
-defaults) and the counts (from footers, or from the text itself under `plan --exact`).
+Pure: ratios in, ranges out. `jobs/planning/estimating.py` gathers the ratios (from receipts of this output or of reused ones, else the
+stated defaults) and the counts (from footers, or from the text itself under `plan --exact`).
 """
 
 from __future__ import annotations

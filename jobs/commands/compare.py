@@ -61,7 +61,7 @@ def compare(
     from jobs.compare.comparing_runs import compare_runs
     from jobs.compare.text import runs_text
     from jobs.durable_files import check_free, written
-    from jobs.judging import JudgingOptions
+    from jobs.evaluate.judging import JudgingOptions
     from jobs.report.gold import gold_files
     from manifests.errors import UsageError
     from manifests.qrels import parse_map

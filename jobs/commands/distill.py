@@ -12,7 +12,7 @@ import click
 
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
-from jobs.job_files import CACHE_VARIABLE, SpecKind, read_settings
+from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
 from manifests.errors import UsageError
 from manifests.filesystems import use_storage_options
 

@@ -11,7 +11,7 @@ from jobs.commands.options import duplicates_option, emit, grade_map_option, gra
 from jobs.exits import Exit
 
 if TYPE_CHECKING:
-    from jobs.judging import JudgingOptions
+    from jobs.evaluate.judging import JudgingOptions
     from manifests.gates import Gate, GateVerdict
 
 
@@ -77,7 +77,7 @@ def evaluate(
     Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and Brier, each with
     a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
-    from jobs.judging import JudgingOptions
+    from jobs.evaluate.judging import JudgingOptions
     from manifests.gates import parse_flag
     from manifests.qrels import parse_map
 
@@ -108,8 +108,8 @@ def _judge(
     labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], calibrate: Any, resamples: int, seed: int, output: str
 ) -> int:
     """One set, or several as one, by human grades."""
-    from jobs.evaluation_text import evaluation_text
-    from jobs.judging import judge
+    from jobs.evaluate.judging import judge
+    from jobs.evaluate.text import evaluation_text
     from manifests import evaluation
     from manifests.gates import judge_gates
 
@@ -135,8 +135,8 @@ def _judge(
 
 def _compare(labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str) -> int:
     """Every other set beside the teacher's."""
-    from jobs.comparing import compare_sets
-    from jobs.comparison_text import comparison_text
+    from jobs.evaluate.comparing import compare_sets
+    from jobs.evaluate.comparison_text import comparison_text
 
     found = compare_sets(labels, options, gates, resamples=resamples, seed=seed)
     verdicts = [verdict for comparison in found.comparisons for verdict in comparison.gates]

@@ -12,7 +12,7 @@ import click
 
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
-from jobs.job_files import CACHE_VARIABLE, lay_over
+from jobs.planning.job_files import CACHE_VARIABLE, lay_over
 from manifests.errors import MissingExtraError, UsageError
 from manifests.models import default_cache_dir
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from jobs.commands.options import date_option, emit, log_option, output_option, table
-from jobs.estimating import plan_against_actual
 from jobs.exits import Exit
-from jobs.job_files import read_settings, use_storage
+from jobs.planning.estimating import plan_against_actual
+from jobs.planning.job_files import read_settings, use_storage
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, ManifestError, UsageError
 from manifests.plans import PLAN_NAME, load_plan

@@ -11,26 +11,26 @@ from typing import Any
 import click
 
 from jobs import log_format
-from jobs.chunk_time import chunk_time
 from jobs.commands.options import Command, date_option, emit, job_options, log_option, output_option
-from jobs.conclusions import RunReport
-from jobs.counts import Progress
-from jobs.crews import BACKENDS, Crew, label_with
-from jobs.deadlines import Deadline, choose_deadline
-from jobs.estimate_text import estimate_json, estimate_text
-from jobs.estimating import estimate_run, keep_estimate
+from jobs.crew.choice import BACKENDS, Crew, label_with
 from jobs.exits import Exit, exit_for
-from jobs.job_files import load_job
-from jobs.metrics import MetricsFile
-from jobs.open_runs import OpenRun
-from jobs.opening import open_run
-from jobs.plan_text import plan_text
-from jobs.progress import Display
-from jobs.run_text import advise, report_json, report_text, verdict
-from jobs.sessions import Session
-from jobs.shard_choice import choose_shards
-from jobs.signals import stopping
-from jobs.stops import Stop
+from jobs.planning.estimate_text import estimate_json, estimate_text
+from jobs.planning.estimating import estimate_run, keep_estimate
+from jobs.planning.job_files import load_job
+from jobs.planning.open_runs import OpenRun
+from jobs.planning.opening import open_run
+from jobs.planning.plan_text import plan_text
+from jobs.planning.shard_choice import choose_shards
+from jobs.running.chunk_time import chunk_time
+from jobs.running.conclusions import RunReport
+from jobs.running.counts import Progress
+from jobs.running.deadlines import Deadline, choose_deadline
+from jobs.running.metrics import MetricsFile
+from jobs.running.progress import Display
+from jobs.running.run_text import advise, report_json, report_text, verdict
+from jobs.running.sessions import Session
+from jobs.running.signals import stopping
+from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError
 from manifests.plans import load_plan

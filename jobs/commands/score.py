@@ -12,18 +12,18 @@ import click
 from jobs import log_format
 from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
 from jobs.commands.options import emit, log_option, output_option, table
-from jobs.conclusions import RunReport
-from jobs.counts import Progress
-from jobs.deadlines import Deadline, choose_deadline
 from jobs.exits import Exit
-from jobs.job_files import CACHE_VARIABLE
-from jobs.opening import open_run
-from jobs.progress import Display
-from jobs.run_text import report_json, verdict
-from jobs.sessions import Session
-from jobs.shard_choice import choose_shards
-from jobs.signals import stopping
-from jobs.stops import Stop
+from jobs.planning.job_files import CACHE_VARIABLE
+from jobs.planning.opening import open_run
+from jobs.planning.shard_choice import choose_shards
+from jobs.running.conclusions import RunReport
+from jobs.running.counts import Progress
+from jobs.running.deadlines import Deadline, choose_deadline
+from jobs.running.progress import Display
+from jobs.running.run_text import report_json, verdict
+from jobs.running.sessions import Session
+from jobs.running.signals import stopping
+from jobs.running.stops import Stop
 from manifests.models import default_cache_dir
 from manifests.specs import nearest
 

@@ -17,7 +17,7 @@ import click
 
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
-from jobs.job_files import load_job
+from jobs.planning.job_files import load_job
 from manifests.errors import RelabelError, StoreError, UsageError
 from manifests.filesystems import is_url
 from manifests.specs import JobSpec
@@ -61,7 +61,7 @@ def schema(what: str, output: str) -> int:
     """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
     if what in ("job", "student"):
         from distill.specs import student_schema
-        from jobs.job_schema import job_schema
+        from jobs.planning.job_schema import job_schema
 
         found_schema = job_schema() if what == "job" else student_schema()
         click.echo(json.dumps(found_schema, indent=None if output == "json" else 2, ensure_ascii=False))

@@ -9,7 +9,7 @@ from jobs.compare.gold import HumanGrades
 from jobs.compare.matches import Counts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.runs import how_matched, open_both, spill_rows
-from jobs.judging import JudgingOptions
+from jobs.evaluate.judging import JudgingOptions
 from jobs.scratch import scratch_folder
 from manifests.agreement import EXTRA
 from manifests.errors import InputError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
+from jobs.evaluate.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
 from manifests.errors import InputError
 from manifests.evaluation import evaluate_both
 from manifests.judged import Judged, query_codes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.commands.options import table
-from jobs.comparison_text import signed_text
-from jobs.evaluation_text import aligned, confusion_text, figure_name, interval_text, notes_text, value_text
+from jobs.evaluate.comparison_text import signed_text
+from jobs.evaluate.text import aligned, confusion_text, figure_name, interval_text, notes_text, value_text
 
 NAMES = {
     "agreement": "agreement",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.compare.text import difference_text, name_of, outcome_text
-from jobs.evaluation_text import figure_name
+from jobs.evaluate.text import figure_name
 from jobs.report.downloads import csv_download
 from jobs.report.page import Block, Cell, Facts, Figure, Fold, Page, Section, Side, Table, Text, confusion_table, render_page
 from jobs.report.plots import Bars, Interval, draw_bars, draw_intervals

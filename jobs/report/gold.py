@@ -6,7 +6,7 @@ import glob
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jobs.judging import JudgingOptions, gold_of, load_pairs, open_set
+from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set
 from jobs.report.artifacts import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
 from manifests.filesystems import is_url

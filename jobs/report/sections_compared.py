@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.comparing import Comparison, compare_sets
-from jobs.comparison_text import AGAINST_TEACHER
-from jobs.evaluation_text import figure_name
+from jobs.evaluate.comparing import Comparison, compare_sets
+from jobs.evaluate.comparison_text import AGAINST_TEACHER
+from jobs.evaluate.text import figure_name
 from jobs.report.artifacts import RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.evaluation_text import figure_name
-from jobs.judging import Judging, judge
+from jobs.evaluate.judging import Judging, judge
+from jobs.evaluate.text import figure_name
 from jobs.report.artifacts import RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from jobs.canary import load_results
 from jobs.report.downloads import csv_download
 from jobs.report.page import Badge, Block, Cell, Figure, Section, Side, Table, Text
 from jobs.report.plots import Bars, Interval, draw_bars, draw_histogram, draw_intervals
 from jobs.report.sections_runs import TalliedRun
 from jobs.report.tallies import Histogram
+from jobs.running.canary import load_results
 
 
 def labels_section(runs: Sequence[TalliedRun]) -> Section:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
-from jobs.evaluation_text import figure_name
+from jobs.evaluate.text import figure_name
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.page import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import numpy as np
 
-from jobs.estimating import plan_against_actual
+from jobs.planning.estimating import plan_against_actual
 from jobs.report.artifacts import Commit, RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text

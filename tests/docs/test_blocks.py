@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from distill.specs import DistillSpec
-from jobs.job_files import load_job
+from jobs.planning.job_files import load_job
 from manifests.specs import JobSpec, validate_spec
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401

@@ -18,7 +18,7 @@ import yaml
 
 from jobs.cli import relabel
 from jobs.exits import Exit
-from jobs.shard_choice import SHARD_COUNT_VARIABLE
+from jobs.planning.shard_choice import SHARD_COUNT_VARIABLE
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]

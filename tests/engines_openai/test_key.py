@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from jobs.cli import main
-from jobs.job_files import load_job
+from jobs.planning.job_files import load_job
 from labelers.engines.openai import OpenAi
 from manifests.errors import ConfigError
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WARM = (
-    "jobs.cli", "jobs.commands.label", "jobs.commands.inspect", "jobs.labeling", "jobs.log_format", "labelers.engines.fake", "labelers.r3a",
-    "manifests.local_store", "manifests.object_store", "manifests.s3_objects", "manifests.url_files", "pyarrow.parquet", "rich.progress",
-    "s3fs", "aiobotocore.session",
+    "jobs.cli", "jobs.commands.label", "jobs.commands.inspect", "jobs.running.labeling", "jobs.log_format", "labelers.engines.fake",
+    "labelers.r3a", "manifests.local_store", "manifests.object_store", "manifests.s3_objects", "manifests.url_files", "pyarrow.parquet",
+    "rich.progress", "s3fs", "aiobotocore.session",
 )  # fmt: skip
 PATIENCE_S = 240.0
 """How long any child may take on a machine that is busy with other things, seconds."""

@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jobs.chunks import ChunkWork
-from jobs.conclusions import conclude
-from jobs.counts import Progress
 from jobs.exits import Exit
-from jobs.job_files import load_job
-from jobs.opening import open_run
-from jobs.sessions import Session
-from jobs.stops import Stop
+from jobs.planning.job_files import load_job
+from jobs.planning.opening import open_run
+from jobs.running.chunks import ChunkWork
+from jobs.running.conclusions import conclude
+from jobs.running.counts import Progress
+from jobs.running.sessions import Session
+from jobs.running.stops import Stop
 from manifests import failpoints, retries
 from manifests.asks import EngineFacts
 from manifests.digests import sha256_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.chunk_time import pairs_per_s
+from jobs.running.chunk_time import pairs_per_s
 from manifests.receipts import Receipt, ReusedRows
 
 

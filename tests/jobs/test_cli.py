@@ -15,7 +15,7 @@ import pytest
 
 from jobs.cli import COMMANDS
 from jobs.exits import Exit, exit_for
-from jobs.job_files import load_job
+from jobs.planning.job_files import load_job
 from manifests import errors
 from manifests.schemas import LABELS
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from jobs.chunks import ChunkWork
-from jobs.commits import Commits
-from jobs.counts import Progress
+from jobs.running.chunks import ChunkWork
+from jobs.running.commits import Commits
+from jobs.running.counts import Progress
 from manifests.receipts import ChunkId
 
 

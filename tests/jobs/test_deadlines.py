@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.deadlines import Deadline, choose_deadline, span_s, until_s
+from jobs.running.deadlines import Deadline, choose_deadline, span_s, until_s
 from manifests.errors import UsageError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from jobs import sessions
-from jobs.counts import Progress
-from jobs.job_files import load_job
-from jobs.opening import open_run
-from jobs.stops import Stop
+from jobs.planning.job_files import load_job
+from jobs.planning.opening import open_run
+from jobs.running import sessions
+from jobs.running.counts import Progress
+from jobs.running.stops import Stop
 from manifests.local_store import LocalStore
 from manifests.store import Lock, shard_lock
 from tests.jobs.conftest import Outcome

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from jobs.job_files import load_job, read_yaml
-from jobs.job_schema import job_schema
+from jobs.planning.job_files import load_job, read_yaml
+from jobs.planning.job_schema import job_schema
 from labelers.engines.registry import engine_names
 from labelers.registry import labeler_names
 from manifests.errors import ConfigError, UsageError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.commands.label import open_session
-from jobs.crews import Crew, label_with
+from jobs.crew.choice import Crew, label_with
 from manifests.local_store import LocalStore
 
 

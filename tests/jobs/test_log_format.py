@@ -33,7 +33,7 @@ def call(folder: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
 
     def run(*arguments: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | variables
-        program = "import jobs.progress; jobs.progress.LINE_EVERY_S = 0.0; from jobs.cli import main; main()"
+        program = "import jobs.running.progress; jobs.running.progress.LINE_EVERY_S = 0.0; from jobs.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -51,13 +51,13 @@ def test_every_line_of_a_run_is_an_object_with_job_shard_and_counts(
     assert code == 0
     assert "labelled" in out
     events = [line["event"] for line in lines]
-    assert {"note", "progress", "advice", "end", "jobs.metrics"} <= set(events)
+    assert {"note", "progress", "advice", "end", "jobs.running.metrics"} <= set(events)
     assert all((line["job"], line["shard"]) == ("ecom", "0/1") for line in lines)
     counts = [line["pairs"] for line in lines if line["event"] == "progress"]
     assert counts == sorted(counts)
     (end,) = [line for line in lines if line["event"] == "end"]
     assert (end["rows"], end["labelled"] + end["quarantined"], end["exit_code"]) == (24, 24, 0)
-    assert next(line["level"] for line in lines if line["event"] == "jobs.metrics") == "warning"
+    assert next(line["level"] for line in lines if line["event"] == "jobs.running.metrics") == "warning"
 
 
 def test_the_variable_does_as_the_flag_and_the_flag_wins(

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from jobs.chunks import ChunkWork
-from jobs.counts import Progress
-from jobs.loop import RunLoop
-from jobs.stops import Stop
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from labelers.samples import merge_samples
 from manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
 from manifests.errors import EngineCrashError, InputError, VerdictError
@@ -321,7 +321,7 @@ def test_stage_counts_of_all_chunks_add_up_to_the_requests() -> None:
 
 
 def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.loop.SHARED_ANSWERS_KEPT", 5)
+    monkeypatch.setattr("jobs.running.loop.SHARED_ANSWERS_KEPT", 5)
     engine = Scripted(good)
     loop = RunLoop(TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop())
     loop.run(_many(200))
@@ -406,7 +406,7 @@ def test_an_answer_to_nothing_or_a_second_answer_is_a_crash_of_the_engine() -> N
 
 
 def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.patience.HASTY_POLLS", 50)
+    monkeypatch.setattr("jobs.running.patience.HASTY_POLLS", 50)
 
     class Forgets(Scripted):
         def poll(self) -> list[Answer]:
@@ -417,7 +417,7 @@ def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pyt
 
 
 def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.stops.DRAIN_S", 0.0)
+    monkeypatch.setattr("jobs.running.stops.DRAIN_S", 0.0)
     stop = Stop()
 
     def then_stop(request: Request) -> Answer:
@@ -428,7 +428,7 @@ def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.Mon
 
 
 def test_open_pairs_are_bounded_however_many_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.loop.MAX_OPEN_PAIRS", 7)
+    monkeypatch.setattr("jobs.running.loop.MAX_OPEN_PAIRS", 7)
     most = 0
 
     class Counts(TwoStage):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.counts import Progress
-from jobs.metrics import MetricsFile
+from jobs.running.counts import Progress
+from jobs.running.metrics import MetricsFile
 
 
 def read(path: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -98,7 +98,7 @@ def test_quarantine_stands_by_status_and_as_a_share(
 def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
     relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.metrics.WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr("jobs.running.metrics.WRITE_EVERY_S", 0.0)
     write_pairs()
     done = relabel("run", write_job(), "--metrics", "absent/folder/m.prom")
     assert done.code == 0

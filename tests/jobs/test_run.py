@@ -14,9 +14,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jobs import conclusions
 from jobs.cli import relabel
 from jobs.exits import exit_for
+from jobs.running import conclusions
 from manifests.errors import RelabelError
 from manifests.file_locks import FileLock
 from manifests.local_store import LocalStore

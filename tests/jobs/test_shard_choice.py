@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.shard_choice import choose_shards
+from jobs.planning.shard_choice import choose_shards
 from manifests.errors import UsageError
 
 

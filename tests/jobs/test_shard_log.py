@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.shard_log import ShardLogs
+from jobs.running.shard_log import ShardLogs
 from manifests.local_store import LocalStore
 
 

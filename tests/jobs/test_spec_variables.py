@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs import spec_variables
-from jobs.job_files import load_job
+from jobs.planning import spec_variables
+from jobs.planning.job_files import load_job
 from manifests.errors import ConfigError, UsageError
 
 

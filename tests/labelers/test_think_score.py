@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.chunks import ChunkWork
-from jobs.counts import Progress
-from jobs.loop import RunLoop
-from jobs.stops import Stop
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Distribution
 from manifests.errors import VerdictError

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chunks import ChunkWork
-from jobs.counts import Progress
-from jobs.loop import RunLoop
-from jobs.stops import Stop
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from labelers.registry import labeler_class
 from manifests.asks import Answer, Distribution
 from manifests.errors import ConfigError, VerdictError

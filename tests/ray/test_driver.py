@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.counts import Progress
-from jobs.crew_results import Results
-from jobs.ray_backend import Actor, Driver
-from jobs.stops import Stop
+from jobs.crew.ray_backend import Actor, Driver
+from jobs.crew.results import Results
+from jobs.running.counts import Progress
+from jobs.running.stops import Stop
 from manifests.errors import StoreUnreachableError
 
 FAULT = {"error": "RuntimeError", "message": "worker r0: its engine went down 3 times", "is_terminal": False, "is_ours": False}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.canary import CanaryResult, keep_result
 from jobs.report.artifacts import RunArtifact, open_artifact
 from jobs.report.browser import DOCUMENT_CHARS, BrowserData
 from jobs.report.building import build_report
@@ -21,6 +20,7 @@ from jobs.report.downloads import csv_download
 from jobs.report.gold import GoldChoice
 from jobs.report.plots import Bars, draw_bars
 from jobs.report.tallies import hash_rows, shares, tally_labels
+from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError
 from manifests.store import open_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table

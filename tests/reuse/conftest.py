@@ -125,7 +125,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def start(*_: Any) -> Any:
             raise AssertionError("an engine was started")
 
-        monkeypatch.setattr("jobs.labeling.start_engine", start)
+        monkeypatch.setattr("jobs.running.labeling.start_engine", start)
 
     return forbid
 

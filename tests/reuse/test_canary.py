@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs import canary as canary_module
-from jobs.canary import Drawn, compare
-from jobs.stops import DRAIN_S, END_S
+from jobs.running import canary as canary_module
+from jobs.running.canary import Drawn, compare
+from jobs.running.stops import DRAIN_S, END_S
 from labelers.engines.fake import Fake
 from manifests.asks import Request
 from manifests.labels import Pair
@@ -277,9 +277,9 @@ def test_a_deadline_ends_the_drawing_of_a_canary(days: Days, no_engine: Any, mon
     rows = rows_of(8, 5)
     days.run("monday", rows)
     no_engine()
-    monkeypatch.setattr("jobs.canary.DRAIN_S", 0.2)
-    monkeypatch.setattr("jobs.labeling.DRAIN_S", 0.2)
-    monkeypatch.setattr("jobs.stops.DRAIN_S", 0.2)
+    monkeypatch.setattr("jobs.running.canary.DRAIN_S", 0.2)
+    monkeypatch.setattr("jobs.running.labeling.DRAIN_S", 0.2)
+    monkeypatch.setattr("jobs.running.stops.DRAIN_S", 0.2)
     read = canary_module.read_chunks
 
     def slowly(*arguments: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.chunks import ChunkWork
+from jobs.running.chunks import ChunkWork
 from manifests.mixing import engine_identity
 from tests.reuse.conftest import Days, rows_of, said
 

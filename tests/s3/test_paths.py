@@ -172,7 +172,7 @@ def test_doctor_says_whether_commits_hold_there(
 
 
 def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
-    from jobs.job_files import load_job
+    from jobs.planning.job_files import load_job
     from manifests.filesystems import use_storage_options
 
     job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.suspects import PIECES, TIMES_CAUGHT, Suspects
+from jobs.crew.suspects import PIECES, TIMES_CAUGHT, Suspects
 from manifests.receipts import ChunkId
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from jobs.chunks import ChunkWork
-from jobs.counts import Progress
-from jobs.loop import RunLoop
-from jobs.stops import Stop
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.errors import EngineCrashError
 from manifests.schemas import QuarantineRow
@@ -129,7 +129,7 @@ def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
 def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is paused for an hour in the middle of a poll goes on where it was."""
     clock = [0.0]
-    monkeypatch.setattr("jobs.loop.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("jobs.running.loop.time.perf_counter", lambda: clock[0])
 
     class Paused(Scripted):
         def poll(self) -> list[Answer]:

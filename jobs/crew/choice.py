@@ -1,0 +1,117 @@
+"""Who does a session's work: this process, a worker process for each GPU under its watch, or actors that Ray places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.crew.gpus import choose_gpus, gpu_groups, visible_gpus
+from jobs.running.conclusions import RunReport
+from jobs.running.labeling import label
+from jobs.running.sessions import Session
+from manifests.asks import EngineFacts
+from manifests.errors import UsageError
+from manifests.store import each, shard_lock_name
+
+BACKENDS = ("local", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What was asked for on the command line.
+
+    Args:
+        gpus: `all` or numbers; a worker for each, or for as many as the engine spreads over.
+        workers: number of workers, where GPUs do not say it.
+        address: of the Ray cluster.
+    """
+
+    gpus: str | None = None
+    workers: int | None = None
+    backend: str = "local"
+    address: str | None = None
+
+    @property
+    def may_be_many(self) -> bool:
+        """Whether more than one process may write."""
+        return self.gpus is not None or self.backend == "ray" or (self.workers or 1) > 1
+
+    def check(self) -> None:
+        """Whether these go together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.gpus is not None and self.workers is not None:
+            raise UsageError("--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as it says.")
+        if self.backend == "ray" and self.gpus is not None:
+            raise UsageError("--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits their number.")
+        if self.backend != "ray" and self.address is not None:
+            raise UsageError("--address names a Ray cluster: add --backend ray.")
+
+
+def gpus_each(session: Session) -> int:
+    """GPUs that one engine of this job spreads over."""
+    return int(getattr(session.opened.job.spec.engine.args, "tensor_parallel_size", 1))
+
+
+def _is_held_by_others(session: Session) -> bool:
+    """Whether another command works on every shard that this one names and that has work: then this is an overlapping tick.
+
+    A command that names no shards is one more worker, and helps.
+    """
+    store = session.opened.store
+    open_shards = [] if session.helps else session.left.open_shards()
+    some = max(1, store.readers)  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
+    return bool(open_shards) and all(
+        all(each(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
+        for start in range(0, len(open_shards), some)
+    )
+
+
+def label_with(
+    crew: Crew,
+    session: Session,
+    *,
+    tick: Callable[[], None],
+    say: Callable[[str], None],
+    on_engine: Callable[[EngineFacts, list[str]], None],
+) -> RunReport:
+    """Have a session's work done by a crew, and conclude the run.
+
+    Raises:
+        MissingExtraError: no such GPU, or no Ray, here.
+        EngineLostError: see `Supervisor.run`.
+    """
+    if _is_held_by_others(session):
+        return label(session, tick=tick, on_engine=on_engine)  # which finds that out under the locks, and starts nothing
+    spec = session.opened.job.spec
+    if crew.may_be_many and spec.run.single_writer:
+        raise UsageError(
+            "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start several. Drop one."
+        )
+    if crew.backend == "ray":
+        from jobs.crew.ray_backend import label_on_ray
+
+        return label_on_ray(session, workers=crew.workers, address=crew.address, gpus_each=gpus_each(session), tick=tick, say=say)
+    if crew.gpus is None and crew.workers is None:
+        return label(session, tick=tick, on_engine=on_engine)
+    from jobs.crew.slots import cpu_slots, gpu_slots
+    from jobs.crew.supervise import Supervisor
+
+    if crew.workers is not None:
+        slots = cpu_slots(crew.workers)
+    else:
+        assert crew.gpus is not None
+        chosen = choose_gpus(crew.gpus, visible_gpus())
+        groups = gpu_groups(chosen, gpus_each(session))
+        if spare := len(chosen) - sum(map(len, groups)):
+            say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {gpus_each(session)}")
+        slots = gpu_slots(groups)
+    return Supervisor(session, slots, say=say, tick=tick).run()
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """What a crew adds to a result."""
+    return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

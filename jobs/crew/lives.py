@@ -1,0 +1,235 @@
+"""One worker process as its supervisor sees it: its pipes, what it reported, and which rows its engine was at when it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jobs.crew.assignments import Assignment, plain_cases
+from jobs.crew.process_guard import ProcessGuard, kill_group
+from jobs.crew.suspects import ChunkCase
+from manifests.receipts import ChunkId
+
+READ_BYTES = 1 << 16
+COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reused")
+
+
+class Life:
+    """A worker from its start to its end.
+
+    Args:
+        on_report: called with each report, after this object has taken note of it.
+        on_log: called with each line that the worker or its engine prints.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        environment: Mapping[str, str],
+        cases: dict[ChunkId, ChunkCase],
+        *,
+        guard: ProcessGuard,
+        on_report: Callable[[dict[str, Any]], None],
+        on_log: Callable[[str], None],
+    ) -> None:
+        self.chunks: dict[int, ChunkId] = {}
+        """Chunks begun and not known to be committed, by the worker's number for each."""
+        self.in_flight: dict[int, int] = {}
+        """Rows that the engine is at, and the number of the chunk that each is of."""
+        self.apart: tuple[int, list[int]] | None = None
+        """The group that is asked apart: its chunk's number and its rows."""
+        self.num_commits = 0
+        self.rows_committed = 0
+        self.statuses_committed: Counter[str] = Counter()
+        self.lost = 0
+        self.pairs = 0
+        self.statuses: Counter[str] = Counter()
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.is_engine_up = False
+        self.end: dict[str, Any] | None = None
+        self.failure: dict[str, Any] | None = None
+        self.killed_for: str | None = None
+        self.heard_s = time.perf_counter()
+        self._on_report = on_report
+        self._on_log = on_log
+        self._guard = guard
+        read_end, write_end = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "jobs.crew.workers", str(write_end)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_end,),
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is the supervisor's alone; and the group can be ended as one
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        guard.watch(self.process.pid)
+        assert self.process.stdout is not None
+        self._report_fd = read_end
+        self._rests = {read_end: b"", self.process.stdout.fileno(): b""}
+        self._open = dict.fromkeys(self._rests)
+        for descriptor in self._rests:
+            os.set_blocking(descriptor, False)
+        self.write(replace(assignment, cases=plain_cases(cases)).as_line())
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Let a selector say when there is something to read."""
+        for descriptor in self._rests:
+            selector.register(descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(selector, descriptor))
+
+    def write(self, line: str) -> None:
+        """One line on the worker's stdin; one that is gone already needs no word."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line.encode())
+            self.process.stdin.flush()
+
+    def tell(self, **what: Any) -> None:
+        """Say something to the worker."""
+        self.write(json.dumps(what) + "\n")
+
+    def kill(self, why: str | None = None) -> None:
+        """End it and all that its engine started.
+
+        Args:
+            why: what to say it died of, where that is a crash; None if it was asked to end.
+        """
+        self.killed_for = self.killed_for or why
+        kill_group(self.process.pid)
+
+    def has_ended(self, selector: selectors.BaseSelector) -> bool:
+        """Whether the process is gone, with all that it said read and nothing of its group left. Closes the pipes then."""
+        if self.process.poll() is None:
+            return False
+        kill_group(self.process.pid)  # what its engine started
+        self._guard.forget(self.process.pid)
+        for descriptor in list(self._open):
+            self._read(selector, descriptor)
+        self.close(selector)
+        return True
+
+    def close(self, selector: selectors.BaseSelector) -> None:
+        """Let go of the pipes; safe to call twice."""
+        for descriptor in list(self._open):
+            self._shut(selector, descriptor)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        if self._report_fd >= 0:
+            os.close(self._report_fd)
+            self._report_fd = -1
+
+    def rows_in_flight(self) -> dict[ChunkId, list[int]]:
+        """The rows that the engine was at, by chunk, in the order they were asked; those of committed chunks are done with."""
+        found: dict[ChunkId, list[int]] = {}
+        for row, number in self.in_flight.items():
+            if number in self.chunks:
+                found.setdefault(self.chunks[number], []).append(row)
+        return found
+
+    def last_words(self) -> str:
+        """How it ended, in words that name no process and no time, so that a quarantined row's reason is the same in every run."""
+        if self.failure is not None:
+            name, message = self.failure["error"], self.failure["message"]
+            return str(message).rstrip(".") if self.failure["is_ours"] else f"{name}: {message}"
+        if self.killed_for is not None:
+            return self.killed_for.rstrip(".")
+        code = self.process.returncode
+        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with code {code}"
+
+    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        while descriptor in self._open:
+            try:
+                data = os.read(descriptor, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                if self._rests[descriptor]:
+                    self._take(descriptor, self._rests[descriptor])
+                self._shut(selector, descriptor)
+                return
+            *lines, self._rests[descriptor] = (self._rests[descriptor] + data).split(b"\n")
+            for line in lines:
+                self._take(descriptor, line)
+            if len(data) < READ_BYTES:
+                return
+
+    def _shut(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        if descriptor in self._open:
+            del self._open[descriptor]
+            with contextlib.suppress(KeyError, ValueError):
+                selector.unregister(descriptor)
+
+    def _take(self, descriptor: int, line: bytes) -> None:
+        if descriptor != self._report_fd:
+            self._on_log(line.decode(errors="replace").rstrip())
+            return
+        self.heard_s = time.perf_counter()
+        try:
+            report = json.loads(line)
+        except ValueError:  # cut short by the end of the process
+            return
+        _TAKERS[report["event"]](self, report)
+        self._on_report(report)
+
+    def _begins(self, report: dict[str, Any]) -> None:
+        self.chunks[report["number"]] = ChunkId(*report["chunk"])
+
+    def _rows(self, report: dict[str, Any]) -> None:
+        for number, row in report["begun"]:
+            self.in_flight[row] = number
+        for row in report["ended"]:
+            self.in_flight.pop(row, None)
+
+    def _tries(self, report: dict[str, Any]) -> None:
+        self.apart = (report["number"], report["rows"])
+
+    def _commits(self, report: dict[str, Any]) -> None:
+        report["chunk"] = self.chunks.pop(report["number"], None)
+        self.num_commits += 1
+        self.lost += not report["was_first"]
+        self.rows_committed += sum(report["statuses"].values())
+        self.statuses_committed.update(report["statuses"])
+
+    def _counts(self, report: dict[str, Any]) -> None:
+        self.pairs = report["pairs"]
+        self.statuses = Counter(report["statuses"])
+        self.counts = {name: report[name] for name in COUNTS}
+
+    def _engine(self, report: dict[str, Any]) -> None:
+        self.is_engine_up = True
+
+    def _ends(self, report: dict[str, Any]) -> None:
+        self.end = report
+
+    def _fails(self, report: dict[str, Any]) -> None:
+        self.failure = report
+
+
+_TAKERS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
+    "begins": Life._begins,
+    "rows": Life._rows,
+    "tries": Life._tries,
+    "commits": Life._commits,
+    "counts": Life._counts,
+    "engine": Life._engine,
+    "ends": Life._ends,
+    "fails": Life._fails,
+}

@@ -1,0 +1,402 @@
+"""One node, several engines: a process that loads no model starts a worker for each GPU, watches over them, and concludes the run.
+
+Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that nothing here can lose or
+double a row. What is decided here is what follows a crash: the worker is started again, the rows that its engine was at become suspects
+(`suspects.py`), and one that goes down again and again without getting anything done is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jobs.crew.assignments import Assignment, assign, plain_cases, worker_name
+from jobs.crew.lives import COUNTS, Life
+from jobs.crew.process_guard import ProcessGuard
+from jobs.crew.results import Results
+from jobs.crew.slots import Slot, log_name
+from jobs.crew.suspects import Suspects
+from jobs.running.conclusions import RunReport
+from jobs.running.sessions import Session
+from manifests import errors
+from manifests.errors import EngineLostError, RelabelError
+from manifests.receipts import load_receipt
+
+logger = logging.getLogger(__name__)
+
+LISTEN_S = 0.1
+CLOSING_S = 60.0
+"""How long a worker that has said its last word may take to free its device, seconds."""
+GRACE_S = 8.0
+"""How long past the end of a drain a worker may take to close its engine, seconds."""
+
+
+class Limits(NamedTuple):
+    """When enough is enough.
+
+    Args:
+        crashes: of one worker in a row, with neither a commit nor a row caught in between, before it is given up.
+        backoff_s: before a worker is started again after its first such crash; doubled for each further one.
+        condemned, condemned_share: rows that an execution may set aside because engines went down over them, as a number and as a share of
+            the rows it has committed; above both, it is not the rows.
+    """
+
+    crashes: int = 3
+    backoff_s: float = 1.0
+    condemned: int = 8
+    condemned_share: float = 0.01
+
+
+class Supervisor:
+    """Has a session's work done by worker processes.
+
+    Args:
+        session: opened here, worked on by the workers; its `progress` is kept up to date.
+        environment: what workers inherit.
+        say: a line for the user.
+        tick: called often.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        slots: list[Slot],
+        *,
+        limits: Limits = Limits(),  # noqa: B008 (immutable)
+        environment: Mapping[str, str] = os.environ,
+        say: Callable[[str], None] = lambda _: None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.session = session
+        self.slots = slots
+        self.suspects = Suspects()
+        self._limits = limits
+        self._environment = environment
+        self._say = say
+        self._tick = tick
+        self._error: RelabelError | RuntimeError | None = None
+        self._is_ending = False
+        self._has_lost_one = False
+        self._said: set[str] = set()
+        self._can_log = True
+        self.results = Results()
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._guard: ProcessGuard | None = None
+        self._assignment: Assignment | None = None
+
+    def run(self) -> RunReport:
+        """Work until nothing is left that can be done here, and conclude.
+
+        Raises:
+            EngineLostError: every worker was given up.
+            RelabelError: what a worker met that starting it again would not mend, in its own words.
+        """
+        started = time.perf_counter()
+        self.work()
+        report = self.results.report(self.session)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def work(self) -> None:
+        """The same without the conclusion; what was done is in `results`.
+
+        Raises:
+            EngineLostError, RelabelError: as `run` does.
+        """
+        if self.session.left.open_shards():
+            self._assignment = assign(self.session)
+            self._watch_over()
+        if self._error is not None:
+            raise self._error
+
+    def _watch_over(self) -> None:
+        with ProcessGuard() as self._guard, self._selector:
+            try:
+                while True:
+                    self._begin_due()
+                    for key, _ in self._selector.select(LISTEN_S):
+                        key.data()
+                    for slot in self.slots:
+                        if slot.life is not None and slot.life.has_ended(self._selector):
+                            self._ended(slot, slot.life)
+                    self._mind_stop()
+                    self._mind_silence()
+                    self._count()
+                    self._tick()
+                    if not self._is_busy() and not self._wake_one():
+                        return
+            finally:
+                self._end_all()
+
+    def _is_busy(self) -> bool:
+        may_start = self.session.stop.reason is None and self._error is None
+        return any(slot.life is not None or (may_start and slot.starts_s is not None) for slot in self.slots)
+
+    def _begin_due(self) -> None:
+        if self.session.stop.reason is not None or self._error is not None:
+            return
+        for slot in self.slots:
+            if slot.life is None and slot.starts_s is not None and time.perf_counter() >= slot.starts_s:
+                self._begin(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        assert self._guard is not None
+        assert self._assignment is not None
+        slot.starts_s = None
+        self.results.restarts += slot.num_lives > 0
+        slot.num_lives += 1
+        slot.life = Life(
+            self._assignment.named(slot.name),
+            {**self._environment, **slot.variables},
+            self.suspects.cases,
+            guard=self._guard,
+            on_report=lambda report: self._heard(slot, report),
+            on_log=lambda line: self._log(slot, line),
+        )
+        slot.life.register(self._selector)
+
+    def _heard(self, slot: Slot, report: dict[str, Any]) -> None:
+        life = slot.life
+        assert life is not None
+        match report["event"]:
+            case "engine":
+                self.session.progress.engine_starts += 1
+                if not self._said:
+                    self.session.progress.started_s = time.perf_counter()
+                for line in (
+                    f"{self.session.opened.job.spec.labeler.name} asks {report['asks']}",
+                    *(f"note: {r}" for r in report["remarks"]),
+                ):
+                    if line not in self._said:
+                        self._said.add(line)
+                        self._say(line)
+            case "rows" if life.apart is not None:
+                number, rows = life.apart
+                ended = set(report["ended"]) & set(rows)
+                if ended and number in life.chunks:
+                    self.suspects.cleared(life.chunks[number], sorted(ended))
+            case "commits":
+                slot.crashes = 0
+                if report["chunk"] is not None:
+                    self.suspects.committed(report["chunk"])
+
+    def _log(self, slot: Slot, line: str) -> None:
+        """A worker's line: to the user with its name before it, and to its file."""
+        self._say(f"[{slot.name}] {line}")
+        if not self._can_log:
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            self.session.opened.store.log(log_name(slot), f"{stamp} {line}\n".replace("\r", " "))
+        except OSError as exc:
+            self._can_log = False
+            logger.warning("%s/logs: can't be written (%s); going on without logs", self.session.opened.store.root, exc.strerror)
+
+    def _ended(self, slot: Slot, life: Life) -> None:
+        """A worker's process is gone: take note of what it did, and decide what follows."""
+        slot.life = None
+        slot.pairs += life.rows_committed if life.end is None else life.pairs
+        slot.statuses += life.statuses_committed if life.end is None else life.statuses
+        slot.counts.update(life.counts)
+        slot.commits += life.num_commits - life.lost
+        slot.lost += life.lost
+        if life.end is not None:
+            self._finished(life.end)
+            return
+        if self._is_ending or self.session.stop.reason is not None:
+            return  # it was asked to end, or crashed at a time when nothing is begun any more
+        failure = life.failure
+        if failure is None or failure["error"] == "EngineCrashError" or not failure["is_ours"]:
+            self._crashed(slot, life)
+            return
+        error = error_of(failure)
+        if isinstance(error, errors.ModelError | errors.MissingExtraError):  # one device may be off where the others are not
+            self._give_up(slot, error)
+        else:
+            self._error = error
+            self._drain_all("an error")
+
+    def _finished(self, end: dict[str, Any]) -> None:
+        remarks = dict.fromkeys(end["remarks"])
+        self.results.add(Results(set(end["taken"]), set(end["busy"]), remarks, end["engine_start_s"], end["costs"], canary=end["canary"]))
+        if end["stopped"] is not None:
+            self.session.stop.drain(end["stopped"])
+
+    def _crashed(self, slot: Slot, life: Life) -> None:
+        words = life.last_words()
+        self.results.taken.update(chunk.shard for chunk in life.chunks.values())
+        if self._committed_unheard(slot, life):
+            slot.crashes = 0
+        in_flight = life.rows_in_flight()
+        rows = [row for rows in in_flight.values() for row in rows]
+        number, group = life.apart if life.apart is not None else (-1, [])
+        if rows and number in life.chunks and set(rows) <= set(group):
+            chunk = life.chunks[number]
+            row = self.suspects.crashed_apart(chunk, rows, words)
+            if row is None:
+                note = f"{len(rows)} row(s) of chunk {chunk.chunk} of shard {chunk.shard} were in flight and nothing else"
+            else:
+                for one in self.slots:
+                    one.crashes = 0  # a row that is caught is as good as a commit
+                note = f"row {row} was alone in flight again: it goes to quarantine as `engine`"
+        else:
+            slot.crashes += 1
+            self.suspects.crashed(in_flight)
+            note = f"{len(rows)} row(s) were in flight; they will be asked apart" if rows else "no row was in flight"
+        self._log(slot, f"the engine went down ({words}); {note}.")
+        if self._is_not_the_rows():
+            self._error = EngineLostError(
+                f"engines went down over {self.suspects.num_condemned} single rows, beside {self._committed_rows():,} that are done: "
+                f"it is not the rows. The last words were: {words}. {self._see_log(slot)}"
+            )
+            self._drain_all("an error")
+        elif slot.crashes >= self._limits.crashes:
+            self._give_up(slot, self._lost(slot, life, words))
+        else:
+            delay_s = self._limits.backoff_s * 2 ** (slot.crashes - 1) if slot.crashes else 0.0
+            slot.starts_s = time.perf_counter() + delay_s
+        self._share_cases()
+
+    def _committed_unheard(self, slot: Slot, life: Life) -> bool:
+        """Whether this life committed a chunk that it did not live to tell of. Forgets the chunks that have a receipt, whoever's it is."""
+        folder = self.session.opened.folder
+        done = {shard: folder.attempts(shard) for shard in {chunk.shard for chunk in life.chunks.values()}}
+        found = [number for number, chunk in life.chunks.items() if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])]
+        chunks = [life.chunks.pop(number) for number in found]
+        for chunk in chunks:
+            self.suspects.committed(chunk)
+        name = worker_name(life.process.pid, slot.name)
+        return any(load_receipt(folder.store, chunk.receipt_name).worker == name for chunk in chunks)
+
+    def _is_not_the_rows(self) -> bool:
+        count = self.suspects.num_condemned
+        return count > self._limits.condemned and count > self._limits.condemned_share * self._committed_rows()
+
+    def _committed_rows(self) -> int:
+        return sum(slot.pairs + (slot.life.rows_committed if slot.life is not None else 0) for slot in self.slots)
+
+    def _lost(self, slot: Slot, life: Life, words: str) -> RelabelError | RuntimeError:
+        text = (
+            f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last words were: {words}. "
+            f"{self._see_log(slot)}"
+        )
+        is_fault = life.failure is not None and not life.failure["is_ours"]
+        return RuntimeError(text) if is_fault else EngineLostError(text)
+
+    def _see_log(self, slot: Slot) -> str:
+        return f"See {self.session.opened.store.root}/{log_name(slot)}; what was committed is safe."
+
+    def _give_up(self, slot: Slot, error: RelabelError | RuntimeError) -> None:
+        slot.error = error
+        slot.starts_s = None
+        self._has_lost_one = True
+        if all(other.error is not None for other in self.slots):
+            self._error = error
+            return
+        self.results.remarks[f"worker {slot.name} was given up: {error}"] = None
+        self._say(f"worker {slot.name} is given up: {error}")
+
+    def _wake_one(self) -> bool:
+        """Where a worker was given up after others had ended, what it held is free again: have one of them look."""
+        if not self._has_lost_one or self._error is not None or self.session.stop.reason is not None:
+            return False
+        self._has_lost_one = False
+        idle = next((slot for slot in self.slots if slot.error is None), None)
+        if idle is None or not self.session.left.open_shards():
+            return False
+        idle.starts_s = 0.0
+        return True
+
+    def _share_cases(self) -> None:
+        cases = plain_cases(self.suspects.cases)
+        for slot in self.slots:
+            if slot.life is not None:
+                slot.life.tell(cases=cases)
+
+    def _mind_stop(self) -> None:
+        """Pass a wish to stop on, once; and end those that take too long over it."""
+        stop = self.session.stop
+        stop.mind(0.0)
+        if stop.reason is None:
+            return
+        self._drain_all(stop.reason)
+        if stop.is_now or time.perf_counter() > stop.deadline_s + GRACE_S:
+            self._end_all()
+
+    def _drain_all(self, reason: str) -> None:
+        if self._is_ending:
+            return
+        self._is_ending = True
+        for slot in self.slots:
+            slot.starts_s = None
+            if slot.life is None:
+                continue
+            if slot.life.is_engine_up:
+                slot.life.tell(drain=reason)
+            else:
+                slot.life.kill()  # it has begun nothing
+
+    def _mind_silence(self) -> None:
+        """A worker whose loop does not turn, or that can't end."""
+        now_s = time.perf_counter()
+        limits = self.session.opened.job.spec.run
+        for slot in self.slots:
+            life = slot.life
+            if life is None:
+                continue
+            silent_s = now_s - life.heard_s
+            if life.end is not None or life.failure is not None:
+                if silent_s > CLOSING_S:
+                    life.kill()
+            elif life.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
+                rows = len(life.in_flight)
+                life.kill(f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is {limits.ask_timeout_s:g}).")
+            elif not life.is_engine_up and silent_s > limits.start_timeout_s:
+                life.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")
+
+    def _end_all(self) -> None:
+        for slot in self.slots:
+            if slot.life is not None:
+                slot.life.kill()
+        for slot in self.slots:
+            if slot.life is not None:
+                slot.life.process.wait()
+                life = slot.life
+                if life.has_ended(self._selector):
+                    self._is_ending = True
+                    self._ended(slot, life)
+
+    def _count(self) -> None:
+        """Bring the session's progress up to date: what was committed, and what living workers have in hand."""
+        progress = self.session.progress
+        statuses: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        progress.pairs = progress.chunks_committed = progress.chunks_lost = 0
+        for slot in self.slots:
+            life = slot.life
+            progress.pairs += slot.pairs + (life.pairs if life is not None else 0)
+            progress.chunks_committed += slot.commits + (life.num_commits - life.lost if life is not None else 0)
+            progress.chunks_lost += slot.lost + (life.lost if life is not None else 0)
+            statuses.update(slot.statuses)
+            counts.update(slot.counts)
+            if life is not None:
+                statuses.update(life.statuses)
+                counts.update(life.counts)
+        progress.statuses = statuses
+        for name in COUNTS:
+            setattr(progress, name, counts[name])
+
+
+def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:
+    """A worker's error, as the same class here, so that it ends in the same exit code; RuntimeError for a fault of ours."""
+    if not failure["is_ours"]:
+        return RuntimeError(failure["message"])
+    kind = getattr(errors, failure["error"], None)
+    if isinstance(kind, type) and issubclass(kind, RelabelError) and kind is not errors.VerdictError:
+        return kind(failure["message"])
+    return errors.TerminalError(failure["message"]) if failure["is_terminal"] else errors.TransientError(failure["message"])

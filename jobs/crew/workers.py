@@ -1,0 +1,189 @@
+"""A worker process: an ordinary worker of a run, watched over by the process that started it (`supervise.py`).
+
+Started as `python -m jobs.crew.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say what is suspect and when to
+stop; the end of stdin means that its supervisor is gone, and it ends at once with all that its engine started. It reports in JSON lines:
+which chunk it began, which rows its engine is at, what it committed. Receipts stay the truth; reports only say what a crash cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from jobs.crew.assignments import Assignment, deadline_of, read_cases, worker_name
+from jobs.crew.process_guard import kill_group
+from jobs.planning.opening import open_run
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.labeling import work
+from jobs.running.sessions import Session
+from jobs.running.signals import stopping
+from jobs.running.stops import Stop
+from manifests.asks import EngineFacts
+from manifests.errors import RelabelError, TerminalError
+from manifests.receipts import ChunkId
+
+PROGRESS_EVERY_S = 0.5
+
+
+class Reporter:
+    """Says over a pipe what a worker does; the loop's `Watch`."""
+
+    def __init__(self, descriptor: int, progress: Progress) -> None:
+        self.cases = read_cases([])
+        self._progress = progress
+        self._pipe = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._guard = threading.Lock()
+        self._numbers: dict[ChunkId, int] = {}
+        self._in: list[tuple[int, int]] = []
+        self._out: list[int] = []
+        self._next_s = 0.0
+
+    def say(self, event: str, **more: Any) -> None:
+        """One line, from any thread. A supervisor that is gone is noticed elsewhere."""
+        line = json.dumps({"event": event, **more}, separators=(",", ":")) + "\n"
+        with self._guard, contextlib.suppress(BrokenPipeError):
+            self._pipe.write(line)
+            self._pipe.flush()
+
+    def begins(self, work: ChunkWork) -> None:
+        """Number the chunk, and look what is held against its rows."""
+        number = self._numbers[work.id] = len(self._numbers)
+        self.say("begins", number=number, chunk=list(work.id), rows=len(work.pairs))
+        case = self.cases.get(work.id)
+        if case is not None:
+            places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
+            groups = [[places[row] for row in group if row in places] for group in case.groups]
+            work.apart = [group for group in groups if group]
+            work.condemned = {places[row]: why for row, why in case.condemned.items() if row in places}
+
+    def tries(self, work: ChunkWork, indexes: list[int]) -> None:
+        """Say so before their first ask."""
+        self.flush()
+        self.say("tries", number=self._numbers[work.id], rows=[work.pairs[index].row_id for index in indexes])
+
+    def asks(self, work: ChunkWork, index: int) -> None:
+        """Kept until the next `flush`."""
+        self._in.append((self._numbers[work.id], work.pairs[index].row_id))
+
+    def ends(self, work: ChunkWork, index: int) -> None:
+        """Kept until the next `flush`."""
+        self._out.append(work.pairs[index].row_id)
+
+    def flush(self) -> None:
+        """What was kept, if anything."""
+        if self._in or self._out:
+            self.say("rows", begun=self._in, ended=self._out)
+            self._in, self._out = [], []
+
+    def commits(self, work: ChunkWork, *, was_first: bool) -> None:
+        """Called from a commit thread."""
+        statuses: dict[str, int] = {}
+        for row in work.rows:
+            if row is not None:
+                statuses[row.status] = statuses.get(row.status, 0) + 1
+        self.say("commits", number=self._numbers[work.id], was_first=was_first, statuses=statuses)
+
+    def tick(self) -> None:
+        """Counts, twice a second: they also show that the loop turns."""
+        now = time.perf_counter()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_EVERY_S
+            self.counts()
+
+    def counts(self) -> None:
+        """Counts as they stand."""
+        progress = self._progress
+        self.say(
+            "counts",
+            pairs=progress.pairs,
+            statuses=dict(progress.statuses),
+            requests=progress.requests,
+            prompt_tokens=progress.prompt_tokens,
+            cached_tokens=progress.cached_tokens,
+            output_tokens=progress.output_tokens,
+            reused=progress.reused,
+        )
+
+
+def main() -> int:
+    """The whole life of a worker; its exit code is of interest only where it could not say how it ended."""
+    progress = Progress()
+    reporter = Reporter(int(sys.argv[1]), progress)
+    line = sys.stdin.readline()
+    if not line:
+        return 1
+    assignment = Assignment(**json.loads(line))
+    reporter.cases = read_cases(assignment.cases)
+    stop = Stop(deadline_of(assignment))
+    threading.Thread(target=_heed, args=(sys.stdin, reporter, stop), daemon=True).start()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        with stopping(stop, lambda text: print(text, file=sys.stderr)):  # noqa: T201
+            _work(assignment, reporter, stop, progress)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as exc:  # noqa: BLE001 (a worker's top: whoever watches over it decides what follows)
+        is_ours = isinstance(exc, RelabelError)
+        if not is_ours:
+            traceback.print_exception(exc)
+        reporter.counts()
+        reporter.say("fails", error=type(exc).__name__, message=str(exc), is_terminal=isinstance(exc, TerminalError), is_ours=is_ours)
+        return 1
+    return 0
+
+
+def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Progress) -> None:
+    opened = open_run(assignment.job(os.environ), may_plan=False)
+    retries = assignment.round() if assignment.is_retry else None
+    session = Session(
+        opened,
+        assignment.shards,
+        is_retry=assignment.is_retry,
+        stop=stop,
+        progress=progress,
+        retries=retries,
+        helps=assignment.helps,
+    )
+    session.worker = worker_name(os.getpid(), assignment.name)
+    session.watch = reporter
+
+    def on_engine(facts: EngineFacts, remarks: list[str]) -> None:
+        device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
+        reporter.say("engine", asks=f"{facts.model} on {facts.family} {facts.version} ({device})", remarks=remarks)
+
+    worked = work(session, tick=reporter.tick, on_engine=on_engine)
+    reporter.counts()
+    reporter.say(
+        "ends",
+        taken=session.taken,
+        busy=session.busy,
+        stopped=stop.reason,
+        costs=worked.costs,
+        engine_start_s=worked.engine_start_s,
+        remarks=worked.remarks,
+        canary=None if worked.canary is None else asdict(worked.canary),
+    )
+
+
+def _heed(control: TextIO, reporter: Reporter, stop: Stop) -> None:
+    """Take what the supervisor says until it has no more to say, because it is gone."""
+    for line in control:
+        told = json.loads(line)
+        if "cases" in told:
+            reporter.cases = read_cases(told["cases"])
+        if "drain" in told:
+            stop.drain(told["drain"])
+    kill_group(os.getpid())  # this process, which leads its group, and what its engine started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

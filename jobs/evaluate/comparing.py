@@ -1,0 +1,204 @@
+"""From paths to triangles: which set is the teacher, which rows are the same, and how humans judged them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from jobs.evaluate.judging import BY_PAIR, JudgingOptions, gold_of, load_pairs, open_set, scale_of
+from manifests.dataset import changed_files
+from manifests.errors import InputError, UsageError
+from manifests.gates import TEACHER, Gate, GateVerdict, judge_gates
+from manifests.judged import SHOWN
+from manifests.label_sets import LabelSet, map_labels
+from manifests.qrels import check_scale
+from manifests.triangle import Labelled, Match, Triangle, compare, gather, match_rows
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
+PREFIX = f"{TEACHER}."
+"""Of figures of a student against its teacher, in a gate: `teacher.kl<=0.1`."""
+
+
+_Both: TypeAlias = tuple[LabelSet, LabelSet]
+"""Teacher and student."""
+
+
+class NamedSet(NamedTuple):
+    """A label set and what the report calls it: the name that the user gave, else its path."""
+
+    name: str
+    labels: LabelSet
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One student beside the teacher.
+
+    Args:
+        joined_by: how rows met human grades; None where nobody judges.
+        gates: verdicts on this student.
+    """
+
+    teacher: str
+    student: str
+    triangle: Triangle
+    joined_by: str | None
+    gates: list[GateVerdict]
+
+    def plain(self) -> dict[str, Any]:
+        found = self.triangle
+        humans = None
+        if found.teacher is not None and found.student is not None:
+            difference = {name: vars(one) for name, one in found.difference.items()}
+            humans = {"teacher": found.teacher.plain(), "student": found.student.plain(), "difference": difference}
+        return {
+            "teacher": self.teacher,
+            "student": self.student,
+            "matched_by": found.matched_by,
+            "joined_by": self.joined_by,
+            "counts": found.counts,
+            "against_teacher": {name: vars(figure) for name, figure in found.against_teacher.items()},
+            "confusion": found.confusion,
+            "against_humans": humans,
+            "gates": [verdict.plain() for verdict in self.gates],
+            "notes": found.notes,
+        }
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """All students beside one teacher."""
+
+    grades: int
+    sets: list[dict[str, Any]]
+    comparisons: list[Comparison]
+    notes: list[str]
+
+
+def compare_sets(arguments: tuple[str, ...], options: JudgingOptions, gates: list[Gate], *, resamples: int, seed: int) -> Comparing:
+    """Compare every set with the teacher.
+
+    Args:
+        arguments: two or more of `PATH` or `NAME=PATH`.
+    Raises:
+        InputError: a file or column is off, scales differ, or two sets have no row in common.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        UsageError: two sets of one name, or options that contradict each other.
+        ConfigError: a gate names no figure.
+    """
+    named = _opened(arguments, options)
+    teacher, students = _by_role(named)
+    sets = [one.labels for one in (teacher, *students)]
+    humans = None if options.qrels is None else _Humans(sets, options)
+    seen = humans.seen if humans else set()
+    grades, notes = scale_of(sets, seen, options)
+    check_scale(seen, grades, where=str(options.qrels), option="--map")
+    ours = _gathered(teacher.labels, grades, options)
+    comparisons = []
+    for student in students:
+        theirs = _gathered(student.labels, grades, options)
+        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, resamples, seed)
+        comparisons.append(Comparison(teacher.name, student.name, triangle, joined_by, judge_gates(gates, *_figures(triangle))))
+    about = [_about(one, "teacher" if one is teacher else "student") for one in (teacher, *students)]
+    return Comparing(grades, about, comparisons, [*(note for one in sets for note in one.notes), *notes])
+
+
+class _Humans:
+    """The human grades of all sets: by row of an input where they are one's own, and by pair where any set needs that."""
+
+    def __init__(self, sets: list[LabelSet], options: JudgingOptions) -> None:
+        self.qrels = str(options.qrels)
+        self._golds = {id(one): gold_of(one, options) for one in sets}
+        self._by_pair: dict[tuple[str, str], int | None] = {}
+        self.seen = {grade for gold in self._golds.values() for grade in gold.by_row or [] if grade is not None}
+        if any(gold.by_row is None for gold in self._golds.values()):
+            qrels, pairs = load_pairs(options)
+            self._by_pair = pairs.by_pair
+            self.seen |= {grade for grade in qrels.grades if grade is not None}
+
+    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> tuple[str, list[int | None], list[bool]]:
+        """How the matched rows meet their grades, the grades, and whether each has one: by row where either set can say so."""
+        for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
+            gold = self._golds[id(labels)]
+            if gold.by_row is not None:
+                return gold.how, [gold.by_row[row] for row in held.row_ids[places]], [True] * len(places)
+        wanted = [(rows[0].query_ids[place], rows[0].doc_ids[place]) for place in match.teacher]
+        return BY_PAIR, [self._by_pair.get(pair) for pair in wanted], [pair in self._by_pair for pair in wanted]
+
+
+def _triangle(
+    sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, resamples: int, seed: int
+) -> tuple[Triangle, str | None]:
+    """The triangle of a teacher and one student, and how their rows met human grades."""
+    match = match_rows(*rows, is_same_input=_is_same_input(*sets))
+    if not len(match.teacher):
+        raise InputError(_nothing_matched(*rows, match))
+    if humans is None:
+        return compare(*rows, match, None, [], grades=grades, resamples=resamples, seed=seed), None
+    joined_by, golds, is_known = humans.of(sets, rows, match)
+    triangle = compare(*rows, match, golds, is_known, grades=grades, resamples=resamples, seed=seed)
+    if triangle.teacher is None:
+        raise InputError(
+            f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in {humans.qrels}, joined by "
+            f"{joined_by}. Do the ids mean the same things? --by and --doc name other columns."
+        )
+    return triangle, joined_by
+
+
+def _about(one: NamedSet, role: str) -> dict[str, Any]:
+    labels = one.labels
+    more = {key: value for key, value in labels.about.items() if key != "name"}
+    return {"name": one.name, "role": role, "path": labels.where, "kind": labels.kind, "quarantined": labels.num_quarantined, **more}
+
+
+def _opened(arguments: tuple[str, ...], options: JudgingOptions) -> list[NamedSet]:
+    found = []
+    for argument in arguments:
+        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)  # a folder may be called `date=2026-11-20`
+        name, path = (match["name"], match["path"]) if match else (argument, argument)
+        found.append(NamedSet(name, open_set(path, options, wants_ids=True)))
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"LABELS: two sets are called {twice}. Name them apart: NAME=PATH.")
+    return found
+
+
+def _by_role(named: list[NamedSet]) -> tuple[NamedSet, list[NamedSet]]:
+    """The teacher: the set of that name, else the first that is no student's output, else the first."""
+    teacher = next((one for one in named if one.name == TEACHER), None)
+    teacher = teacher or next((one for one in named if one.labels.kind != "student" and one.name != "student"), named[0])
+    return teacher, [one for one in named if one is not teacher]
+
+
+def _is_same_input(one: LabelSet, other: LabelSet) -> bool:
+    if one.plan is None or other.plan is None:
+        return False
+    return not changed_files(one.plan.files, tuple(other.plan.files))
+
+
+def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelled:
+    parts = (map_labels(part, options.label_map, where=labels.where) for part in labels.parts())
+    return gather(parts, grades=grades, where=labels.where)
+
+
+def _figures(triangle: Triangle) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
+    """What gates may name: the student's figures by human grades and against its teacher; and the teacher's."""
+    own = {f"{PREFIX}{name}": figure.value for name, figure in triangle.against_teacher.items()}
+    if triangle.student is None or triangle.teacher is None:
+        return own, None
+    student = {name: figure.value for name, figure in triangle.student.figures.items()}
+    return {**student, **own}, {name: figure.value for name, figure in triangle.teacher.figures.items()}
+
+
+def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
+    begins = " ".join(
+        f"{labels.where} begins with {', '.join(f'({query}, {doc})' for query, doc in labels.pairs[:SHOWN]) or 'nothing, it is empty'}."
+        for labels in (teacher, student)
+    )
+    return (
+        f"{teacher.where} and {student.where} have no row in common: {len(teacher.grades):,} and {len(student.grades):,} labels were "
+        f"compared by {match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a file."
+    )

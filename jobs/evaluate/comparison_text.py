@@ -1,0 +1,85 @@
+"""The text of a comparison: for each student what was matched, its figures against the teacher, and both against human grades."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.commands.options import table
+from jobs.evaluate.text import aligned, figure_name, gates_text, interval_text, notes_text, value_text
+
+AGAINST_TEACHER = {
+    "kl": "mean KL(teacher ‖ student), nats",
+    "agreement": "agreement",
+    "kappa": "Cohen kappa",
+    "kendall_tau": "Kendall tau of expected grades, by query",
+}
+
+
+def comparison_text(result: dict[str, Any]) -> str:
+    """The report of one comparison.
+
+    Args:
+        result: what `--output json` prints.
+    """
+    kinds = {one["name"]: one["kind"] for one in result["sets"]}
+    blocks = []
+    for one in result["comparisons"]:
+        teacher, student = (f"{one[role]} ({kinds[one[role]]})" for role in ("teacher", "student"))
+        blocks += [
+            f"teacher {teacher}, student {student}\n" + table(_counts(one, result)),
+            "student against teacher\n" + _against_teacher(one["against_teacher"]),
+            _confusion(one["confusion"]),
+        ]
+        if one["against_humans"]:
+            blocks.append(f"both against {result['qrels']}\n" + _against_humans(one["against_humans"]))
+        blocks += [gates_text(one["gates"]), notes_text(one["notes"])]
+    return "\n\n".join(filter(None, [*blocks, notes_text(result["notes"])]))
+
+
+def _counts(one: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
+    counts = one["counts"]
+    rows = [
+        ("labels", f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result['grades']} grades"),
+        ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {one['matched_by']}"),
+        ("unmatched", f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out"),
+    ]
+    if one["against_humans"]:
+        without = f"{counts['unjudged']:,} without a human grade, {counts['gold_null']:,} with a null one"
+        rows.append(("judged", f"{counts['judged']:,} of them, joined by {one['joined_by']}; {without}"))
+    drawn = f"queries, {result['resamples']:,} times, seed {result['seed']}, the same draws for both"
+    rows.append(("resampled", drawn if result["resamples"] and counts["queries"] > 1 else "nothing, so there are no intervals"))
+    return rows
+
+
+def _against_teacher(figures: dict[str, dict[str, Any]]) -> str:
+    rows = [("figure", "value", "95 % interval", "over")]
+    for name, figure in figures.items():
+        rows.append((AGAINST_TEACHER[name], value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+    return aligned(rows)
+
+
+def _confusion(matrix: list[list[int]]) -> str:
+    grades = range(len(matrix))
+    rows = [("teacher \\ student", *map(str, grades), "sum")]
+    rows += [(str(grade), *(f"{count:,}" for count in matrix[grade]), f"{sum(matrix[grade]):,}") for grade in grades]
+    return aligned(rows, right=True)
+
+
+def _against_humans(found: dict[str, Any]) -> str:
+    ours, theirs = found["teacher"]["figures"], found["student"]["figures"]
+    rows = [("figure", "teacher", "student", "student - teacher", "95 % interval")]
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        first, second = (value_text(side[name]["value"]) if name in side else "-" for side in (ours, theirs))
+        rows.append((figure_name(name), first, second, *_difference(found["difference"].get(name))))
+    return aligned(rows)
+
+
+def _difference(step: dict[str, Any] | None) -> tuple[str, str]:
+    if step is None:
+        return "-", "-"
+    return signed_text(step["value"]), "-" if step["low"] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
+
+
+def signed_text(value: float | None) -> str:
+    """A difference's value."""
+    return "undefined" if value is None else f"{value:+.4f}"

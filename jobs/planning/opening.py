@@ -1,0 +1,56 @@
+"""Opening an output for a job: its plan, made if nobody has, checked against the job, and the input that it was made for."""
+
+from __future__ import annotations
+
+from jobs.planning.estimating import estimate_run, keep_estimate
+from jobs.planning.job_files import Job
+from jobs.planning.open_runs import OpenRun
+from manifests.dataset import Dataset
+from manifests.errors import ManifestError
+from manifests.known_inputs import known_dataset, known_file, load_known
+from manifests.plans import Plan, check_plan, load_plan, make_plan, write_plan
+from manifests.runs import RunFolder
+from manifests.store import Store, open_store
+
+
+def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
+    """Open the output of a job, planning it if nobody has.
+
+    Args:
+        may_plan: make a plan where there is none.
+        may_write: write that plan down; off for a look at what would be done.
+    Raises:
+        StaleRunError: the output has a plan for another job or other inputs.
+        ManifestError: there is no plan and `may_plan` is off.
+    """
+    run = job.spec.run
+    store = open_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
+    plan = load_plan(store)
+    dataset = _open_dataset(job, store, plan)
+    parts = job.parts(dataset)
+    was_planned_now = False
+    if plan is None:
+        if not may_plan:
+            raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
+        if may_write:
+            store.prove()  # a store that can't keep commits single is refused before anything is read or written
+        plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
+        beside |= known_file(dataset, plan, job.spec.input, reads_context=job.labeler.uses_context)
+        if may_write:
+            for folder in ("", "plan"):
+                store.sweep(folder)
+            was_planned_now = write_plan(store, plan, beside)
+            plan = load_plan(store) or plan
+    check_plan(plan, dataset, parts, output=job.spec.output)
+    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
+    if was_planned_now:
+        keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
+    return opened
+
+
+def _open_dataset(job: Job, store: Store, plan: Plan | None) -> Dataset:
+    """Find the input; where a listing shows it as it was planned, its footers need no further look."""
+    known = None if plan is None else load_known(store, plan)
+    if plan is None or known is None:
+        return job.open_dataset()
+    return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, reads_context=job.labeler.uses_context))

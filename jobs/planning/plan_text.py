@@ -1,0 +1,40 @@
+"""A plan in a table."""
+
+from __future__ import annotations
+
+from jobs.commands.options import table
+from jobs.planning.open_runs import OpenRun
+from labelers.engines.decision_costs import DecisionCost
+from manifests.plans import Plan
+
+
+def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> str:
+    """A plan as `plan` shows it: rows, queries, shards, chunks, and what distributions cost."""
+    found: Plan = opened.plan
+    sizes = [shard.rows for shard in found.shards]
+    lies = (
+        f"scattered: shards carry row ids, and together read {found.read_ratio:.1f} times the data"
+        if found.is_scattered
+        else f"together: shards are row ranges (reads: {found.read_ratio:.2f} times the data)"
+    )
+    return f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, {opened.job.spec.output}/plan.json\n" + table(
+        [
+            ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
+            ("queries", f"{found.queries:,}, {lies}"),
+            ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
+            ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
+            *(("distributions", _cost_text(cost)) for cost in costs),
+            ("fingerprint", found.fingerprint[:16]),
+        ]
+    )
+
+
+def _cost_text(cost: DecisionCost) -> str:
+    way = cost.way.replace("_", " ")
+    if cost.way == "alone":
+        return f"{cost.stage}: no further cost ({cost.basis})"
+    if cost.ratio is None:
+        return f"{cost.stage}: {way}, cost unknown ({cost.basis})"
+    low, high = cost.ratio
+    ratio = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return f"{cost.stage}: {way}, {ratio} of the requests/s without ({cost.basis})"

@@ -1,0 +1,340 @@
+"""The canary: rows that are labelled already, asked again before new labels are put beside the old ones.
+
+Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on another machine, or
+behind a server that was changed. Whether that matters is measured: a seeded draw of rows is asked again, and if too many grades flip,
+nothing is committed. A run that is resumed without any draws from its own labels. An engine that has passed in an output is not asked again
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.sessions import Session
+from jobs.running.stops import DRAIN_S
+from jobs.running.watchdog import hangs_end
+from manifests.asks import Engine
+from manifests.digests import digest_of, readable_json
+from manifests.errors import GateError, ManifestError
+from manifests.labels import Pair
+from manifests.mixing import engine_identity
+from manifests.plans import shard_row_ids
+from manifests.receipts import ChunkId, FileRef
+from manifests.records import checked, fault_of
+from manifests.reuse import Place
+from manifests.rows import read_chunks
+from manifests.schemas import LABELS, LabelRow, QuarantineRow
+from manifests.store import Store
+
+FOLDER = "canary"
+_FLOOR = 1e-6
+"""Least probability in a KL divergence: distributions are kept as float32, and an engine may round a small one to 0."""
+_Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """What asking again came to.
+
+    Args:
+        engine: identity of the engine that was asked now.
+        rows: rows asked again, of which `own` were labelled in this output and the others in reused ones.
+        flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
+        flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
+        mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
+        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
+    """
+
+    engine: dict[str, str]
+    rows: int
+    own: int
+    flips: int
+    unreadable: int
+    flip_rate: float
+    low: float
+    high: float
+    mean_kl: float | None
+    max_flip_rate: float
+    wanted: int = 0
+
+    @property
+    def has_passed(self) -> bool:
+        return self.flip_rate <= self.max_flip_rate
+
+
+class Drawn(NamedTuple):
+    """A row to ask again: its pair now, and the label it has."""
+
+    pair: Pair
+    label: LabelRow
+    is_own: bool
+
+
+class Draw(NamedTuple):
+    """What a look over a session's rows found.
+
+    Args:
+        rows: drawn, in reading order.
+        num_known: rows with a label that could have been drawn.
+        num_to_ask: rows that the session would ask.
+    """
+
+    rows: list[Drawn]
+    num_known: int
+    num_to_ask: int
+
+
+def draw_canary(session: Session) -> Draw | None:
+    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too few.
+
+    From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other shards where these
+    are fewer than wanted (read until there are enough), and the rows that this output has taken over already; each is equally likely. Own
+    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than it is. None if a
+    stop came.
+    """
+    opened, size = session.opened, session.opened.job.spec.canary
+    chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
+    kept, num_known, num_to_ask = _known_rows(session, chance, size)
+    own = _own_files(session, num_to_ask)
+    if session.stop.reason is not None:  # the draw is of some rows alone
+        return None
+    num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
+    num_elsewhere = num_known + num_taken
+    num_drawn = min(size, num_elsewhere)
+    num_drawn_taken = sum(number < num_taken for number in chance.sample(range(num_elsewhere), num_drawn))
+    chance.shuffle(kept)
+    kept = kept[: num_drawn - num_drawn_taken]
+    rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
+    rows += _own_rows(session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False)
+    if session.reuse is not None:
+        labels = session.reuse.take([place for _, place in kept])
+        rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
+    if _must_end(session, num_to_ask):
+        return None
+    rows.sort(key=lambda drawn: drawn.pair.row_id)
+    return Draw(rows, num_elsewhere + num_own, num_to_ask)
+
+
+def _must_end(session: Session, num_to_ask: int) -> bool:
+    """Whether a stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+    session.stop.mind(DRAIN_S if num_to_ask else 0.0)
+    return session.stop.reason is not None
+
+
+def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, Place]], int, int]:
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how many rows of the
+    session's own chunks they do not know, which it would ask. Ends early at a stop."""
+    if session.reuse is None:
+        return [], 0, session.left.rows_to_ask()
+    kept: list[tuple[Pair, Place]] = []
+    num_known = num_to_ask = 0
+    mine = set(session.shards)
+    others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
+    chance.shuffle(others)
+    for shard in [*session.shards, *others]:
+        if shard not in mine and num_known >= size:
+            break
+        for pairs in _open_chunks(session, shard):
+            if _must_end(session, num_to_ask):
+                return kept, num_known, num_to_ask
+            for pair, place in zip(pairs, session.reuse.labels.find(session.keys.keys(pairs)), strict=True):
+                if place is None:
+                    num_to_ask += shard in mine
+                    continue
+                num_known += 1
+                if len(kept) < size:
+                    kept.append((pair, place))
+                elif (at := chance.randrange(num_known)) < size:
+                    kept[at] = pair, place
+            if shard not in mine and num_known >= size:
+                break
+    return kept, num_known, num_to_ask
+
+
+def ask_canary(session: Session, engine: Engine, draw: Draw, tick: Callable[[], None]) -> CanaryResult | None:
+    """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
+    job = session.opened.job
+    asked: list[ChunkWork] = []
+
+    def collect(work: ChunkWork) -> bool:
+        asked.append(work)
+        return True
+
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        collect,
+        seed=job.spec.engine.seed,
+        progress=Progress(),
+        stop=session.stop,
+        tick=tick,
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+    )
+    work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):  # nobody else watches: no row is said to be in flight
+        is_done = loop.run(iter([work]))
+    if not is_done or not asked:
+        return None
+    assert session.facts is not None
+    result = compare(draw.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    return replace(result, wanted=job.spec.canary)
+
+
+def compare(drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engine: dict[str, Any], max_flip_rate: float) -> CanaryResult:
+    """Hold new rows against the labels that they had; in the same order, at least one."""
+    flips = unreadable = 0
+    divergences = []
+    for one, row in zip(drawn, now, strict=True):
+        if not isinstance(row, LabelRow):
+            unreadable += 1
+            flips += 1
+            continue
+        flips += row.grade != one.label.grade
+        if row.probs is not None and one.label.probs is not None:
+            divergences.append(_kl(one.label.probs, row.probs))
+    rate = flips / len(drawn)
+    low, high = _wilson(flips, len(drawn))
+    mean_kl = round(math.fsum(divergences) / len(divergences), 6) if divergences else None
+    num_own = sum(one.is_own for one in drawn)
+    return CanaryResult(engine_identity(engine), len(drawn), num_own, flips, unreadable, round(rate, 6), low, high, mean_kl, max_flip_rate)
+
+
+def keep_result(store: Store, result: CanaryResult) -> None:
+    """Write a canary's result beside the labels, in place of an earlier one of the same engine."""
+    store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", readable_json(asdict(result)))
+
+
+def load_results(store: Store) -> list[CanaryResult]:
+    """The canaries of an output, in name order.
+
+    Raises:
+        ManifestError: a result is damaged.
+    """
+    found = []
+    for name in store.names(FOLDER):
+        try:
+            found.append(checked(CanaryResult, json.loads(store.read(name))))
+        except (ValueError, TypeError) as exc:
+            raise ManifestError(
+                f"{store.root}/{name}: not a canary's result ({fault_of(exc)}). Move it away to have it asked again."
+            ) from exc
+    return found
+
+
+def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted then as are now."""
+    identity = None if engine is None else engine_identity(engine)
+    return any(
+        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine) for result in load_results(store)
+    )
+
+
+def canary_text(result: CanaryResult) -> str:
+    """A result in a line."""
+    kl = "" if result.mean_kl is None else f", mean KL {result.mean_kl:.4f} nats"
+    return (
+        f"{result.flips:,} of {result.rows:,} grades flipped: {result.flip_rate:.1%} "
+        f"(95 % interval {result.low:.1%} to {result.high:.1%}){kl}; limit {result.max_flip_rate:.1%}"
+    )
+
+
+def refuse(result: CanaryResult, *, output: str) -> GateError:
+    """What a run says that will not mix."""
+    return GateError(
+        f"{output}: the canary says no: {canary_text(result)}. Old and new labels would be two teachers under one name, so nothing was "
+        "committed. Find out what changed in the engine, drop `reuse`, or raise `max_flip_rate`."
+    )
+
+
+def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
+    opened = session.opened
+    pending, planned = opened.folder.pending(shard), opened.plan.shards[shard]
+    if pending:
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending):
+            yield pairs
+
+
+class _OwnFile(NamedTuple):
+    """A label file of this output, its shard and chunk, and how many of its rows were taken over."""
+
+    shard: int
+    chunk: int
+    ref: FileRef
+    reused: int
+
+
+def _own_files(session: Session, num_to_ask: int) -> list[_OwnFile]:
+    """The label files of this output. Ends early at a stop."""
+    folder, found = session.opened.folder, list[_OwnFile]()
+    for shard in range(len(session.opened.plan.shards)):
+        if _must_end(session, num_to_ask):
+            break
+        found += [
+            _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
+            for receipts in folder.chunk_receipts(shard)
+            for receipt in receipts
+            if receipt.labels is not None
+        ]
+    return found
+
+
+def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool) -> list[Drawn]:
+    """Rows of this output, with their pairs. Ends early at a stop.
+
+    Args:
+        wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that were not.
+    """
+    opened = session.opened
+    labels: dict[int, LabelRow] = {}
+    ids: dict[int, dict[int, set[int]]] = {}
+    first = at = 0
+    for file in files:
+        count = file.reused if reused else file.ref.rows - file.reused
+        inside = []
+        while at < len(wanted) and wanted[at] < first + count:
+            inside.append(wanted[at] - first)
+            at += 1
+        first += count
+        if inside:
+            if _must_end(session, num_to_ask):
+                return []
+            table = opened.folder.table(file.ref, LABELS)
+            places = np.flatnonzero(table["reused"].to_numpy() == reused)
+            for values in table.take(places[inside]).to_pylist():
+                row = LabelRow(**values)
+                labels[row.row_id] = row
+                ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
+    rows: list[Drawn] = []
+    for shard, chunks in ids.items():
+        planned = opened.plan.shards[shard]
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), wanted=chunks):
+            if _must_end(session, num_to_ask):
+                return rows
+            rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]
+    return rows
+
+
+def _kl(old: Any, new: Any) -> float:
+    return math.fsum(p * math.log(max(p, _FLOOR) / max(q, _FLOOR)) for p, q in zip(old, new, strict=True) if p > 0)
+
+
+def _wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927), rounded; well behaved where no row flips."""
+    share, z2 = count / total, _Z95**2
+    middle = share + z2 / (2 * total)
+    spread = _Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    scale = 1 + z2 / total
+    return round(max(0.0, (middle - spread) / scale), 6), round(min(1.0, (middle + spread) / scale), 6)

@@ -1,0 +1,167 @@
+"""How an execution ends: the manifest brought up to date, what was done in numbers, and the exit code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from jobs.exits import Exit
+from jobs.planning.estimating import plan_against_actual
+from jobs.planning.open_runs import OpenRun
+from jobs.running.canary import load_results
+from jobs.running.sessions import Session
+from manifests.errors import GateError
+from manifests.mixing import engines_differ
+from manifests.runs import Snapshot, Tally, build_manifest, load_manifest, write_manifest
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What an execution did, for the end table and `--output json`.
+
+    Args:
+        shards, busy_shards: the shards asked for, and those of them that other processes held.
+        tally: the whole run as it stands, all workers together.
+        rows: rows in the plan.
+        over_limit, failed_fraction: None until every chunk is in.
+        stopped: why the run was cut short, if it was.
+        seconds, engine_start_s: wall time of all, and of starting the engine.
+        did: counts of this execution alone.
+        remarks: what the engine said when it started.
+        engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
+    """
+
+    exit: Exit
+    name: str
+    output: str
+    shards: list[int]
+    busy_shards: list[int]
+    tally: Tally
+    rows: int
+    over_limit: bool | None
+    failed_fraction: float | None
+    stopped: str | None = None
+    seconds: float = 0.0
+    engine_start_s: float = 0.0
+    did: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    engine_restarts: int | None = None
+
+
+def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
+    """Refuse labels of several engines under one name.
+
+    Args:
+        is_begun: the output was begun by another engine than today's; else it was made by several.
+    Raises:
+        GateError: what differs.
+    """
+    remarks = engines_differ(engines)
+    if remarks:
+        what = "was begun by another engine" if is_begun else "was made by different engines"
+        raise GateError(
+            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything that was committed "
+            "is kept: go on with the engine that began, label the rest into another output, or allow it with run.allow_mixed: true."
+        )
+
+
+def conclude(session: Session) -> RunReport:
+    """Bring the manifest up to date if every chunk is in, and choose the exit code."""
+    opened, progress, spec = session.opened, session.progress, session.opened.job.spec
+    found = opened.folder.snapshot()
+    was_finished_now = False
+    is_complete = found.tally.chunks_done == opened.plan.num_chunks
+    if is_complete:
+        found, was_finished_now = _finish(opened, found)
+    failed = found.tally.num_quarantined / opened.plan.rows
+    report = RunReport(
+        exit=Exit.DONE,
+        name=spec.name,
+        output=spec.output,
+        shards=session.shards,
+        busy_shards=session.busy,
+        tally=found.tally,
+        rows=opened.plan.rows,
+        over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
+        failed_fraction=failed if is_complete else None,
+        stopped=session.stop.reason,
+        did={
+            "pairs": progress.pairs,
+            "reused": progress.reused,
+            "statuses": dict(progress.statuses),
+            "requests": progress.requests,
+            "prompt_tokens": progress.prompt_tokens,
+            "cached_tokens": progress.cached_tokens,
+            "output_tokens": progress.output_tokens,
+            "chunks_committed": progress.chunks_committed,
+            "chunks_lost": progress.chunks_lost,
+            "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
+        },
+    )
+    report.exit = _exit(report, session, was_finished_now=was_finished_now)
+    return report
+
+
+def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
+    """Write the manifest unless it says already what the receipts say.
+
+    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends up true.
+    """
+    limit = opened.job.spec.run.max_failed_fraction
+
+    def is_current(held: dict[str, Any] | None) -> bool:
+        return held is not None and (held["max_failed_fraction"], held["receipts_sha256"]) == (limit, found.digest)
+
+    if is_current(load_manifest(opened.store)):
+        return found, False
+    lock = opened.store.lock("manifest", "the manifest")
+    lock.acquire(waits=True)
+    was_written = False
+    try:
+        while True:
+            found = opened.folder.snapshot()
+            if is_current(load_manifest(opened.store)):
+                return found, was_written
+            write_manifest(opened.store, _manifest(opened, found))
+            was_written = True
+            if not lock.is_lost:
+                return found, True
+            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by another look
+    finally:
+        lock.release()
+
+
+def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
+    spec = opened.job.spec
+    if not spec.run.allow_mixed:
+        refuse_mixing(found.engines, output=spec.output, is_begun=False)
+    manifest = build_manifest(
+        opened.folder,
+        found,
+        spec=spec.model_dump(mode="json"),
+        max_failed_fraction=spec.run.max_failed_fraction,
+        relabel_version=version("relabel"),
+        canaries=[asdict(result) for result in load_results(opened.store)],
+        allow_mixed=spec.run.allow_mixed,
+    )
+    manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
+    manifest["variables"] = dict(opened.job.variables)
+    return manifest
+
+
+def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
+    if report.over_limit:
+        return Exit.OVER_LIMIT
+    seen = session.opened.folder.attempts_of_all()
+    planned = session.opened.plan.shards
+    is_open = any(len(seen.get(shard, ())) < len(planned[shard].chunks) or session.left.todo(shard, seen) for shard in session.shards)
+    report.busy_shards = busy = [shard for shard in session.busy if session.left.todo(shard, seen)]
+    if busy and not session.taken:
+        return Exit.LOCKED
+    if busy or is_open:
+        return Exit.PARTIAL
+    if session.taken or was_finished_now:
+        return Exit.DONE
+    return Exit.NOTHING_TO_DO

@@ -1,0 +1,455 @@
+"""The run loop: thousands of open pairs over one engine, no barrier between chunks or shards, order restored at commit.
+
+Pairs are opened in shard order, so asks go out query by query; answers come back in any order. Identical asks with the same `shared_by` are
+answered once. A chunk whose last row is in goes to the committer thread at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+from jobs.running.chunks import ChunkWork
+from jobs.running.commits import Commits
+from jobs.running.counts import Progress
+from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.running.patience import Patience
+from jobs.running.stops import Stop
+from jobs.running.trajectories import OpenPair, Trajectory, row_of
+from jobs.running.watch import Watch
+from labelers.registry import Labeler
+from manifests.asks import Answer, Ask, Engine, Request
+from manifests.errors import EngineCrashError, InputError
+from manifests.receipts import ChunkId
+from manifests.reuse import answer_of, answer_row
+from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+from manifests.specs import LabelerOptions
+
+MAX_OPEN_PAIRS = 4096
+"""Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
+SHARED_ANSWERS_KEPT = 4096
+"""Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
+CHUNKS_PASSED = 16
+"""Chunks without an ask that may go by before the engine is looked at again, while it has work."""
+
+MOST_TOKENS = 100_000_000
+"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run."""
+
+
+NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
+"""Stands for a pair while no chunk can be begun."""
+
+
+class AnswerBook(Protocol):
+    """Answers that rows share, kept from run to run."""
+
+    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """What the answer to an ask is kept under."""
+        ...
+
+    def find(self, key: bytes) -> AnswerRow | None:
+        """The answer of an earlier run, if one is known."""
+        ...
+
+
+class _Shared:
+    """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
+
+    __slots__ = ("answer", "kept_as", "waiters")
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.kept_as: bytes | None = None
+        self.waiters: list[Trajectory] = []
+
+
+class _InFlight(NamedTuple):
+    work: ChunkWork
+    stage: str
+    trajectory: Trajectory | None
+    key: bytes | None
+
+
+def _with_possible_counts(answer: Answer) -> Answer:
+    """The answer, without token counts that can't be: negative ones, and such as no label file can hold."""
+    counts = (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens)
+    if min(counts) >= 0 and max(counts) <= MOST_TOKENS:
+        return answer
+    prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
+    return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
+class RunLoop:
+    """Feeds one engine until the chunks run out or a stop is asked for.
+
+    Args:
+        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
+        seed: root of all request seeds.
+        tick: called often, for progress display.
+        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the engine.
+        watch: told what the engine is at.
+        book: answers that rows share, from earlier runs and for later ones.
+    """
+
+    def __init__(
+        self,
+        labeler: Labeler,
+        options: LabelerOptions,
+        engine: Engine,
+        commit: Callable[[ChunkWork], bool],
+        *,
+        seed: int,
+        progress: Progress,
+        stop: Stop,
+        tick: Callable[[], None] = lambda: None,
+        ask_timeout_s: float = math.inf,
+        watch: Watch | None = None,
+        book: AnswerBook | None = None,
+    ) -> None:
+        self.labeler = labeler
+        self.book = book
+        self.options = options
+        self.engine = engine
+        self.progress = progress
+        self.stop = stop
+        self.tick = tick
+        self._watch = watch
+        self._patience = Patience(engine, ask_timeout_s)
+        self._seed = seed
+        self._static: dict[object, bytes] = {}
+        self._ready: deque[Request] = deque()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
+        self._runnable: deque[tuple[Trajectory, Answer]] = deque()
+        self._open_pairs = 0
+        self._next_id = 0
+        self._input_error: InputError | None = None
+        self._commits = Commits(commit, progress, watch=watch)
+        self._begun: dict[ChunkId, ChunkWork] = {}
+        self._pace = Pace()
+        self._next_look_s = 0.0
+        self._drains_until_s: float | None = None
+
+    @property
+    def polling_since_s(self) -> float | None:
+        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        return self._patience.polling_since_s
+
+    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        """Work through the chunks.
+
+        Args:
+            chunks: what to ask; None means "nothing just now", and is asked again once others were committed.
+        Returns:
+            True if all of them were committed, False if a stop left some undone.
+        Raises:
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
+        """
+        with self._commits:
+            is_done = self._feed(chunks)
+            self._commits.settle(wait_for_all=True)
+        if self._input_error is not None:
+            raise self._input_error
+        return is_done
+
+    def _feed(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        engine, ready = self.engine, self._ready
+        pairs = self._pairs(chunks)
+        exhausted = False
+        while True:
+            if time.perf_counter() >= self._next_look_s:
+                self._look()
+            if self.stop.reason is not None:
+                if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
+                    self._drop_what_does_not_fit()
+                if self.stop.is_now or time.perf_counter() > self.stop.deadline_s or not self._begun:
+                    return False
+            room = engine.capacity
+            handed = -1
+            while room > 0:
+                if ready:
+                    handed = ready[0].id
+                    engine.submit(ready.popleft())
+                    room -= 1
+                    continue
+                if exhausted or self._open_pairs >= MAX_OPEN_PAIRS:
+                    break
+                opened = next(pairs, None)
+                if opened is None:
+                    exhausted = True
+                    break
+                if opened is NOT_NOW:
+                    break
+                self._open(*opened)
+            if handed >= 0:
+                self._patience.handed(handed)
+            answers = self._poll()
+            self._patience.look_for_haste(len(self._in_flight))
+            if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
+                if exhausted:
+                    return self.stop.reason is None
+                self._commits.settle(wait_for_all=True)  # all is answered; the next chunk waits for commits
+                continue
+            for answer in answers:
+                self._deliver(answer)
+            self._commits.settle(wait_for_all=False)
+            self._patience.look_for_silence(self._in_flight, lambda number: self._in_flight[number].stage)
+            self.tick()
+
+    def _poll(self) -> list[Answer]:
+        """Let the engine work."""
+        if self._watch is not None:
+            self._watch.flush()
+        return self._patience.poll(len(self._in_flight))
+
+    def _prove_engine(self) -> None:
+        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down at these is itself to
+        blame, and no row of the input."""
+        if self.progress.requests:
+            return
+        for ask in self.labeler.probe():
+            number = self._next_id
+            self._next_id = number + 1
+            since_s = self._patience.worked_s
+            self.engine.submit(Request(number, ask, self._seed))
+            while not any(answer.request_id == number for answer in self._poll()):
+                if self.stop.reason is not None:
+                    return
+                self._patience.check(since_s, ask.stage)
+
+    def _look(self) -> None:
+        """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""
+        now_s = time.perf_counter()
+        self._next_look_s = now_s + LOOK_EVERY_S
+        self._pace.look(now_s, self.progress.pairs)
+        oldest = next(iter(self._begun.values()), None)
+        self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
+
+    def _drop_what_does_not_fit(self) -> None:
+        """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
+        self._drains_until_s = self.stop.deadline_s
+        begun = sorted(self._begun.values(), key=lambda work: work.left)
+        count = num_fitting((work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter())
+        for work in begun[count:]:
+            work.is_dropped = True
+            del self._begun[work.id]
+            self._open_pairs -= work.opened - (work.asked - work.left)
+        for _ in range(len(self._ready)):
+            request = self._ready.popleft()
+            flight = self._in_flight[request.id]
+            waiting = self._shared[flight.key].waiters if flight.key is not None else [flight.trajectory]
+            if all(trajectory is None or trajectory.open.work.is_dropped for trajectory in waiting):
+                del self._in_flight[request.id]
+                if flight.key is not None:
+                    del self._shared[flight.key]
+            else:
+                self._ready.append(request)
+
+    def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
+        passed = 0
+        while self.stop.reason is None:
+            try:
+                work = next(chunks)
+            except InputError as exc:
+                self._input_error = exc
+                return
+            except StopIteration:
+                return
+            if work is None:
+                yield NOT_NOW
+                continue
+            if self._watch is not None:
+                self._watch.begins(work)
+            if work.left == 0:  # every row was taken over
+                if time.perf_counter() >= self._next_look_s:
+                    self._look()
+                self._commits.add(work)
+                self._commits.settle(wait_for_all=False)
+                passed += 1
+                if passed % CHUNKS_PASSED == 0 and self._in_flight:
+                    yield NOT_NOW
+                continue
+            yield from self._apart(work)
+            done = {index for group in work.apart for index in group}
+            for index in range(len(work.pairs)):
+                if work.is_dropped:
+                    break
+                if index not in done and work.rows[index] is None:
+                    yield work, index
+
+    def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
+        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them committed."""
+        for group in work.apart:
+            while self._open_pairs or len(self._commits):
+                yield NOT_NOW
+            self._prove_engine()
+            if self.stop.reason is not None:
+                work.is_dropped = True
+                self._begun.pop(work.id, None)
+                return
+            assert self._watch is not None
+            self._watch.tries(work, group)
+            for index in group:
+                if work.is_dropped:
+                    return
+                yield work, index
+        while work.apart and self._open_pairs:
+            yield NOT_NOW
+
+    def _open(self, work: ChunkWork, index: int) -> None:
+        work.opened += 1
+        self._begun[work.id] = work
+        if index in work.condemned:
+            pair = work.pairs[index]
+            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.condemned[index], [], 0, 0))
+            return
+        open_pair = OpenPair(work, index, work.pairs[index])
+        self._open_pairs += 1
+        if self._watch is not None:
+            self._watch.asks(work, index)
+        for sample in range(self.options.samples):
+            trajectory = Trajectory(open_pair, sample)
+            if trajectory.begin(self.labeler):
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
+        if self._runnable:
+            self._run_answered()
+
+    def _dispatch(self, trajectory: Trajectory) -> None:
+        ask = trajectory.ask
+        assert ask is not None
+        work: ChunkWork = trajectory.open.work
+        key = self._key(ask, work.round, trajectory.sample, trajectory.attempt)
+        if ask.shared_by is None:
+            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None))
+            return
+        shared = self._shared.get(key)
+        if shared is None:
+            self._shared[key] = shared = _Shared()
+            if self.book is not None and self._take_over(shared, self.book, trajectory):
+                assert shared.answer is not None
+                self._runnable.append((trajectory, shared.answer))
+                self._forget_old_answers()
+                return
+            shared.waiters.append(trajectory)
+            self._enqueue(ask, key, _InFlight(work, ask.stage, None, key))
+        elif shared.answer is None:
+            shared.waiters.append(trajectory)
+        else:
+            self._runnable.append((trajectory, shared.answer))
+
+    def _take_over(self, shared: _Shared, book: AnswerBook, trajectory: Trajectory) -> bool:
+        """Answer a shared ask from an earlier run, if one had it."""
+        work: ChunkWork = trajectory.open.work
+        assert trajectory.ask is not None
+        shared.kept_as = book.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
+        known = book.find(shared.kept_as)
+        if known is None:
+            return False
+        shared.answer = answer_of(known)
+        work.answers.append(known)
+        work.reused_answers += 1
+        return True
+
+    def _enqueue(self, ask: Ask, key: bytes, flight: _InFlight) -> None:
+        number = self._next_id
+        self._next_id = number + 1
+        self._in_flight[number] = flight
+        self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
+
+    def _key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """Identity of an ask, 16 bytes: what is asked, for which sample and attempt, under which seed. The seed is its first 63 bits.
+
+        The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the fingerprint names.
+        """
+        static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, round_number, sample, attempt)
+        head = self._static.get(static)
+        if head is None:
+            head = self._static[static] = f"{self._seed}|{static!r}".encode()
+        digest = blake2b(head, digest_size=16)
+        if ask.shared_by is not None:
+            digest.update(ask.shared_by.encode("utf-8", "surrogatepass"))
+        for message in ask.messages:
+            text = "\x1f".join(message.parts)
+            digest.update(f"\x1e{message.role}{len(text)}".encode())
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+    def _deliver(self, answer: Answer) -> None:
+        flight = self._in_flight.pop(answer.request_id, None)
+        if flight is None:
+            raise EngineCrashError(f"the engine answered request {answer.request_id}, which was never asked or is answered already.")
+        answer = _with_possible_counts(answer)
+        counts = flight.work.stages.get(flight.stage)
+        if counts is None:
+            counts = flight.work.stages[flight.stage] = [0, 0, 0, 0]
+        counts[0] += 1
+        counts[1] += answer.prompt_tokens
+        counts[2] += answer.cached_tokens
+        counts[3] += answer.output_tokens
+        progress = self.progress
+        progress.requests += 1
+        progress.prompt_tokens += answer.prompt_tokens
+        progress.cached_tokens += answer.cached_tokens
+        progress.output_tokens += answer.output_tokens
+        if flight.trajectory is not None:
+            self._runnable.append((flight.trajectory, answer))
+        else:
+            assert flight.key is not None
+            shared = self._shared[flight.key]
+            shared.answer = answer
+            if shared.kept_as is not None and answer.finish in ("stop", "length"):
+                flight.work.answers.append(answer_row(shared.kept_as, flight.stage, answer))
+            self._runnable.extend((waiter, answer) for waiter in shared.waiters)
+            shared.waiters = []
+            self._shared.move_to_end(flight.key)
+            self._forget_old_answers()
+        self._run_answered()
+
+    def _forget_old_answers(self) -> None:
+        while len(self._shared) > SHARED_ANSWERS_KEPT:
+            key, oldest = next(iter(self._shared.items()))
+            if oldest.answer is None:  # still in flight: it moves to the end once answered, and the next answer sweeps again
+                return
+            del self._shared[key]
+
+    def _run_answered(self) -> None:
+        runnable = self._runnable
+        while runnable:
+            trajectory, answer = runnable.popleft()
+            if trajectory.open.work.is_dropped:
+                continue
+            if trajectory.take(answer, self.labeler, self.options):
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
+
+    def _end(self, trajectory: Trajectory) -> None:
+        open_pair = trajectory.open
+        open_pair.outcomes.append(trajectory)
+        if len(open_pair.outcomes) < self.options.samples:
+            return
+        row = row_of(open_pair)
+        open_pair.outcomes.clear()  # breaks the one cycle there is, so that a pair is freed here and not by the collector
+        work: ChunkWork = open_pair.work
+        self._open_pairs -= 1
+        if self._watch is not None:
+            self._watch.ends(work, open_pair.index)
+        self._keep(work, open_pair.index, row)
+
+    def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:
+        work.rows[index] = row
+        work.left -= 1
+        self.progress.pairs += 1
+        self.progress.statuses[row.status] += 1
+        if work.left == 0:
+            self._begun.pop(work.id, None)
+            self._pace.chunk_done(time.perf_counter() - work.started_s)
+            self._commits.add(work)

@@ -1,0 +1,120 @@
+"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere, JSON objects on request. Always on stderr."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from jobs import log_format
+from jobs.running.counts import Progress
+
+LINE_EVERY_S = 60.0
+DRAW_EVERY_S = 0.25
+LOGGERS = ("manifests", "labelers", "jobs")
+
+
+class _Aloud(logging.Handler):
+    """Says warnings above the bars; may be called from any thread."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
+
+
+class Display:
+    """Shows a run's counts and warnings. `tick` may be called as often as one likes.
+
+    Args:
+        total: pairs that this execution will ask.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._console = Console(stderr=True)
+        self._bars: Bars | None = None
+        self._next_s = 0.0
+        self._aloud = _Aloud(self)
+        if self._console.is_terminal and not log_format.is_json():
+            self._bars = Bars(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("pairs · {task.fields[rates]} · ETA"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bars.add_task("labeling", total=total, rates="starting")
+
+    def __enter__(self) -> Display:
+        if self._bars is not None:
+            self._bars.start()
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._aloud)
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._aloud)
+        if self._bars is not None:
+            self._bars.stop()
+
+    def tick(self) -> None:
+        """Draw, or say a line, if it is time to."""
+        now = time.perf_counter()
+        if now < self._next_s:
+            return
+        if self._bars is not None:
+            self._next_s = now + DRAW_EVERY_S
+            self._bars.update(self._task, completed=self._progress.pairs + self._progress.reused, rates=self._rates(now))
+        else:
+            self._next_s = now + LINE_EVERY_S
+            line = f"{self._progress.pairs + self._progress.reused:,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}"
+            self.say(line, event="progress", **self._counts(now))
+
+    def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
+        """A line above the bars; the fields stand in the JSON form alone."""
+        if self._bars is not None:
+            self._bars.console.print(log_format.as_text(line, level), markup=False, highlight=False)
+        else:
+            log_format.say(line, level=level, event=event, **fields)
+
+    def _counts(self, now: float) -> dict[str, Any]:
+        progress = self._progress
+        return {
+            "pairs": progress.pairs,
+            "reused": progress.reused,
+            "pairs_to_ask": self._total,
+            "statuses": dict(progress.statuses),
+            "requests": progress.requests,
+            "prompt_tokens": progress.prompt_tokens,
+            "output_tokens": progress.output_tokens,
+            "chunks_committed": progress.chunks_committed,
+            "seconds": round(now - progress.started_s, 3),
+        }
+
+    def _rates(self, now: float) -> str:
+        seconds = max(now - self._progress.started_s, 1e-9)
+        progress = self._progress
+        quarantined = progress.pairs - progress.statuses["ok"]
+        return (
+            f"{progress.pairs / seconds:,.1f} pairs/s · {progress.output_tokens / seconds:,.0f} output tokens/s · {quarantined} quarantined"
+        )
+
+    def _eta(self, now: float) -> str:
+        if not self._progress.pairs:
+            return "unknown"
+        left_s = (self._total - self._progress.reused - self._progress.pairs) * (now - self._progress.started_s) / self._progress.pairs
+        hours, rest = divmod(int(left_s), 3600)
+        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

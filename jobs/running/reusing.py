@@ -1,0 +1,121 @@
+"""A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that go along with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.planning.job_files import Job
+from jobs.running.chunks import ChunkWork
+from jobs.running.trajectories import asked_again
+from manifests.asks import Answer, Ask
+from manifests.errors import ConfigError, VerdictError
+from manifests.filesystems import place_of
+from manifests.label_keys import AnswerKeys, LabelKeys, recipe_digest
+from manifests.plans import Plan
+from manifests.receipts import ReusedRows
+from manifests.reuse import EarlierOutput, KnownAnswers, KnownLabels, Place, answer_of, open_earlier
+from manifests.schemas import AnswerRow, LabelRow
+
+
+def label_keys(job: Job, plan: Plan) -> LabelKeys:
+    """Keys of a job's rows. A labeler that does not look at documents says so with `reads_document = False`."""
+    reads_document = bool(getattr(job.labeler, "reads_document", True))
+    return LabelKeys(plan.parts, reads_document=reads_document, reads_context=job.labeler.uses_context)
+
+
+def earlier_outputs(job: Job) -> list[EarlierOutput]:
+    """The outputs that a job reuses, opened, in order of precedence.
+
+    Raises:
+        ConfigError: the job reuses its own output, or one twice.
+        ManifestError: a path holds no run.
+    """
+    seen: set[str] = {place_of(job.spec.output)}
+    for path in job.spec.reuse:
+        if place_of(path) in seen:
+            what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "stands there twice"
+            raise ConfigError(f"{job.where}: `reuse`: {path} {what}. Name outputs of earlier runs, each once.")
+        seen.add(place_of(path))
+    return [open_earlier(path) for path in job.spec.reuse]
+
+
+class Book:
+    """Answers that rows share: found in earlier outputs, kept for later ones."""
+
+    def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
+        self._keys = AnswerKeys(plan.parts)
+        self.known = KnownAnswers(outputs)
+
+    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        return self._keys.key(ask, round_number, sample, attempt)
+
+    def find(self, key: bytes) -> AnswerRow | None:
+        return self.known.find(key)
+
+    def answer(self, key: bytes) -> Answer | None:
+        """A known answer as an engine would give it."""
+        row = self.known.find(key)
+        return None if row is None else answer_of(row)
+
+
+class Reuse:
+    """What a run takes over from earlier outputs.
+
+    Args:
+        outputs: as `earlier_outputs` opened them.
+    """
+
+    def __init__(self, job: Job, plan: Plan, outputs: list[EarlierOutput]) -> None:
+        self.job = job
+        self.outputs = outputs
+        self.labels = KnownLabels(outputs, recipe_digest(plan.parts))
+        self.book = Book(plan, outputs)
+        self._first_is_shared = job.labeler.probe()[0].shared_by is not None
+
+    def fill(self, work: ChunkWork) -> int:
+        """Settle the rows of a chunk whose labels are known. Returns how many.
+
+        Raises:
+            ManifestError: a file of an earlier output is missing or is not the one committed.
+        """
+        keys = [key for key in work.keys if key is not None]
+        assert len(keys) == len(work.pairs)
+        known = [(index, place) for index, place in enumerate(self.labels.find(keys)) if place is not None]
+        rows = self.take([place for _, place in known])
+        for (index, place), row in zip(known, rows, strict=True):
+            pair = work.pairs[index]
+            work.take_over(index, row._replace(row_id=pair.row_id, query_id=pair.query_id, doc_id=pair.doc_id, reused=True), place.output)
+        if self._first_is_shared:
+            self._carry(work, [index for index, _ in known])
+        return len(known)
+
+    def take(self, places: list[Place]) -> list[LabelRow]:
+        """The labels at some places."""
+        return self.labels.take(places)
+
+    def sources(self, work: ChunkWork) -> list[ReusedRows]:
+        """What a chunk's receipt says of its rows that were taken over."""
+        return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
+
+    def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
+        """Keep the shared answers behind rows that are taken over, so that the next output has them though nobody asked for them here."""
+        seen: set[tuple[Any, ...]] = set()
+        for index in indexes:
+            pair = work.pairs[index]
+            group = (pair.query_id, pair.query, pair.context)
+            if group in seen:
+                continue
+            seen.add(group)
+            try:
+                first = next(self.job.labeler.label(pair))
+            except (StopIteration, VerdictError):
+                continue
+            for sample in range(self.job.spec.labeler.samples):
+                ask = first
+                for attempt in range(self.job.spec.labeler.attempts):
+                    found = self.book.find(self.book.key(ask, work.round, sample, attempt))
+                    if found is None:
+                        break
+                    work.answers.append(found)
+                    if attempt == 0:
+                        ask = asked_again(ask, self.job.spec.labeler)

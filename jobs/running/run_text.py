@@ -1,0 +1,98 @@
+"""What an execution came to, for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs import log_format
+from jobs.commands.options import table
+from jobs.crew.choice import as_json
+from jobs.exits import Exit
+from jobs.running.canary import CanaryResult, canary_text
+from jobs.running.conclusions import RunReport
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """An execution's result."""
+    return {
+        "exit_code": int(report.exit),
+        "output": report.output,
+        "shards": report.shards,
+        "busy_shards": report.busy_shards,
+        "rows": report.rows,
+        "labelled": report.tally.labelled,
+        "reused": report.tally.reused,
+        "quarantined": report.tally.num_quarantined,
+        "quarantined_by_status": report.tally.quarantined,
+        "rows_open": report.rows - report.tally.rows,
+        "failed_fraction": report.failed_fraction,
+        "over_limit": report.over_limit,
+        "stopped": report.stopped,
+        "this_run": report.did,
+        "stages": report.tally.stages,
+        "remarks": report.remarks,
+        "engine_start_s": round(report.engine_start_s, 3),
+        "seconds": round(report.seconds, 3),
+        **as_json(report),
+    }
+
+
+def report_text(report: RunReport) -> str:
+    """The end table."""
+    did, tally = report.did, report.tally
+    by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
+    if report.exit is Exit.NOTHING_TO_DO:
+        share = "all" if report.rows == tally.rows else "these"
+        counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
+        return f"{report.name}: nothing to do, {share} shards are done ({counts})."
+    seconds = max(did["seconds"], 1e-9)
+    prompt = did["prompt_tokens"]
+    rows = [
+        ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
+        ("labelled", f"{tally.labelled:,}"),
+        ("reused", f"{tally.reused:,}"),
+        ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
+        ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
+        ("tokens", f"{prompt:,} in, {did['output_tokens']:,} out, {(prompt + did['output_tokens']) / seconds:,.0f} tokens/s"),
+        ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
+    ]
+    rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
+    if "canary" in did:
+        rows.append(("canary", canary_text(CanaryResult(**did["canary"]))))
+    if report.engine_restarts is not None:
+        rows.append(("engine restarts", f"{report.engine_restarts:,}"))
+    is_finished = report.rows == tally.rows
+    rows.append(("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"))
+    return f"{report.name}: {verdict(report)}\n" + table(rows)
+
+
+def verdict(report: RunReport) -> str:
+    """How an execution ended, in a phrase."""
+    match report.exit:
+        case Exit.DONE if report.rows == report.tally.rows:
+            return "done, every row accounted for"
+        case Exit.DONE:
+            return "these shards are done; other shards are open"
+        case Exit.OVER_LIMIT:
+            return f"done, but {report.failed_fraction:.1%} of rows are quarantined, over the limit; everything is kept"
+        case Exit.LOCKED:
+            return "another process works on these shards"
+        case Exit.NOTHING_TO_DO:
+            return "nothing to do"
+        case _:
+            return "partial; run the same command again"
+
+
+def advise(report: RunReport, job_file: str) -> None:
+    """What to do next, on stderr."""
+    lines = []
+    if report.exit is Exit.OVER_LIMIT:
+        lines.append(
+            f"See {report.output}/quarantine; after mending the cause: relabel retry {job_file}. Or raise run.max_failed_fraction."
+        )
+    elif report.tally.num_quarantined and report.exit is Exit.DONE:
+        lines.append(f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
+    if report.busy_shards:
+        lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
+    for line in lines:
+        log_format.say(line, event="advice")

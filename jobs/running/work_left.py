@@ -1,0 +1,88 @@
+"""What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold quarantined rows."""
+
+from __future__ import annotations
+
+import functools
+
+from jobs.planning.open_runs import OpenRun
+
+
+class WorkLeft:
+    """Looked up in the receipts whenever asked, since others work too.
+
+    Args:
+        shards: the plan's shards that are looked at.
+        is_retry: quarantined rows of committed chunks are the work, instead of chunks without a receipt.
+        retries: chunks of this round of retries and their attempt, by shard, where somebody chose the round already.
+    """
+
+    def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, retries: dict[int, dict[int, int]] | None = None) -> None:
+        self.opened = opened
+        self.shards = shards
+        self.is_retry = is_retry
+        self.retries = retries if retries is not None else self._retry_round() if is_retry else {}
+
+    @functools.cached_property
+    def seen(self) -> dict[int, dict[int, list[int]]]:
+        """What was committed at the first look, from one listing. Receipts stay, so what is done here is done."""
+        return self.opened.folder.attempts_of_all()
+
+    def rows_to_ask(self) -> int:
+        """Rows of the chunks to work on, as they stood at the first look."""
+        folder = self.opened.folder
+        if not self.is_retry:
+            shards = self.opened.plan.shards
+            return sum(shards[shard].chunks[chunk] for shard in self.shards for chunk in self.todo(shard, self.seen))
+        return sum(
+            receipts[-1].quarantine.rows
+            for shard in self.shards
+            for receipts in folder.chunk_receipts(shard)
+            if receipts[-1].quarantine is not None and receipts[-1].chunk in self.retries.get(shard, {})
+        )
+
+    def todo(self, shard: int, seen: dict[int, dict[int, list[int]]] | None = None) -> dict[int, int]:
+        """Chunks of a shard that should still be worked on, and the attempt that it would be.
+
+        Args:
+            seen: attempts by shard and chunk, where somebody has just looked.
+        """
+        done = self.opened.folder.attempts(shard) if seen is None else seen.get(shard, {})
+        if not self.is_retry:
+            return {chunk: 1 for chunk in range(len(self.opened.plan.shards[shard].chunks)) if chunk not in done}
+        return {chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1}
+
+    def open_shards(self) -> list[int]:
+        """Those of the shards that still have work in them, whoever does it; from one listing."""
+        one = self.shards[0] if len(self.shards) == 1 else None
+        folder = self.opened.folder
+        seen = folder.attempts_of_all() if one is None else {one: folder.attempts(one)}
+        return [shard for shard in self.shards if self.todo(shard, seen)]
+
+    def _retry_round(self) -> dict[int, dict[int, int]]:
+        """Chunks to retry and their attempt, by shard.
+
+        Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that still hold quarantined
+        rows), only the ones that lag are asked, so that a retry that was killed and called again ends where an undisturbed one ends.
+        """
+        folder = self.opened.folder
+        every_attempt = (len(done) for chunks in self.seen.values() for done in chunks.values())
+        level = max(every_attempt, default=1)
+        found: dict[int, dict[int, int]] = {}
+        lagging: dict[int, dict[int, int]] = {}
+        for shard in self.shards:
+            for receipts in folder.chunk_receipts(shard):
+                if receipts[-1].quarantine is not None:
+                    chunk, attempt = receipts[0].chunk, len(receipts) + 1
+                    found.setdefault(shard, {})[chunk] = attempt
+                    if attempt <= level:
+                        lagging.setdefault(shard, {})[chunk] = attempt
+        return lagging or found
+
+    def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
+        """Row ids in quarantine, by chunk of a shard."""
+        folder = self.opened.folder
+        return {
+            receipts[-1].chunk: {row["row_id"] for row in folder.quarantined_rows(receipts[-1])}
+            for receipts in folder.chunk_receipts(shard)
+            if receipts[-1].quarantine is not None
+        }
