@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 CARD_NAME = "README.md"
+REPORT_NAME = "report.html"
+"""The page about the bundle, drawn on a floor above this one."""
 
 
 def render_bundle_card(facts: Mapping[str, Any]) -> str:
@@ -66,10 +68,30 @@ def parity_rows(parity: Mapping[str, Any]) -> list[list[str]]:
                 f"{min(taus):.4f}" if taus else "–",
                 f"{worst_f1['loss_points']:+.2f} ({worst_f1['loss_low']:+.2f} to {worst_f1['loss_high']:+.2f})",
                 f"{max(losses, key=abs):+.4f}" if losses else "–",
-                "passed" if one["has_passed"] else "REFUSED",
+                verdict(one),
             ]
         )
     return rows
+
+
+def verdict(one: Mapping[str, Any]) -> str:
+    """What the gate says of a model: `passed`, `undecided` with the loss that it could have, or `REFUSED`."""
+    if not one["has_passed"]:
+        return "REFUSED"
+    worst = one.get("could_lose")  # bundles of earlier days have none
+    return "passed" if worst is None else f"undecided: could lose {worst:.1f}"
+
+
+def undecided_lines(parity: Mapping[str, Any]) -> list[str]:
+    """A sentence for each model that passed and could yet lose more than the gate allows."""
+    bound = parity["spec"].get("int8_max_f1_loss")
+    return [
+        f"{one['precision']} is undecided: on these {one['rows']:,} pairs it could be as bad as {one['could_lose']:.1f} points of macro F1 "
+        f"(95 %), the bound is {bound:g}; {max(figure['flip_share'] for figure in one['by_batch_size'].values()):.1%} of the grades flip. "
+        "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
+        for one in parity["models"]
+        if one["has_passed"] and one.get("could_lose") is not None
+    ]
 
 
 def _parity(parity: Mapping[str, Any]) -> list[str]:
@@ -85,6 +107,7 @@ def _parity(parity: Mapping[str, Any]) -> list[str]:
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
         *("| " + " | ".join(row) + " |" for row in rows),
+        *(line for sentence in undecided_lines(parity) for line in ("", sentence)),
     ]
 
 

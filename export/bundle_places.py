@@ -3,12 +3,19 @@
 The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A process that is killed
 between them leaves no bundle at the place and the old one beside it, whole, under a hidden name; `put_back` brings it home, and whoever
 works on the place next calls that first. All names beside the place are ours alone: nobody's `bundle.old` is touched.
+
+What is made anew lies in a folder of its maker's own (`made_beside`); what is changed, with the place locked, in one that all share
+(`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +25,10 @@ from manifests.digests import sha256_file
 from manifests.disk_errors import told
 from manifests.errors import ManifestError
 from manifests.file_locks import FileLock
+from manifests.local_store import sync_folder
 
-PART, OLD, LOCK = "relabel-part", "relabel-old", "relabel-lock"
+PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def beside(folder: Path, ending: str) -> Path:
@@ -60,6 +69,27 @@ def put_back(folder: Path) -> None:
             old.rename(folder)
 
 
+@contextmanager
+def made_beside(folder: Path) -> Iterator[Path]:
+    """An empty folder beside a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends, however it does.
+
+    Its name is this call's alone, so that two who make at one place share nothing. What killed processes of this machine left there goes.
+
+    Raises:
+        StoreError: the folder above can't be written.
+    """
+    for left in folder.parent.glob(f"{glob.escape(beside(folder, MAKING).name)}-{_HOST}-*"):
+        if not _is_alive(left.name.split("-")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
+    part = beside(folder, f"{MAKING}-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with told("write", part):
+            part.mkdir(parents=True)
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
 def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
     """A copy of a bundle beside it, its files linked where the disk can; what an earlier process left there goes.
 
@@ -75,6 +105,10 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
 def switch(part: Path, folder: Path) -> None:
     """Let what was made ready take the place of what stands there, if anything does. To be called with the place `locked`."""
     old = beside(folder, OLD)
+    for top, _, names in os.walk(part):
+        for name in names:
+            sync_folder(Path(top, name))
+        sync_folder(Path(top))
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
@@ -84,6 +118,7 @@ def switch(part: Path, folder: Path) -> None:
         if old.is_dir() and not folder.exists():
             old.rename(folder)
         raise
+    sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -107,6 +142,17 @@ def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str])
             f"{bundle.folder}: {changed[0]} changed since the bundle was opened, and {len(changed) - 1} more; nothing was written into it. "
             "Export or pull the bundle again unless an export or a pull just did, then run the same command again."
         )
+
+
+def _is_alive(pid: str) -> bool:
+    """Whether a process of this machine has that number."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _link(source: str, target: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from export.bundle_places import locked, made_beside, switch
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.optimize import quiet
 from manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
@@ -113,11 +114,10 @@ def check_builder() -> None:
 
 def add_engine(bundle: Path, *, precision: str) -> Bundle:
     """Put an engine for this machine into a bundle, which is sealed anew."""
-    beside = bundle.with_name(bundle.name + ".engine")
-    shutil.rmtree(beside, ignore_errors=True)
-    build_into(bundle, beside, precision=precision, capability=None)
-    shutil.rmtree(bundle)
-    beside.rename(bundle)
+    with made_beside(bundle) as part:
+        _copy_with_engine(bundle, part, precision=precision, capability=None)
+        with locked(bundle, waits=True):
+            switch(part, bundle)
     return open_bundle(bundle, check_bytes=False)
 
 
@@ -178,8 +178,22 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: engines are built in {', '.join(PRECISIONS)}.")
+    _check_free(target)
+    with made_beside(target) as part:
+        _copy_with_engine(source, part, precision=precision, capability=capability)
+        with locked(target, waits=True):
+            _check_free(target)
+            switch(part, target)
+    return open_bundle(target, check_bytes=False)
+
+
+def _check_free(target: Path) -> None:
     if target.exists():
         raise StaleRunError(f"{target}: exists already. Name another --to.")
+
+
+def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: str | None) -> None:
+    """Fill an empty folder with a bundle's files and an engine, and seal it; arguments and errors are those of `build_into`."""
     bundle = open_bundle(source)
     facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
     plain = next((model for model in facts.get("models", []) if model["precision"] == "fp32" and model["format"] == "onnx"), None)
@@ -197,9 +211,7 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     cache = old_cache.read_bytes() if old_cache.is_file() else b""
     profile = plan_profile(facts["inputs"]["lengths"], facts["inputs"]["max_tokens"])
     built = build(trt, source / plain["path"], profile, precision=precision, capability=capability, cache=cache)
-    part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part, ignore=shutil.ignore_patterns(MANIFEST_NAME))
+    shutil.copytree(source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set())
     (part / folder).mkdir(parents=True, exist_ok=True)
     if built.cache:
         (part / folder / CACHE_NAME).write_bytes(built.cache)
@@ -210,8 +222,6 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     entry = {"path": context, "format": "tensorrt", "precision": precision, "files": [context, engine], **about, "profile": list(profile)}
     others = [model for model in facts["models"] if model["path"] != context]
     seal_bundle(part, {**facts, "models": [*others, {**entry, "is_compared": False}]})
-    part.rename(target)
-    return open_bundle(target, check_bytes=False)
 
 
 def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from distill.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
-from export.bundle_places import beside, locked, put_back, switch
+from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
 from export.engines import PRECISIONS, add_engine, check_builder, describe_lengths
@@ -33,7 +33,6 @@ from manifests.extras import installed_versions
 
 LOADER = "load.py"
 PARITY_NAME = "parity.json"
-MAKING = "relabel-export"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage takes over of its student's manifest."""
@@ -94,16 +93,16 @@ def export_bundle(
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
-    folder = _fresh(beside(target, MAKING))
-    write_tokenizer(student, folder)
-    shutil.copyfile(Path(loader.__file__), folder / LOADER)
-    made = write_models(student, folder, spec, training, say)
-    facts = _facts(student, manifest, spec, folder) | {"made_by": _made_by(made), "recipe": recipe}
-    rows = loader.Encoder(folder, facts["inputs"]).encode(compared.pairs)
-    facts["inputs"]["lengths"] = describe_lengths([len(ids) for ids, _ in rows])
-    facts["parity"] = compare(student, folder, facts, compared, spec, provider, say)
-    _write_papers(folder, facts, spec)
-    bundle = _finish(folder, facts, target)
+    with made_beside(target) as folder:
+        write_tokenizer(student, folder)
+        shutil.copyfile(Path(loader.__file__), folder / LOADER)
+        made = write_models(student, folder, spec, training, say)
+        facts = _facts(student, manifest, spec, folder) | {"made_by": _made_by(made), "recipe": recipe}
+        rows = loader.Encoder(folder, facts["inputs"]).encode(compared.pairs)
+        facts["inputs"]["lengths"] = describe_lengths([len(ids) for ids, _ in rows])
+        facts["parity"] = compare(student, folder, facts, compared, spec, provider, say)
+        _write_papers(folder, facts, spec)
+        bundle = _finish(folder, facts, target)
     for precision in engines:
         say(f"{precision}: building a TensorRT engine")
         bundle = add_engine(target, precision=precision)
@@ -200,13 +199,6 @@ def _pairs(
     whole = test if source is None else file_pairs(source, record.columns, grades=record.grades)
     assert whole is not None
     return draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed), training
-
-
-def _fresh(folder: Path) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    return folder
 
 
 def _facts(student: Student, manifest: Mapping[str, Any], spec: ExportSpec, folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Student:
         provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this machine), or `auto`:
             an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
         precision: `fp32`, `fp16`, `int8` … as the bundle has them; by default what suits the provider.
-        threads: of the CPU; 0 is all cores.
+        threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
         check_digests: read every file and compare its sha256 first.
     Raises:
         BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
@@ -292,6 +293,8 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if threads == 0 and (fewer := default_threads()) < (os.cpu_count() or 1):
+        threads = fewer  # left to itself onnxruntime takes all cores of the machine
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     name = PROVIDERS[provider]
@@ -307,6 +310,32 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     if not got or got[0] != name:
         raise BundleError(f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the CPU by name.")
     return session
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on (its affinity; `PYTHON_CPU_COUNT` where Python knows it), whatever the machine has."""
+    count = getattr(os, "process_cpu_count", None)  # Python 3.13
+    if count is not None:
+        return int(count() or 1)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that this process's control group may take, the least of it and all around it; None without a limit.
+
+    A container is often given a quota and not cores, so that no count of cores tells what it gets.
+
+    Args:
+        root: where `proc` and `sys` lie.
+    """
+    found = [_quota(file) for file in _quota_files(root)]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def default_threads(root: Path = Path("/")) -> int:
+    """Threads that the usable cores and the quota keep busy, one at least; a thread beyond them stops all others whenever it is stopped."""
+    quota = cpu_quota(root)
+    return usable_cores() if quota is None else max(1, min(usable_cores(), int(quota)))
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
@@ -343,6 +372,35 @@ def _tensorrt_version(names: Sequence[str]) -> str | None:
         major = 10000 if number >= 100_000 or "rtx" in name else 1000
         return f"{number // major}.{number % major // 100}.{number % 100}"
     return None
+
+
+def _quota_files(root: Path) -> Iterator[Path]:
+    """Where the quotas of this process's control group stand, and of those around it: `cpu.max` (v2) or `cpu.cfs_quota_us` (v1)."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):  # no Linux
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number != "0" and "cpu" not in controllers.split(","):
+            continue
+        tops, name = ([mount], "cpu.max") if number == "0" else ([mount / controllers, mount / "cpu"], "cpu.cfs_quota_us")
+        steps = [step for step in path.split("/") if step not in ("", "..")]  # a container may see only the end of its path, at the top
+        for top in tops:
+            yield from (top.joinpath(*steps[:depth], name) for depth in range(len(steps) + 1))
+
+
+def _quota(file: Path) -> float | None:
+    """Cores' worth of a quota: microseconds of each period over its length."""
+    try:
+        limit, *rest = file.read_text(encoding="utf-8").split()
+        period = rest[0] if rest else file.with_name("cpu.cfs_period_us").read_text(encoding="utf-8")
+        quota = int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # not there, or `max`
+        return None
+    return quota if quota > 0 else None  # -1 is none in v1
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:

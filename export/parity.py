@@ -3,6 +3,9 @@
 The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its padding, its session.
 Every pair is answered once in batches of each size, in the order of the data, so that short rows stand beside long ones and are padded.
 
+The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a loss beyond the bound
+is not ruled out either is marked `undecided`, with the loss that it could have.
+
 A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the worst size decide.
 """
 
@@ -65,6 +68,7 @@ def measure(
         "by_batch_size": sizes,
         "checks": checks,
         "has_passed": all(check["has_passed"] for check in checks),
+        "could_lose": could_lose(precision, list(sizes.values()), spec),
         "worst": worst_rows(reference, found_by_size, pairs, spec.worst),
     }
 
@@ -90,7 +94,21 @@ def judge(precision: str, figures: Sequence[Mapping[str, Any]], spec: ParitySpec
         worst = max(figures, key=lambda one: one["f1_macro"]["loss_low"])["f1_macro"]
         value = worst["loss_low"]
         checks.append(_check("low end of the macro F1 loss, points", value, spec.int8_max_f1_loss, value <= spec.int8_max_f1_loss))
+        if spec.int8_max_flips is not None:
+            flips = max(one["flip_share"] for one in figures)
+            checks.append(_check("share of flipped grades", flips, spec.int8_max_flips, flips <= spec.int8_max_flips))
     return checks
+
+
+def could_lose(precision: str, figures: Sequence[Mapping[str, Any]], spec: ParitySpec) -> float | None:
+    """Points of macro F1 at the far end of an int8's interval, where that lies above the bound; None where it does not.
+
+    A single query gives no interval, and rules nothing out: then it is all points that the student has.
+    """
+    if FAMILY[precision] != "int8":
+        return None
+    worst = max(one["f1_macro"]["loss_high"] if one["judged_queries"] > 1 else one["f1_macro"]["student"] * POINTS for one in figures)
+    return float(worst) if worst > spec.int8_max_f1_loss else None
 
 
 def worst_rows(
@@ -167,6 +185,7 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     return {
         "judged_by": judge_name,
         "judged_rows": len(rows),
+        "judged_queries": queries,
         "f1_macro": {"student": ours, "model": theirs, "loss_points": loss, "loss_low": low, "loss_high": high},
         "ndcg@10": {"student": ndcg[0], "model": ndcg[1], "loss": None if None in ndcg else ndcg[0] - ndcg[1]},  # type: ignore[operator]
     }

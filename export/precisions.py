@@ -45,7 +45,7 @@ def write_models(student: Student, folder: Path, spec: ExportSpec, training: Pai
             config = model_config(student)
             made[precision] = write_fp16(plain, target, num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
         elif precision == "int8":
-            made[precision] = write_int8(plain, target)
+            made[precision] = write_int8(plain, target, narrowing=student.record.kind == "encoder")
         else:
             assert training is not None
             made[precision] = write_int8_static(plain, target, _calibration(student, folder, spec, training))

@@ -28,7 +28,10 @@ class ParitySpec(Spec):
     fp16_max_ndcg_loss: float = Field(0.001, ge=0.0)
     """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades tell which documents matter."""
     int8_max_f1_loss: float = Field(1.0, ge=0.0)
-    """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above."""
+    """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above. Where a part of it does, the
+    pairs do not tell, and the model passes as `undecided`."""
+    int8_max_flips: Fraction | None = None
+    """Share of pairs whose grade may change in int8. None refuses none: what a flip costs hangs on what the grades are used for."""
     resamples: int = Field(1000, ge=100, le=100_000)
     """Resamples of queries for that interval."""
     worst: int = Field(10, ge=1, le=1000)

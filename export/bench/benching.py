@@ -16,7 +16,7 @@ from export.bench.closed_cells import measure_cells
 from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency_tables import blank_latency_row
-from export.bench.machine_facts import MachineWatch, usable_cores
+from export.bench.machine_facts import MachineWatch
 from export.bench.open_rates import bound_ms, measure_sweep, sweeps_of
 from export.bench.plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
 from export.bench.settings import Say, Setting
@@ -24,7 +24,7 @@ from export.bench.side_by_side import Against, compare_models, plan_sides
 from export.bench.specs import BenchSpec
 from export.bench.workloads import workload_of_lengths, workload_of_pairs
 from export.bundles import Bundle
-from export.loader import Encoder, Machine
+from export.loader import Encoder, Machine, default_threads
 from export.placement import cpu_nodes
 from manifests.extras import require
 from manifests.gates import Gate, judge_gates
@@ -78,7 +78,7 @@ def bench_bundle(
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     against = against or Against()
-    threads = spec.threads or usable_cores()
+    threads = spec.threads or default_threads()
     encoder = Encoder(bundle.folder, bundle.facts["inputs"])
     planned = choose_models(bundle.facts["models"], spec, Machine.here())
     against.check(bundle.facts, threads=threads)

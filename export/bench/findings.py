@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
     Args:
         kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`, `too_few_rounds`,
-            `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`.
+            `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`, `over_quota`.
         where: provider and precision, or `machine`.
         text: a sentence.
     """
@@ -90,10 +90,18 @@ def comparison_findings(comparisons: Sequence[Mapping[str, Any]], *, rounds: int
 
 def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
     """Of the machine's state."""
-    load = machine["load_before"]
-    if load is None or load <= BUSY_LOAD:
-        return []
-    return [Finding("busy_machine", "machine", f"it was busy before the bench began (load {load:g} on {machine['cores']} cores).")]
+    found = []
+    load, quota, threads = machine["load_before"], machine["cpu_quota"], machine["threads"]
+    if load is not None and load > BUSY_LOAD:
+        text = f"it was busy before the bench began (load {load:g} on {machine['cores']} cores)."
+        found.append(Finding("busy_machine", "machine", text))
+    if quota is not None and threads > quota:
+        text = (
+            f"{threads} threads and a quota of {quota:g} cores' time: all stop when it is used up, until the next period. "
+            f"{'Give the container at least one core.' if quota < 1 else f'Take --threads {int(quota)}, or raise the quota.'}"
+        )
+        found.append(Finding("over_quota", "machine", text))
+    return found
 
 
 def _noisy(rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -49,6 +49,8 @@ def machine_line(facts: Mapping[str, Any]) -> str:
     source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
     runtime = machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu")
     cores = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'} on {machine['usable_cores']} of {machine['cores']} cores"
+    if machine["cpu_quota"] is not None:
+        cores += f" with a quota of {machine['cpu_quota']:g}"
     return (
         f"Measured {facts['measured_at'][:10]} on {machine['cpu']}{gpu}, {cores}, onnxruntime {runtime}. "
         f"Replayed lengths are of {source} ({lengths})."

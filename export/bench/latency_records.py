@@ -8,7 +8,7 @@ killed leaves the bundle as it was; between the renames, beside its place, from 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from export.bench.figure_names import CELL_KEYS
 from export.bench.latency_cards import latency_lines, put_section
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.latency_tables import TABLE_NAME, latency_table_bytes
-from export.bundle_cards import CARD_NAME
+from export.bundle_cards import CARD_NAME, REPORT_NAME
 from export.bundle_places import PART, beside, check_unchanged, linked_copy, put_back, switch
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.destinations import VERSIONS
@@ -28,6 +28,8 @@ from manifests.errors import ManifestError, UsageError
 FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
 """Every file of an earlier bench goes when a new one comes."""
+Redraw = Callable[[str, Path], str]
+"""The bundle's page as it is, and a folder with the new figures → the page with them. Pages are drawn on a floor above this one."""
 
 
 def check_place(folder: Path) -> None:
@@ -56,9 +58,13 @@ def check_results_folder(folder: Path, bundle: Path) -> None:
         raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, which says what may lie there. Name a folder for the results alone.")
 
 
-def put_into_bundle(bundle: Bundle, bench: Bench) -> Bundle:
-    """Write figures, plots and the card's section into a bundle, and a summary into its manifest. To be called with its place locked.
+def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
+    """Write figures and plots into a bundle, tell of them in its card and its page, and sum them up in its manifest.
 
+    To be called with its place locked. A bundle without a page gets none: it was exported where none can be drawn.
+
+    Args:
+        redraw: see `Redraw`.
     Returns:
         The bundle sealed anew, another version.
     Raises:
@@ -71,30 +77,39 @@ def put_into_bundle(bundle: Bundle, bench: Bench) -> Bundle:
         with told("write", part):
             linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME, *NAMES}))
             files = write_files(part, bench)
-            _write_card(part / CARD_NAME, bundle, latency_lines(bench.facts))
+            card = _held_text(part, CARD_NAME, bundle)
+            _replace(part / CARD_NAME, put_section(f"# {bundle.name}\n" if card is None else card, latency_lines(bench.facts)))
+            page = _held_text(part, REPORT_NAME, bundle)
+            if page is not None:
+                _replace(part / REPORT_NAME, redraw(page, part))
             sealed = seal_bundle(part, {**facts, "latency": summary(bench.facts, files)})
-            check_unchanged(bundle, sealed, written={CARD_NAME, *NAMES})
+            check_unchanged(bundle, sealed, written={CARD_NAME, REPORT_NAME, *NAMES})
             switch(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return open_bundle(folder, check_bytes=False)
 
 
-def _write_card(card: Path, bundle: Bundle, lines: Sequence[str]) -> None:
-    """Put the section into the card of a linked copy.
+def _held_text(part: Path, name: str, bundle: Bundle) -> str | None:
+    """A text of a linked copy; None where the bundle has none of that name.
 
     Raises:
-        ManifestError: it is not the card that was opened.
+        ManifestError: it is not the one that was opened.
     """
-    was = next((file.sha256 for file in bundle.files if file.path == CARD_NAME), None)
-    data = card.read_bytes() if card.is_file() else None
+    was = next((file.sha256 for file in bundle.files if file.path == name), None)
+    path = part / name
+    data = path.read_bytes() if path.is_file() else None
     if was != (data and sha256_bytes(data)):
         raise ManifestError(
-            f"{bundle.folder}: {CARD_NAME} changed since the bundle was opened; nothing was written into it. Put it back, or export again."
+            f"{bundle.folder}: {name} changed since the bundle was opened; nothing was written into it. Put it back, or export again."
         )
-    text = f"# {bundle.name}\n" if data is None else data.decode("utf-8")
-    card.unlink(missing_ok=True)  # it is a link to the old bundle's
-    card.write_text(put_section(text, lines), encoding="utf-8")
+    return None if data is None else data.decode("utf-8")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a text under a name of a linked copy."""
+    path.unlink(missing_ok=True)  # it is a link to the old bundle's
+    path.write_text(text, encoding="utf-8", errors="replace", newline="\n")
 
 
 def write_to(folder: Path, bench: Bench) -> list[str]:
@@ -126,7 +141,7 @@ def summary(facts: Mapping[str, Any], files: list[str]) -> dict[str, Any]:
         "format": facts["format"],
         "files": files,
         "machine": {
-            **{key: machine[key] for key in ("cpu", "cores", "threads")},
+            **{key: machine[key] for key in ("cpu", "cores", "usable_cores", "cpu_quota", "threads")},
             "gpu": machine["gpu"] and machine["gpu"]["name"],
             "onnxruntime": machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu"),
         },

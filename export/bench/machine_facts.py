@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from export.bench.gpu_queries import query_gpu
+from export.loader import cpu_quota, usable_cores
 from manifests.extras import installed_versions
 
 LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers", "torch", "transformers")
@@ -29,11 +30,6 @@ RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_LOAD = 0.5
 """Other work, in cores, from which on a machine counts as busy."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class MachineWatch:
@@ -59,6 +55,7 @@ class MachineWatch:
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
             "usable_cores": usable_cores(),
+            "cpu_quota": cpu_quota(),
             "threads": self._threads,
             "mhz_before": self._before["mhz"],
             "mhz_after": after["mhz"],

@@ -35,7 +35,7 @@ class BenchSpec(Spec):
     slo_ms: float | None = Field(None, gt=0.0)
     """Bound of p99 for which the highest rate is sought; 150 for `serving` where none is named."""
     threads: int = Field(0, ge=0)
-    """Of the CPU; 0 is every core that this process may use."""
+    """Of the CPU; 0 is every core that this process may use, or as many as its quota of CPU time keeps busy."""
     seconds: float = Field(120.0, gt=0.0)
     """For all measuring together. What does not fit is left out and said so."""
     rounds: int = Field(20, ge=2)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs import log_format
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from manifests.errors import UsageError
@@ -60,6 +62,7 @@ SPEC_OPTIONS = (
 @click.option("--allow-fallback", is_flag=True, help="Measure on the CPU where a provider is missing, and report it.")
 @click.option("--to", metavar="DIR", help="Write the results there and leave the bundle as it is.")
 @output_option
+@sigterm_ends()
 def bench(
     bundle: str,
     presets: str,
@@ -83,6 +86,7 @@ def bench(
     from export.bench.specs import BenchSpec
     from export.bundle_places import locked, put_back
     from export.bundles import open_bundle
+    from jobs.report.bundle_page import with_latency
     from manifests.gates import judge_gates, parse_flag
     from manifests.specs import validate_spec
 
@@ -106,7 +110,7 @@ def bench(
             text = f"finding ({finding['kind']}) {finding['where']}: {finding['text']}"
             log_format.say(text, level="warning", event="finding", **finding)
         if to is None:
-            opened = put_into_bundle(opened, measured)
+            opened = put_into_bundle(opened, measured, redraw=partial(with_latency, name=opened.name))
         else:
             write_to(place, measured)
     verdicts = judge_gates(gates, measured.figures, None)

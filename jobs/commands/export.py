@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from jobs.planning.job_files import CACHE_VARIABLE, lay_over
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--replace", is_flag=True, help="Take the place of another bundle at --to.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the bundle is there already.")
 @output_option
+@sigterm_ends()
 def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, done_ok: bool, output: str, **options: Any) -> int:
     """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of its own.
 
@@ -81,6 +83,7 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
 @click.option("--precision", default="fp16", show_default=True, metavar="NAME", help="fp32, fp16, or bf16.")
 @click.option("--capability", metavar="M.N", help="Build for this compute capability instead of the GPU here (TensorRT-RTX alone).")
 @output_option
+@sigterm_ends()
 def build_engine(bundle: str, to: str, precision: str, capability: str | None, output: str) -> int:
     """Build a TensorRT engine of a bundle's ONNX, for this machine's GPU and TensorRT, into a bundle of its own.
 
@@ -129,7 +132,7 @@ def _local(path: str, name: str) -> Path:
 
 
 def _text(done: Any) -> str:
-    from export.bundle_cards import parity_rows
+    from export.bundle_cards import parity_rows, undecided_lines
 
     facts = done.bundle.facts
     parity = facts["parity"]
@@ -142,7 +145,7 @@ def _text(done: Any) -> str:
         ("compared on", f"{first['rows']:,} pairs of {first['queries']:,} queries, {parity['provider']}{weak}"),
     ]
     head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"
-    return f"{head} {done.bundle.folder}\n{table(rows)}\n{_grid(parity_rows(parity))}"
+    return "\n".join([f"{head} {done.bundle.folder}", table(rows), _grid(parity_rows(parity)), *undecided_lines(parity)])
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from export.bundle_cards import parity_rows
+from export.bundle_cards import parity_rows, undecided_lines
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.page import Badge, Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text
@@ -20,6 +20,7 @@ from manifests.errors import ManifestError
 LATENCY = "latency.parquet"
 LATENCY_FACTS = "latency.json"
 MOST_LINES = 6
+_TONES = {"passed": "good", "REFUSED": "bad"}
 _AGAIN = "Measure them again: relabel bench."
 _CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p90_ms", "p99_ms", "pairs_per_s")
 _OPEN = (
@@ -48,7 +49,7 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
             )
             continue
         head, *rows = parity_rows(parity)
-        shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], "good" if row[-1] == "passed" else "bad")] for row in rows]
+        shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
         first = parity["models"][0]
         weak = " Fewer than the gate wants: a weak result." if first["is_weak"] else ""
         judged = next(iter(first["by_batch_size"].values()))["judged_by"]
@@ -59,6 +60,7 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
                 f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {judged}. The worst batch size of each.{weak}"
             ),
             Table(head, shown, f"Parity of {bundle.name}", csv_download(f"parity-{bundle.name}", head, rows)),
+            *(Text(sentence, "warn") for sentence in undecided_lines(parity)),
             _worst(parity),
         ]
     return Section("parity", "Parity", blocks)

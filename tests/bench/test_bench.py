@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from export.bench.latency_tables import LATENCY_SCHEMA
 from export.bundle_places import locked
 from export.bundles import OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.loader import Student
-from jobs.report.bundle_page import put_report
+from jobs.report.building import render_report
+from jobs.report.bundle_page import REPORT_NAME, put_report, with_latency
 from manifests.errors import ManifestError, StoreError
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
@@ -87,6 +89,58 @@ def test_a_bench_is_written_into_the_bundle_which_stays_whole(
     open_bundle(bundle)
     assert (bundle / "README.md").read_text().count("## Latency") == 1
     assert OPEN_NAME not in inside(bundle)  # of the earlier bench, and there is no open loop now
+
+
+def test_the_page_of_a_benched_bundle_is_the_one_that_a_whole_report_would_draw(
+    relabel: Callable[..., Any], bundle: Path, student: Path, tmp_path: Path
+) -> None:
+    put_report(open_bundle(bundle), student)
+    page = bundle / REPORT_NAME
+    before = page.read_text(encoding="utf-8")
+    assert 'id="latency"' not in before
+    for preset in ("grid", "table3"):  # the second bench takes the place of the first
+        assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", preset).code == 0
+        found = page.read_text(encoding="utf-8")
+        assert found == render_report([str(student), str(bundle)], max_rows=0, is_inside_bundle=True)
+        assert str(tmp_path) not in found
+    facts = json.loads((bundle / "latency.json").read_text())
+    assert found.count('<section id="latency"') == found.count('href="#latency"') == 1
+    assert "table3-100" in found
+    assert facts["measured_at"] in found
+    assert facts["measured_at"][:10] in (bundle / "README.md").read_text()
+    with_none = with_latency(found, tmp_path, name="tiny")
+    assert with_none == before
+    assert open_bundle(bundle).facts["latency"]["files"]
+
+
+def test_a_bundle_without_a_page_gets_none_and_one_that_somebody_wrote_is_left_as_it_is(
+    relabel: Callable[..., Any], bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick = (*QUICK, "--precisions", "fp32", "--preset", "table3")
+    assert relabel("bench", "bundle", *quick).code == 0
+    assert not (bundle / REPORT_NAME).exists()
+    facts = {key: value for key, value in open_bundle(bundle).facts.items() if key not in OWN_KEYS}
+    (bundle / REPORT_NAME).write_text("<p>mine</p>")
+    seal_bundle(bundle, facts)
+    assert relabel("bench", "bundle", *quick).code == 0
+    assert (bundle / REPORT_NAME).read_text() == "<p>mine</p>"
+    assert "report.html of tiny is no page that this relabel draws" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["seal_bundle", "latency_section"])
+def test_a_bench_that_dies_while_it_draws_leaves_page_and_figures_as_they_were(
+    relabel: Callable[..., Any], bundle: Path, student: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    put_report(open_bundle(bundle), student)
+    before = inside(bundle)
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{'export.bench.latency_records' if name == 'seal_bundle' else 'jobs.report.bundle_page'}.{name}", dies)
+    assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", "table3").code == 130
+    assert inside(bundle) == before
+    assert sorted(path.name for path in bundle.parent.glob("*bundle*")) == [".bundle.relabel-lock", "bundle"]
 
 
 def test_results_go_elsewhere_and_leave_the_bundle_alone(
@@ -210,7 +264,7 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_bundle_as_it_was(
 
 def made_up_bench(bundle: Bundle) -> Bench:
     """A bench that measured nothing."""
-    machine: dict[str, Any] = {"cpu": "x", "cores": 1, "usable_cores": 1, "threads": 1, "gpu": None, "versions": {}}
+    machine: dict[str, Any] = {"cpu": "x", "cores": 1, "usable_cores": 1, "cpu_quota": None, "threads": 1, "gpu": None, "versions": {}}
     workload = {"from": "lengths", "rows": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1}
     facts = {"format": 1, "name": bundle.name, "measured_at": "2026-01-01", "machine": machine, "workload": workload}
     return Bench({**facts, "models": [], "comparisons": [], "findings": []}, [])
@@ -222,16 +276,19 @@ def test_what_a_user_keeps_beside_a_bundle_is_left_alone(bundle: Path, student: 
         path.mkdir()
         (path / "mine").write_text("precious")
     opened = open_bundle(bundle)
-    sealed = put_into_bundle(opened, made_up_bench(opened))
+    sealed = put_into_bundle(opened, made_up_bench(opened), redraw=partial(with_latency, name="tiny"))
     facts = {key: value for key, value in sealed.facts.items() if key not in OWN_KEYS}
     put_report(seal_bundle(bundle, facts), student)
     assert [(path / "mine").read_text() for path in kept] == ["precious"] * 4
     assert sorted(path.name for path in bundle.parent.glob(".bundle*")) == [".bundle.relabel-lock"]
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "README.md", "manifest.json", "strange", "load.py"])
-def test_a_file_that_changed_while_it_was_measured_is_never_sealed_with_the_old_parity(bundle: Path, inside: Inside, name: str) -> None:
-    opened = open_bundle(bundle)
+@pytest.mark.parametrize("name", ["model.onnx", "README.md", "report.html", "manifest.json", "strange", "load.py"])
+def test_a_file_that_changed_while_it_was_measured_is_never_sealed_with_the_old_parity(
+    bundle: Path, student: Path, inside: Inside, name: str
+) -> None:
+    opened = put_report(open_bundle(bundle), student)
+    (bundle.parent / ".bundle.relabel-lock").unlink()
     if name == "load.py":
         (bundle / name).unlink()
     else:
@@ -239,7 +296,7 @@ def test_a_file_that_changed_while_it_was_measured_is_never_sealed_with_the_old_
             file.write(b" ")
     before = inside(bundle)
     with pytest.raises(ManifestError, match=rf"{name} changed since the bundle was opened.*(again|back)"):
-        put_into_bundle(opened, made_up_bench(opened))
+        put_into_bundle(opened, made_up_bench(opened), redraw=partial(with_latency, name="tiny"))
     assert inside(bundle) == before
     assert [path.name for path in bundle.parent.glob("*bundle*")] == ["bundle"]
 
@@ -257,7 +314,7 @@ def test_a_switch_that_is_broken_off_between_its_renames_leaves_the_bundle_where
 
     monkeypatch.setattr(Path, "rename", broken_off)
     with pytest.raises((KeyboardInterrupt, StoreError)):
-        put_into_bundle(opened, made_up_bench(opened))
+        put_into_bundle(opened, made_up_bench(opened), redraw=partial(with_latency, name="tiny"))
     assert inside(bundle) == before
 
 

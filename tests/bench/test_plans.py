@@ -276,8 +276,19 @@ def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
     assert kinds == ["slower_than_fp32"]
     other = {**one, "ours": "fp32", "theirs": "optimum", "ratio": 1.0, "rounds": 3}
     assert [finding.kind for finding in comparison_findings([other], rounds=20)] == ["too_few_rounds", "answers_differ"]
-    assert [finding.kind for finding in machine_findings({"load_before": 9.0, "cores": 2})] == ["busy_machine"]
-    assert machine_findings({"load_before": 0.1, "cores": 2}) == machine_findings({"load_before": None, "cores": 2}) == []
+    calm = {"load_before": 0.1, "cores": 2, "cpu_quota": None, "threads": 2}
+    assert [finding.kind for finding in machine_findings({**calm, "load_before": 9.0})] == ["busy_machine"]
+    assert machine_findings(calm) == machine_findings({**calm, "load_before": None}) == machine_findings({**calm, "cpu_quota": 2.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("quota", "remedy"), [(1.5, "Take --threads 1, or raise the quota."), (0.5, "Give the container at least one core.")]
+)
+def test_more_threads_than_the_quota_keeps_busy_are_told(quota: float, remedy: str) -> None:
+    (finding,) = machine_findings({"load_before": 0.1, "cores": 64, "cpu_quota": quota, "threads": 4})
+    assert finding.kind == "over_quota"
+    assert f"4 threads and a quota of {quota:g} cores" in finding.text
+    assert finding.text.endswith(remedy)
 
 
 def test_heavy_nodes_on_the_cpu_are_counted_once_each_and_shapes_left_out() -> None:

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.students import load_student, student_digest
+from distill.students import load_student, student_digest, student_files
 from export.bundles import open_bundle
+from export.exporting import export_bundle
 from export.loader import BundleError, Student, choose_model, open_session
 from export.precisions import FILES
+from export.reference_pairs import PairsFile
+from export.specs import ExportSpec
 from tests.export.conftest import HOSTILE
 
 LOADING = """
@@ -108,6 +111,43 @@ def test_static_int8_leaves_matrices_that_narrow_and_heads_in_float(bundle: Path
     assert sorted(shape for shape in left if shape[0] == 48) == [(48, 32)] * 2
     assert all(shape[0] == 48 or min(shape) <= 5 for shape in left), "but for those and the heads, all are int8"
     assert products - len(left) >= 10
+
+
+def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_bundle: Path) -> None:
+    import onnx
+
+    def shapes(name: str) -> list[tuple[int, ...]]:
+        """Of the constant matrices of products in float."""
+        graph = onnx.load(decoder_bundle / name).graph
+        floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
+        return sorted(floats[node.input[1]] for node in graph.node if node.op_type == "MatMul" and len(floats.get(node.input[1], ())) == 2)
+
+    whole, left = shapes("model.onnx"), shapes("model.int8.onnx")
+    assert {(48, 32), (32, 16), (32, 48), (32, 32)} <= set(whole)
+    assert left == [shape for shape in whole if shape[0] > shape[1]]
+
+
+def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_spoil_a_decoders_int8(
+    decoder: Path, graded_file: Path, tmp_path: Path
+) -> None:
+    """As a trained decoder's first token has it: in one channel of the feed-forward layer, hundreds of times the others."""
+    from safetensors.torch import load_file, save_file
+
+    loud = Path(shutil.copytree(decoder, tmp_path / "loud"))
+    weights = load_file(loud / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("up_proj.weight"):
+            weight[5] *= 300.0
+        if name.endswith("down_proj.weight"):
+            weight[:, 5] /= 300.0  # the same function, in floats
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, loud / "model.safetensors", metadata={"format": "pt"})
+    (loud / "manifest.json").write_text(json.dumps({"version": 1, "files": student_files(loud)}))
+    spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
+    found = {}
+    for name, folder in (("quiet", decoder), ("loud", loud)):
+        made = export_bundle(folder, tmp_path / f"of-{name}", spec, pairs=PairsFile(str(graded_file), "grade"), provider="cpu")
+        found[name] = max(one["max_abs"] for one in made.bundle.facts["parity"]["models"][1]["by_batch_size"].values())
+    assert found["loud"] < 2 * found["quiet"] < 1.0
 
 
 def test_answers_do_not_hang_on_the_company_in_fp32(bundle: Path) -> None:

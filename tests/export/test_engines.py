@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,7 @@ from export import engines
 from export.bundles import open_bundle
 from export.engines import build, build_into, describe_lengths, find_tensorrt, plan_profile
 from export.loader import Machine, Student, choose_engine
-from manifests.errors import MissingExtraError, ModelError, UsageError
+from manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
 CAPABILITY = "8.9"
 ENGINE = {
@@ -108,3 +113,144 @@ def test_a_capability_is_for_rtx_alone(bundle: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt", object()))
     with pytest.raises(UsageError, match="only TensorRT-RTX"):
         build_into(bundle, tmp_path / "engine", precision="fp32", capability=CAPABILITY)
+
+
+class Library:
+    """Stands for a TensorRT that builds at once; nothing but its version is asked."""
+
+    __version__ = "10.9.0.34"
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], None]:
+    """`builds(work)`: engines are what `work` returns."""
+
+    def use(work: Callable[[], bytes]) -> None:
+        monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: engines.Built(work(), b""))
+
+    return use
+
+
+def left_beside(target: Path) -> list[str]:
+    """What lies beside a bundle's place but for its lock."""
+    return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith("relabel-lock"))
+
+
+def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_goes_takes_its_place(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    before = open_bundle(target)
+    monkeypatch.setattr(engines, "capability_here", lambda: ("a GPU", CAPABILITY))
+
+    def fails() -> bytes:
+        raise ModelError("no engine")
+
+    builds(fails)
+    with pytest.raises(ModelError):
+        engines.add_engine(target, precision="fp16")
+    assert open_bundle(target).version == before.version
+    builds(lambda: b"engine")
+    made = engines.add_engine(target, precision="fp16")
+    assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
+    assert open_bundle(target).version == made.version
+    assert left_beside(target) == ["bundle"]
+
+
+def test_two_builds_side_by_side_share_no_file_and_the_second_to_end_is_refused(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None]
+) -> None:
+    target, meet, ended = tmp_path / "engine", threading.Barrier(2), []
+    builds(lambda: b"%d" % meet.wait(timeout=60))  # both have begun before either writes; each engine is another one
+
+    def build_one() -> None:
+        try:
+            ended.append(build_into(bundle, target, precision="fp16", capability=CAPABILITY))
+        except StaleRunError as exc:
+            ended.append(exc)
+
+    threads = [threading.Thread(target=build_one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert sorted(type(one).__name__ for one in ended) == ["Bundle", "StaleRunError"]
+    assert (open_bundle(target).folder / open_bundle(target).facts["models"][-1]["files"][-1]).read_bytes() in (b"0", b"1")
+    assert left_beside(target) == ["engine"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_build_that_fails_leaves_nothing_and_touches_nobodys_files(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    (tmp_path / "engine.part").mkdir()
+    (tmp_path / "engine.part" / "mine").write_text("precious")
+    builds(lambda: b"engine")
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(engines, "write_context", fails)
+    with pytest.raises(type(error)):
+        build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
+    assert left_beside(tmp_path / "engine") == ["engine.part"]
+    assert (tmp_path / "engine.part" / "mine").read_text() == "precious"
+
+
+def test_an_engine_is_on_the_disk_before_it_has_its_name(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(lambda: b"engine")
+    synced: list[Path] = []
+    rename = Path.rename
+
+    def check(path: Path, target: Path) -> Path:
+        if target.name == "engine":
+            assert {file for file in path.rglob("*") if file.is_file()} <= set(synced)
+        return rename(path, target)
+
+    monkeypatch.setattr("export.bundle_places.sync_folder", synced.append)
+    monkeypatch.setattr(Path, "rename", check)
+    build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
+    assert synced[-1] == tmp_path
+
+
+STALLED = """
+import sys, time
+from pathlib import Path
+from export import engines
+from jobs.cli import main
+
+class Library:
+    __version__ = "10.9.0.34"
+
+def stalls(*_):
+    Path(MARK).touch()
+    time.sleep(120)
+
+engines.find_tensorrt = lambda: ("tensorrt_rtx", Library)
+engines.build = lambda *_, **__: engines.Built(b"engine", b"")
+engines.write_context = stalls
+sys.exit(main(LINE))
+"""
+
+
+def test_sigterm_in_the_middle_of_a_build_leaves_nothing_and_what_a_kill_left_goes_with_the_next(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None]
+) -> None:
+    target, mark = tmp_path / "engine", tmp_path / "mark"
+    line = ["build-engine", str(bundle), "--to", str(target), "--capability", CAPABILITY]
+    code = f"MARK, LINE = {str(mark)!r}, {line!r}\n{STALLED}"
+    for number, ends in ((signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=Path.cwd()) as process:
+            while not mark.exists() and process.poll() is None:
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == ends, said
+        mark.unlink()
+        assert len([name for name in left_beside(target) if "relabel-making" in name]) == (number == signal.SIGKILL)
+    builds(lambda: b"engine")
+    build_into(bundle, target, precision="fp16", capability=CAPABILITY)
+    assert left_beside(target) == ["engine"]

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from export.bundle_cards import render_bundle_card, undecided_lines, verdict
 from export.bundles import open_bundle
 from export.exporting import export_bundle, refusal_text
 from export.parity import answers, judge, measure
 from export.reference_pairs import PairSet, PairsFile, draw_queries
 from export.specs import ExportSpec, ParitySpec
+from jobs.report.artifacts import BundleArtifact
+from jobs.report.page import Badge, Table, Text
+from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from manifests.store import open_store
 
 QUERIES, DOCS = 100, 8
 
@@ -131,6 +136,61 @@ def test_int8_is_refused_only_when_the_interval_of_its_loss_lies_wholly_above_th
     assert 1.0 < loss["loss_low"] < loss["loss_points"] < loss["loss_high"]
     assert not large["has_passed"]
     assert measured("int8", spoiled(probs, 0.2), int8_max_f1_loss=50)["has_passed"]
+
+
+def test_an_int8_whose_loss_is_not_ruled_out_passes_as_undecided_with_the_loss_that_it_could_have() -> None:
+    _, probs = made_pairs()
+    same, bad = measured("int8", probs), measured("int8", spoiled(probs, 0.02))
+    assert (same["has_passed"], same["could_lose"], verdict(same)) == (True, None, "passed")
+    loss = bad["by_batch_size"]["7"]["f1_macro"]
+    assert loss["loss_low"] < 1.0 < loss["loss_high"]
+    assert bad["has_passed"]
+    assert bad["could_lose"] == loss["loss_high"]
+    assert verdict(bad) == f"undecided: could lose {loss['loss_high']:.1f}"
+    (sentence,) = undecided_lines({"spec": ParitySpec().model_dump(), "models": [same, bad]})
+    assert f"as bad as {loss['loss_high']:.1f} points" in sentence
+    assert "the bound is 1" in sentence
+    assert "int8_max_flips" in sentence
+    assert measured("int8", spoiled(probs, 0.02), int8_max_f1_loss=20)["could_lose"] is None
+    refused = measured("int8", spoiled(probs, 0.2))
+    assert verdict(refused) == "REFUSED"
+    assert undecided_lines({"spec": ParitySpec().model_dump(), "models": [refused]}) == []
+    assert measured("fp16", spoiled(probs, 0.0005), fp16_max_flips=1.0)["could_lose"] is None  # its gate is another
+
+
+def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -> None:
+    facts = dict(open_bundle(bundle).facts)
+    (int8,) = (one for one in facts["parity"]["models"] if one["precision"] == "int8")
+    int8["could_lose"] = 12.34
+    card = render_bundle_card(facts)
+    assert card.count("undecided: could lose 12.3 |") == 1
+    assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
+    section = parity_section([BundleArtifact(str(bundle), open_store(str(bundle)), facts, "", "tiny")])
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    badges = {str(row[0]): row[-1] for row in table.rows}
+    assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
+    assert badges["fp32"] == Badge("passed", "good")
+    assert any(isinstance(block, Text) and block.tone == "warn" and "12.3 points" in block.text for block in section.blocks)
+
+
+def test_a_single_query_rules_no_loss_out() -> None:
+    pairs, probs = made_pairs()
+    one = pairs.take(np.arange(DOCS))
+    found = measure("int8", {"relevance": probs[:DOCS]}, {1: {"relevance": probs[:DOCS]}}, one, ParitySpec(min_pairs=1))
+    assert found["has_passed"]
+    assert found["could_lose"] == 100 * found["by_batch_size"]["1"]["f1_macro"]["student"]
+
+
+def test_an_int8_is_refused_by_its_flips_where_a_bound_is_set() -> None:
+    _, probs = made_pairs()
+    flipped = spoiled(probs, 0.02)
+    share = measured("int8", flipped)["by_batch_size"]["7"]["flip_share"]
+    assert measured("int8", flipped, int8_max_flips=share)["has_passed"]
+    for precision in ("int8", "int8-static"):
+        one = measured(precision, flipped, int8_max_flips=share - 1e-9)
+        assert not one["has_passed"]
+        assert "int8: share of flipped grades is" in refusal_text([{**one, "precision": "int8"}], Path("out/bundle.refused"))
+    assert measured("fp16", flipped, int8_max_flips=0.0, fp16_max_flips=0.5, fp16_min_tau=-1, fp16_max_ndcg_loss=1)["has_passed"]
 
 
 def test_without_grades_the_student_itself_is_the_reference() -> None:

@@ -1,0 +1,106 @@
+"""A container's quota of CPU time: read wherever it stands, and no session takes more threads than it keeps busy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from export import loader
+from export.loader import cpu_quota, default_threads, open_session, usable_cores
+
+V1 = "4:memory:/a\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/system.slice\n"
+GROUPS = "sys/fs/cgroup"
+Machine = Callable[[str, dict[str, str]], Path]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """`machine(groups, files)`: a root whose process lies in these groups, with these files below `/sys/fs/cgroup`."""
+
+    def make(groups: str, files: dict[str, str]) -> Path:
+        for name, text in {"proc/self/cgroup": groups, **{f"{GROUPS}/{name}": text for name, text in files.items()}}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),  # a container with groups of its own
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/pods/one/main\n", {"pods/one/main/cpu.max": "max 100000", "pods/one/cpu.max": "50000 20000"}, 2.5),  # around it
+        ("0::/pods/one\n", {"pods/one/cpu.max": "400000 100000", "pods/cpu.max": "100000 100000"}, 1.0),  # the least of them
+        ("0::/../../pods/one\n", {"cpu.max": "200000 100000"}, 2.0),  # what a container sees of a group outside it
+        (V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"}, 0.5),
+        (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),  # its path is the host's
+        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),  # half of it tells nothing
+        (V1, {"memory/cpu.cfs_quota_us": "100000", "memory/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "much\n"}, None),
+        ("no groups at all", {"cpu.max": "100000 100000"}, None),
+    ],
+)
+def test_the_least_quota_in_force_is_found(machine: Machine, groups: str, files: dict[str, str], quota: float | None) -> None:
+    assert cpu_quota(machine(groups, files)) == quota
+
+
+def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    assert default_threads(tmp_path) == usable_cores()
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.0, 1), (1.9, 1), (3.0, 3), (7.5, 7), (100.0, 8)])
+def test_threads_are_those_that_a_quota_keeps_busy(machine: Machine, monkeypatch: pytest.MonkeyPatch, quota: float, threads: int) -> None:
+    monkeypatch.setattr(loader, "usable_cores", lambda: 8)
+    assert default_threads(machine("0::/\n", {"cpu.max": f"{quota * 100_000:.0f} 100000"})) == threads
+
+
+def test_cores_are_those_of_the_process_and_not_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4})
+    assert usable_cores() == 2
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 5, raising=False)
+    assert usable_cores() == 5
+
+
+@pytest.mark.parametrize(("quota", "asked", "taken"), [(2.0, 0, 2), (2.0, 7, 7), (None, 0, 0)])
+def test_a_session_takes_no_more_threads_than_the_quota_unless_it_is_told_to(
+    made: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, asked: int, taken: int
+) -> None:
+    options, seen = onnxruntime.SessionOptions, []
+
+    def telling() -> Any:
+        seen.append(options())
+        return seen[-1]
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(loader, "usable_cores", lambda: 8)
+    monkeypatch.setattr(loader, "cpu_quota", lambda _: quota)
+    monkeypatch.setattr("onnxruntime.SessionOptions", telling)
+    open_session(made / "model.onnx", "cpu", threads=asked)
+    assert seen[0].intra_op_num_threads == taken
+
+
+def test_a_bench_under_a_quota_takes_its_threads_from_it_and_says_so(
+    relabel: Callable[..., Any], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.bench.machine_facts.cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(loader, "cpu_quota", lambda _: 1.5)
+    monkeypatch.setattr(loader, "usable_cores", lambda: 8)
+    quick = ("bench", "bundle", "--providers", "cpu", "--precisions", "fp32", "--preset", "table3", "--seconds", "0.5", "--output", "json")
+    done = relabel(*quick, "--threads", "4", "--to", "results")
+    assert (done.json["machine"]["threads"], done.json["machine"]["cpu_quota"]) == (4, 1.5)
+    assert "over_quota" in {finding["kind"] for finding in done.json["findings"]}
+    done = relabel(*quick)
+    assert (done.json["machine"]["threads"], done.json["machine"]["cpu_quota"]) == (1, 1.5)
+    assert "over_quota" not in {finding["kind"] for finding in done.json["findings"]}
+    assert "with a quota of 1.5" in (bundle / "README.md").read_text()
