@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from distill.sharding import cut, own_parameters, trained_parameters, whole
 from manifests.errors import ManifestError
 from manifests.local_store import sync_folder
 from manifests.records import fault_of
@@ -71,15 +72,19 @@ def drop_old(folder: Path, *, keep: int, best: Path | None) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def save_weights(module: Any, file: Path) -> None:
-    """Write the tensors that training changes; a tensor that two names share is written once."""
+def save_weights(module: Any, file: Path | None) -> None:
+    """Write the tensors that training changes, whole; a tensor that two names share is written once.
+
+    Args:
+        file: None in a process that only takes part in gathering a sharded module.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.data_ptr() not in seen:
-            seen.add(parameter.data_ptr())
-            tensors[name] = parameter.detach().cpu().contiguous()
-    save_file(tensors, file)
+    for name, parameter in trained_parameters(module):
+        tensor = whole(parameter.detach())
+        if file is not None:
+            tensors[name] = tensor.cpu().contiguous()
+    if file is not None:
+        save_file(tensors, file)
 
 
 def load_weights(module: Any, file: Path) -> None:
@@ -89,12 +94,12 @@ def load_weights(module: Any, file: Path) -> None:
         ManifestError: the checkpoint is of another model.
     """
     held = load_file(file)
-    own = dict(module.named_parameters())
+    own = own_parameters(module)
     if not held.keys() <= own.keys() or any(held[name].shape != own[name].shape for name in held):
         raise ManifestError(f"{file}: weights of another model than the spec's. Train again with --restart.")
     with torch.no_grad():
         for name, tensor in held.items():
-            own[name].copy_(tensor)
+            own[name].copy_(cut(tensor, own[name]))
 
 
 def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:

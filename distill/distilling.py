@@ -41,7 +41,7 @@ CLAIM_NAME = "training.json"
 """In the checkpoints' folder: whose they are, and whether a --restart began them."""
 REPLACING = "restart"
 NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
-SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing")
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")

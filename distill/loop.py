@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import parse_flag_from_env
 
-from distill import checkpoints
+from distill import checkpoints, sharding
 from distill.bases import Base, build_module
 from distill.batches import BatchPlan, Collator
 from distill.curves import Curve
@@ -49,7 +50,9 @@ def train_student(
     Raises:
         TrainingError: the loss is no number, or memory runs out at half the batch too.
         InputError: early stopping without a dev row.
+        ConfigError: accelerate's config asks for shards of its own.
     """
+    _refuse_other_sharding()
     has_dev = len(examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
         raise InputError("`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more queries.")
@@ -97,6 +100,8 @@ def _attempt(
     if settings.gradient_checkpointing:
         inner = module.lm if record.kind == "decoder" else module.backbone
         inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if settings.strategy == "fsdp" and arguments.world_size > 1:
+        sharding.shard(module, arguments.device)
     plan = BatchPlan(
         [len(row.ids) for row in tokens],
         examples.rows_of(TRAIN),
@@ -112,8 +117,6 @@ def _attempt(
     feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=pad_multiple), dev_figures, examples.names)
     objective = Objective(spec.loss, examples.heads, examples.phi)
     trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, say)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ConfigError("accelerate's config asks for FSDP or DeepSpeed, whose checkpoints are pickle; set it to plain multi-GPU (DDP).")
     if is_compiled:
         compile_layers(module, max_tokens=settings.max_tokens)
     kept = checkpoints.list_checkpoints(folder)
@@ -121,8 +124,25 @@ def _attempt(
         say(f"resuming from {kept[-1].name}")
     outcome = train(trainer, resume_from=kept[-1] if kept else None)
     trained = trainer.accelerator.unwrap_model(trainer.model)
+    if sharding.is_sharded(trained):
+        shards, trained = trained, build_module(spec, base, record)
+        sharding.copy_trained(shards, trained)
     trainer.accelerator.free_memory()
     return trained, outcome, plan
+
+
+def _refuse_other_sharding() -> None:
+    """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
+
+    Raises:
+        ConfigError: its config asks for one of them.
+    """
+    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
+        if parse_flag_from_env(variable):
+            raise ConfigError(
+                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain multi-GPU, and "
+                "`train.strategy: fsdp` in the spec: weights, gradients and optimizer are then sharded over the same processes."
+            )
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:

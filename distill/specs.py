@@ -217,11 +217,15 @@ class TrainSection(Spec):
     """`auto` takes a GPU where torch finds one."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the layers one by one; `auto` does so on a GPU."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the optimizer's moments as well."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, about a third slower."""
 
     @model_validator(mode="after")
     def _options_agree(self) -> TrainSection:
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError("`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16")
         if self.class_balance == "sampler" and self.tokens_per_batch:
             raise ValueError("`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use weights")
         return self

@@ -2,7 +2,7 @@
 
 Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a mean of means, and a
 stop at the first loss that is no number), `get_train_dataloader` (batches planned by epoch), `evaluate` (figures on dev),
-`_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle).
+`_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle), `create_accelerator_and_postprocess` (no DDP around shards).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerControl
 
-from distill import checkpoints
+from distill import checkpoints, sharding
 from distill.batches import BatchPlan, Collator, TokenRows
 from distill.curves import Curve
 from distill.objective import Objective
@@ -99,10 +100,18 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.seconds = 0.0
         self._step_began: float | None = None
         self._pending: dict[str, float] = {}
+        self._is_sharded = sharding.is_sharded(module)
         rows = TokenRows(len(feed.names))
         super().__init__(model=module, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=feed.collator)
         self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step's weights, so Trainer must not divide again
         self.remove_callback(PrinterCallback)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Shards reduce their own gradients: accelerate must put autocast around the module and no DDP, as it does for evaluation."""
+        super().create_accelerator_and_postprocess()
+        if self._is_sharded:
+            prepare = self.accelerator.prepare_model
+            self.accelerator.prepare_model = lambda module, **_: prepare(module, device_placement=False, evaluation_mode=True)
 
     # what it is fed
 
@@ -193,6 +202,8 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.model.eval()
         found = self._feed.dev_figures(self.model)
         self.model.train()
+        if self.args.world_size > 1:  # the first process's: all of them must stop at the same step, however their devices round
+            (found,) = broadcast_object_list([found])
         self.curve.add(self.state.global_step, "dev", found)
         self._say(f"step {self.state.global_step}, dev: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
         metrics = {f"eval_{name}": value for name, value in found.items()}
@@ -222,27 +233,35 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     # checkpoints without pickle
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if not self.args.should_save:
+        if self.state.best_global_step:
+            self.state.best_model_checkpoint = str(self._folder / checkpoints.checkpoint_name(self.state.best_global_step))
+        is_writer = self.args.should_save
+        if not is_writer and not self._is_sharded:
             return
         final = self._folder / checkpoints.checkpoint_name(self.state.global_step)
         scratch = self._folder / f".part-{final.name}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        checkpoints.save_weights(self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS)
+        if is_writer:
+            scratch.mkdir(parents=True, exist_ok=True)
+        checkpoints.save_weights(self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None)
+        optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
+        if is_writer:
+            self._finish_checkpoint(scratch, final, optimizer)
+
+    def _finish_checkpoint(self, scratch: Path, final: Path, optimizer: dict[str, Any]) -> None:
+        """Write what stands beside the weights, and commit."""
         tensors, plain = checkpoints.random_states()
         save_file(tensors, scratch / checkpoints.RANDOM)
         scaler = getattr(self.accelerator, "scaler", None)
         checkpoints.save_state(
             scratch,
             {
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "scheduler": self.lr_scheduler.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "random": plain,
                 "curve": [list(point) for point in self.curve.points],
             },
         )
-        if self.state.best_global_step:
-            self.state.best_model_checkpoint = str(self._folder / checkpoints.checkpoint_name(self.state.best_global_step))
         self.state.save_to_json(str(scratch / "trainer_state.json"))
         failpoints.hit("before_checkpoint")
         checkpoints.commit(scratch, final)
@@ -257,7 +276,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if checkpoint is None:
             return
         held = checkpoints.load_state(Path(checkpoint))
-        self.optimizer.load_state_dict(held["optimizer"])
+        self.optimizer.load_state_dict(sharding.cut_moments(held["optimizer"], self.optimizer))
         self.lr_scheduler.load_state_dict(held["scheduler"])
         self.curve.points = [(int(step), split, name, value) for step, split, name, value in held["curve"]]
 
@@ -326,6 +345,7 @@ def training_arguments(settings: TrainSection, folder: Path, *, has_dev: bool, h
         use_cpu=settings.device == "cpu" or not torch.cuda.is_available(),
         logging_strategy="no",
         logging_nan_inf_filter=False,
+        log_level_replica="error",  # the first process is the one that speaks
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -350,10 +370,12 @@ def train(trainer: StudentTrainer, *, resume_from: Path | None) -> Outcome:
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     state: TrainerState = trainer.state
     best = None
+    trainer.accelerator.wait_for_everyone()  # the first process may still be writing the best step
     if state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir():
         best = state.best_global_step
         module = trainer.accelerator.unwrap_model(trainer.model)
         checkpoints.load_weights(module, Path(state.best_model_checkpoint) / checkpoints.WEIGHTS)
+        trainer.accelerator.wait_for_everyone()  # the first process removes it soon
     return Outcome(
         steps=state.global_step,
         epochs=round(float(state.epoch or 0.0), 4),

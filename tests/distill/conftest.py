@@ -171,9 +171,9 @@ def labels_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_labels(tmp_path_factory.mktemp("labels") / "labels.parquet", label_rows(make_pairs()))
 
 
-@pytest.fixture
-def spec(tmp_path: Path, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path) -> Callable[..., dict[str, Any]]:
-    """Plain values of a small spec; sections are merged, other keys replaced."""
+@pytest.fixture(scope="session")
+def small_spec(encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path) -> Callable[..., dict[str, Any]]:
+    """Plain values of a small spec; sections are merged, other keys replaced. `output` has no default."""
 
     def make(**changes: Any) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -182,11 +182,20 @@ def spec(tmp_path: Path, encoder_dir: Callable[..., Path], labels_file: Path, pa
             "student": {"kind": "encoder", "model": str(encoder_dir())},
             "train": {"epochs": 2, "batch_size": 16, "learning_rate": 3e-3, "max_tokens": 32, "seed": 7},
             "split": {"dev": 0.2, "test": 0.2},
-            "output": str(tmp_path / "out"),
         }
         for key, value in changes.items():
             values[key] = {**values[key], **value} if isinstance(value, dict) and isinstance(values.get(key), dict) else value
         return values
+
+    return make
+
+
+@pytest.fixture
+def spec(tmp_path: Path, small_spec: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`small_spec` whose output is `out` in the test's own folder, unless another is named."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        return small_spec(**{"output": str(tmp_path / "out"), **changes})
 
     return make
 

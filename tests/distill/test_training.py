@@ -80,7 +80,7 @@ def test_two_processes_train_as_one_that_accumulates(
     run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path, encoder_dir: Callable[..., Path]
 ) -> None:
     """DDP over gloo: the same rows a step, the same losses, and only the first process writes and speaks."""
-    student = {"model": str(_without_dropout(encoder_dir(), tmp_path)), "dropout": 0.0}
+    student = {"model": str(without_dropout(encoder_dir(), tmp_path)), "dropout": 0.0}
     train = {"max_steps": 4, "batch_size": 8, "learning_rate": 1e-3}
     alone = run(student=student, train={**train, "accumulation": 2}, output=str(tmp_path / "alone"))
     file = tmp_path / "student.yaml"
@@ -128,7 +128,7 @@ def test_accumulating_small_batches_is_the_loss_of_a_large_one(run: Callable[...
             # in plain order four batches of 4 hold what one of 16 holds
             train={"max_steps": 4, "batch_size": size, "accumulation": 16 // size, "learning_rate": 1e-3, "group_by_length": False},
             loss={"weight_by": ["confidence", "outside_mass"]},
-            student={"dropout": 0.0, "model": str(_without_dropout(encoder_dir(), tmp_path))},
+            student={"dropout": 0.0, "model": str(without_dropout(encoder_dir(), tmp_path))},
             output=str(tmp_path / f"out{size}"),
         )
         for size in (16, 4)
@@ -137,7 +137,7 @@ def test_accumulating_small_batches_is_the_loss_of_a_large_one(run: Callable[...
     np.testing.assert_allclose(one, other, rtol=2e-4)
 
 
-def _without_dropout(model: Path, folder: Path) -> Path:
+def without_dropout(model: Path, folder: Path) -> Path:
     import shutil
 
     copy = folder / "still"

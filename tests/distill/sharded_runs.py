@@ -1,0 +1,91 @@
+"""Several trainings by the same processes, so that torch is imported once in each: `torchrun sharded_runs.py PLAN.json`.
+
+The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit), `copies` (a folder that
+becomes the output before it starts) and `disagrees` (the second process sees other figures on dev). Each process writes what it saw to
+`seen-<rank>.json` beside the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import distill.distilling
+import distill.loop
+from distill.specs import DistillSpec
+from manifests import failpoints
+from manifests.specs import validate_spec
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+def shares(tensors: Iterable[Any]) -> tuple[int, int]:
+    """Elements that lie in this process, and in all processes together."""
+    found = [(one.to_local().numel() if isinstance(one, DTensor) else one.numel(), one.numel()) for one in tensors]
+    return sum(own for own, _ in found), sum(in_all for _, in_all in found)
+
+
+def moments(optimizer: Any) -> list[Any]:
+    """An optimizer's tensors but its counts of steps."""
+    return [value for values in optimizer.state.values() for value in values.values() if value.dim()] if optimizer is not None else []
+
+
+def dying_at(place: str | None) -> Callable[[str], None]:
+    """What stands in for `failpoints.hit`."""
+    wanted, _, count = (place or "").partition(":")
+    hits: list[str] = []
+
+    def hit(name: str) -> None:
+        hits.append(name)
+        if name == wanted and hits.count(name) == int(count or 1):
+            raise Killed
+
+    return hit
+
+
+def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
+    """One training, and what this process saw of it."""
+    seen: dict[str, Any] = {"died": False}
+    said: list[str] = []
+    whole_train, whole_hit, whole_dev = distill.loop.train, failpoints.hit, distill.distilling._dev
+
+    def noting(trainer: Any, **options: Any) -> Any:
+        outcome = whole_train(trainer, **options)
+        seen.update(weights=shares(trainer.model.parameters()), moments=shares(moments(trainer.optimizer)), best_step=outcome.best_step)
+        return outcome
+
+    def upside_down(*args: Any) -> dict[str, float]:
+        return {name: -value for name, value in whole_dev(*args).items()}
+
+    distill.loop.train, failpoints.hit = noting, dying_at(entry.get("die_at"))
+    if entry.get("disagrees") and not is_first:
+        distill.distilling._dev = upside_down
+    try:
+        spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
+        if is_first and "copies" in entry:
+            shutil.copytree(entry["copies"], spec.output)
+        report = distill.distilling.distill(spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first)
+        seen["metrics"] = report.manifest["metrics"]
+    except Killed:
+        seen["died"] = True
+    finally:
+        distill.loop.train, failpoints.hit, distill.distilling._dev = whole_train, whole_hit, whole_dev
+    return {**seen, "said": said}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    plan, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    found = [go(entry, is_first=rank == 0) for entry in json.loads(plan.read_text())]
+    (plan.parent / f"seen-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
