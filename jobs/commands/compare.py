@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from jobs import log_format
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 
@@ -33,6 +34,7 @@ from jobs.exits import Exit
 @click.option("--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace the page if it is there.")
 @output_option
+@sigterm_ends()
 def compare(
     a: str,
     b: str,
@@ -66,8 +68,8 @@ def compare(
     from manifests.errors import UsageError
     from manifests.qrels import parse_map
 
-    if qrels is None and (grade or by or grade_map):
-        raise UsageError("--grade, --by and --map speak of --qrels, which is not given.")
+    if qrels is None and (grade or by or grade_map or doc != "doc_id" or duplicates != "error"):
+        raise UsageError("--grade, --by, --doc, --map and --duplicates speak of --qrels, which is not given.")
     options = JudgingOptions(
         qrels=qrels,
         label="grade",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jobs import log_format
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 
@@ -39,6 +40,7 @@ from jobs.exits import Exit
 @click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
 @output_option
+@sigterm_ends()
 def convert(
     source: str,
     target: str,

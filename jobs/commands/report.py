@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option, table
 from jobs.exits import Exit
 
@@ -29,6 +30,7 @@ from jobs.exits import Exit
 )
 @click.option("--force", is_flag=True, help="Replace a file that is no report, too.")
 @output_option
+@sigterm_ends()
 def report(
     paths: tuple[str, ...], to: str, gold: str | None, grade_map: str | None, max_rows: int, force: bool, output: str, **columns: Any
 ) -> int:
@@ -44,8 +46,9 @@ def report(
     from manifests.errors import UsageError
     from manifests.qrels import parse_map
 
-    if gold is None and (columns["grade"] or columns["by"] or grade_map):
-        raise UsageError("--grade, --by and --map speak of --gold, which is not given.")
+    spoken = columns["grade"] or columns["by"] or grade_map or columns["doc"] != "doc_id" or columns["duplicates"] != "error"
+    if gold is None and spoken:
+        raise UsageError("--grade, --by, --doc, --map and --duplicates speak of --gold, which is not given.")
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")

@@ -361,7 +361,8 @@ def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
     for gold in ("pairs.parquet", "pair*.parquet"):
         relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(2, "lies in the input")
     assert (folder / "pairs.parquet").read_bytes() == before
-    for flags in (("--grade", "grade"), ("--by", "query_id"), ("--map", "0=0,1=1")):
+    for flags in (("--grade", "g"), ("--by", "q"), ("--doc", "d"), ("--map", "0=0,1=1"), ("--duplicates", "first")):
+        relabel("report", "a", *flags).refused(2, "speak of --gold, which is not given")
         relabel("compare", "a", "b", *flags).refused(2, "speak of --qrels, which is not given")
 
 
