@@ -49,6 +49,19 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
     return {"fused": fused}
 
 
+def drop_shapes(path: Path) -> None:
+    """Take the notes of shapes between inputs and outputs out of a model file; whoever runs it infers what it needs.
+
+    With them onnxruntime plans before the first run which result shall lie where another was, of symbols (batch, sequence) and not of
+    sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8 on and 160 MB more at its peak
+    (onnxruntime 1.31, 2026-11-20).
+    """
+    onnx = require("onnx", extra="cpu", purpose="An export")
+    model = onnx.load(str(path), load_external_data=False)
+    del model.graph.value_info[:]
+    path.write_bytes(model.SerializeToString())
+
+
 def is_big(path: Path) -> bool:
     """Whether a model with its data passes what one protobuf file holds."""
     data = path.with_name(path.name + ".data")
