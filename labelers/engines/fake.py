@@ -24,9 +24,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_garbage, made_thought
 from manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError
-from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.formats import AnswerFormat, Choice
 from manifests.specs import EngineArgs, EngineSpec, Fraction
 
 VERSION = "1"
@@ -35,25 +36,11 @@ VERSION = "1"
 EXIT_CODE = 66
 """What the process of an engine that `crash: exit` takes down ends with."""
 
-_CHARS_PER_TOKEN = 4
 _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
 _NOISE_SHARE = 0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
 _LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
 _WORDS_OF_A_LONG_QUERY = 16
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
-
-_THOUGHTS = (
-    "The subject is close to what was asked.",
-    "It stays with generalities for most of its length.",
-    "One passage speaks to the question itself.",
-    "The rest is beside the point.",
-    "A reader would still have to look elsewhere.",
-    "The wording differs but the matter is the same.",
-    "There is little to hold against the query.",
-    "It names the thing but not what is asked of it.",
-)
-_REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot assist with this request.", "I’m sorry, I won't judge this text.")
-_OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 
 
 class FakeArgs(EngineArgs):
@@ -93,18 +80,6 @@ class FakeArgs(EngineArgs):
         return self
 
 
-class _Plan:
-    """What there is to know of a format before the first ask in it."""
-
-    __slots__ = ("format", "has_short_texts", "steps")
-
-    def __init__(self, format: AnswerFormat) -> None:
-        self.format = format  # kept alive: plans are found by the format's id
-        self.steps = tuple((section, f"<{section.tag}>", f"</{section.tag}>\n") for section in format.sections)
-        short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
-        self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
-
-
 class Fake:
     """The fake engine.
 
@@ -119,7 +94,7 @@ class Fake:
         self._args = spec.args if isinstance(spec.args, FakeArgs) else FakeArgs.model_validate(spec.args.model_dump())
         self._digest = self.model_digest(spec)
         self._may_cut = overlong == "truncate"
-        self._max_chars = spec.max_prompt_tokens * _CHARS_PER_TOKEN
+        self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
         self._queue: deque[Request] = deque()
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due, on `_now`
         self._clock_s, self._looked_s = 0.0, time.monotonic()
@@ -127,7 +102,7 @@ class Fake:
         self._is_down = False
         self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
         self._has_swallowed = False
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, AnswerPlan] = {}
         self._words: tuple[str, tuple[str, ...]] = ("", ())
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
@@ -137,13 +112,13 @@ class Fake:
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
         """Its own count: four characters a token, one more for the rest."""
-        most_chars = spec.max_prompt_tokens * _CHARS_PER_TOKEN
+        most_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
 
         def count(ask: Ask) -> int:
             num_chars = _looked_at(ask)[2]
             if num_chars > most_chars and overlong == "quarantine":
                 return 0  # not asked
-            return min(num_chars, most_chars) // _CHARS_PER_TOKEN + 1
+            return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
 
         return count
 
@@ -271,17 +246,17 @@ class Fake:
         if num_chars > self._max_chars:
             kept = len(document) - (num_chars - self._max_chars)
             if not self._may_cut or kept <= 0:
-                tokens, limit = num_chars // _CHARS_PER_TOKEN, self._max_chars // _CHARS_PER_TOKEN
+                tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
                 return Answer(request.id, "", "overlong", detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}")
             document = document[:kept]
             num_chars = self._max_chars
             flags = ("document_truncated",)
-        num_tokens = num_chars // _CHARS_PER_TOKEN + 1
+        num_tokens = num_chars // CHARS_PER_TOKEN + 1
 
         roll = draw & 0xFFFFFF
         if self._below_truncated <= roll < self._below_refused:
             if ask.format is not None and draw >> 24 & 1:
-                return _finished(request.id, _REFUSALS[(draw >> 25) % len(_REFUSALS)], "stop", {}, num_tokens, flags)
+                return _finished(request.id, REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}, num_tokens, flags)
             return _finished(request.id, "", "refused", {}, num_tokens, flags)
 
         overlap, hits, num_words = self._overlap(query, document)
@@ -295,18 +270,17 @@ class Fake:
 
         plan = self._plan(ask.format)
         bits = _mix(draw ^ 0x7E47)
-        thought = f"{hits} of {num_words} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
         source = document if ask.fragment_source is not None else ""
-        contents = _contents(plan, choices, query, thought, source, bits)
+        contents = made_contents(plan, choices, query, made_thought(hits, num_words, bits), source, bits)
         text = "".join([p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)])[:-1]
         if roll < self._below_garbage:
-            return _finished(request.id, _garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
+            return _finished(request.id, made_garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
         if ask.prefill and text.startswith(ask.prefill):
             text = text[len(ask.prefill) :]
         if roll < self._below_truncated:
             return _finished(request.id, text[: bits % max(1, len(text))], "length", {}, num_tokens, flags)
-        if len(text) > ask.max_tokens * _CHARS_PER_TOKEN:
-            return _finished(request.id, text[: ask.max_tokens * _CHARS_PER_TOKEN], "length", {}, num_tokens, flags)
+        if len(text) > ask.max_tokens * CHARS_PER_TOKEN:
+            return _finished(request.id, text[: ask.max_tokens * CHARS_PER_TOKEN], "length", {}, num_tokens, flags)
         return _finished(request.id, text, "stop", distributions, num_tokens, flags)
 
     def _choose(self, ask: Ask, overlap: float, draw: int) -> tuple[list[int], dict[str, Distribution]]:
@@ -327,10 +301,10 @@ class Fake:
             distributions[name] = _distribution(len(labels), level)
         return choices, distributions
 
-    def _plan(self, format: AnswerFormat) -> _Plan:
+    def _plan(self, format: AnswerFormat) -> AnswerPlan:
         plan = self._plans.get(id(format))
         if plan is None:
-            plan = self._plans[id(format)] = _Plan(format)
+            plan = self._plans[id(format)] = AnswerPlan(format)
         return plan
 
     def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
@@ -368,7 +342,7 @@ def _looked_at(ask: Ask) -> tuple[str, str, int]:
 def _finished(
     id: int, text: str, finish: Finish, distributions: dict[str, Distribution], num_tokens: int, flags: tuple[str, ...]
 ) -> Answer:
-    return Answer(id, text, finish, distributions, num_tokens, len(text) // _CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags)
+    return Answer(id, text, finish, distributions, num_tokens, len(text) // CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags)
 
 
 def _mix(value: int) -> int:
@@ -401,88 +375,3 @@ def _bump(num_labels: int, level: int) -> Distribution:
     weights = [math.exp(-2.0 * (k - centre) ** 2) for k in range(num_labels)]
     total = math.fsum(weights)
     return Distribution(tuple(weight / total for weight in weights), 0.001 + 0.0002 * (level * 37 % 101))
-
-
-def _contents(plan: _Plan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
-    """What stands between the tags, section by section."""
-    contents: list[str] = []
-    at = 0
-    for section, _, _ in plan.steps:
-        if isinstance(section, Choice):
-            content = section.options[choices[at]]
-            at += 1
-        elif isinstance(section, Fragment):
-            # One in 32 goes against the grade, so that the labelers' flags have something to say.
-            is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
-            content = _fragment(source, bits, section.max_tokens * _CHARS_PER_TOKEN) if is_quoting else "none"
-        elif section.tag == "think":
-            content = thought[: section.max_tokens * _CHARS_PER_TOKEN]
-        else:
-            content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
-        bits = bits >> 9 | (bits & 0x1FF) << 55
-        contents.append(content)
-    return contents
-
-
-def _fragment(source: str, bits: int, most_chars: int) -> str:
-    """A piece of the source from word edge to word edge, or `none` where there is none without markup."""
-    if not source:
-        return "none"
-    start = source.rfind(" ", 0, bits % len(source)) + 1
-    wanted = min(most_chars, 24 + (bits >> 32) % 96)
-    end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
-    if end <= start:
-        end = start + wanted
-    # Up to the first `<`: a document's own tags must not end the section.
-    piece = source[start:end].partition("<")[0].strip()
-    return "none" if not piece or piece.lower() == "none" else piece
-
-
-def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
-    if is_none:
-        return "none"
-    words = query.replace("<", " ").split()
-    text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * _CHARS_PER_TOKEN].strip()
-    return text or ("" if section.may_be_empty else "unclear")
-
-
-def _garbage(plan: _Plan, contents: list[str], text: str, bits: int) -> str:
-    """An answer that no reader may take for a verdict."""
-    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
-
-
-def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
-    return "\n".join(f"<{s.tag}>{c}</{s.tag}>" for s, c in zip(sections, contents, strict=True))
-
-
-def _swapped(sections: Sequence[Section], contents: list[str], text: str, _bits: int) -> str:
-    return _tagged(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
-
-
-def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
-    choices = [i for i, section in enumerate(sections) if isinstance(section, Choice)]
-    if not choices:
-        return text.replace(">", "", 1)
-    changed = list(contents)
-    changed[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
-    return _tagged(sections, changed)
-
-
-def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: int) -> str:
-    return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
-
-
-_GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
-    lambda _sections, _contents, _text, _bits: "",
-    lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",
-    lambda _sections, contents, _text, _bits: "\n".join(contents),  # no tags
-    lambda _sections, _contents, text, _bits: f"{text}\n{text}",  # everything twice
-    lambda _sections, _contents, text, _bits: f"{text}\nHope this helps!",
-    lambda sections, _contents, text, _bits: f"<{sections[-1].tag}>{text}",  # the last tag echoed in front
-    lambda sections, _contents, _text, _bits: "".join(f"<{s.tag}>" for s in sections),  # opened, never closed
-    lambda _sections, _contents, text, _bits: text[:-1],
-    lambda _sections, _contents, _text, bits: f"final score: {bits % 3}\nscore: {(bits >> 4) % 4}",
-    _swapped,
-    _off_scale,
-    _json,
-)

@@ -1,0 +1,124 @@
+"""What a made-up answer says: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a dozen kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+
+CHARS_PER_TOKEN = 4
+"""A token of the fake engine."""
+REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot assist with this request.", "I’m sorry, I won't judge this text.")
+_THOUGHTS = (
+    "The subject is close to what was asked.",
+    "It stays with generalities for most of its length.",
+    "One passage speaks to the question itself.",
+    "The rest is beside the point.",
+    "A reader would still have to look elsewhere.",
+    "The wording differs but the matter is the same.",
+    "There is little to hold against the query.",
+    "It names the thing but not what is asked of it.",
+)
+_OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
+
+
+class AnswerPlan:
+    """What there is to know of a format before the first ask in it."""
+
+    __slots__ = ("format", "has_short_texts", "steps")
+
+    def __init__(self, format: AnswerFormat) -> None:
+        self.format = format  # kept alive: plans are found by the format's id
+        self.steps = tuple((section, f"<{section.tag}>", f"</{section.tag}>\n") for section in format.sections)
+        short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
+        self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
+
+
+def made_thought(hits: int, num_words: int, bits: int) -> str:
+    """How many of the query's words were found, and two remarks that say nothing."""
+    return f"{hits} of {num_words} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
+
+
+def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
+    """What stands between the tags, section by section."""
+    contents: list[str] = []
+    at = 0
+    for section, _, _ in plan.steps:
+        if isinstance(section, Choice):
+            content = section.options[choices[at]]
+            at += 1
+        elif isinstance(section, Fragment):
+            # One in 32 goes against the grade, so that the labelers' flags have something to say.
+            is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
+            content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
+        elif section.tag == "think":
+            content = thought[: section.max_tokens * CHARS_PER_TOKEN]
+        else:
+            content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
+        bits = bits >> 9 | (bits & 0x1FF) << 55
+        contents.append(content)
+    return contents
+
+
+def _fragment(source: str, bits: int, most_chars: int) -> str:
+    """A piece of the source from word edge to word edge, or `none` where there is none without markup."""
+    if not source:
+        return "none"
+    start = source.rfind(" ", 0, bits % len(source)) + 1
+    wanted = min(most_chars, 24 + (bits >> 32) % 96)
+    end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
+    if end <= start:
+        end = start + wanted
+    # Up to the first `<`: a document's own tags must not end the section.
+    piece = source[start:end].partition("<")[0].strip()
+    return "none" if not piece or piece.lower() == "none" else piece
+
+
+def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
+    if is_none:
+        return "none"
+    words = query.replace("<", " ").split()
+    text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
+    return text or ("" if section.may_be_empty else "unclear")
+
+
+def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
+    """An answer that no reader may take for a verdict."""
+    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
+
+
+def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
+    return "\n".join(f"<{s.tag}>{c}</{s.tag}>" for s, c in zip(sections, contents, strict=True))
+
+
+def _swapped(sections: Sequence[Section], contents: list[str], text: str, _bits: int) -> str:
+    return _tagged(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
+
+
+def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
+    choices = [i for i, section in enumerate(sections) if isinstance(section, Choice)]
+    if not choices:
+        return text.replace(">", "", 1)
+    changed = list(contents)
+    changed[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
+    return _tagged(sections, changed)
+
+
+def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: int) -> str:
+    return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
+
+
+_GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
+    lambda _sections, _contents, _text, _bits: "",
+    lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",
+    lambda _sections, contents, _text, _bits: "\n".join(contents),  # no tags
+    lambda _sections, _contents, text, _bits: f"{text}\n{text}",  # everything twice
+    lambda _sections, _contents, text, _bits: f"{text}\nHope this helps!",
+    lambda sections, _contents, text, _bits: f"<{sections[-1].tag}>{text}",  # the last tag echoed in front
+    lambda sections, _contents, _text, _bits: "".join(f"<{s.tag}>" for s in sections),  # opened, never closed
+    lambda _sections, _contents, text, _bits: text[:-1],
+    lambda _sections, _contents, _text, bits: f"final score: {bits % 3}\nscore: {(bits >> 4) % 4}",
+    _swapped,
+    _off_scale,
+    _json,
+)
