@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("student", type=Path)
     parser.add_argument("--optimum", type=Path, help="Python of an environment with the extra optimum")
     parser.add_argument("--pairs", help="Parquet with pairs to replay, and for optimum's parity; the bundle's lengths by default")
+    parser.add_argument("--sides", default="torch,optimum,optimum-backbone", help="what to compare with; fewer leave more time for each")
     parser.add_argument("--precisions", default="fp32,int8")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=240.0)
@@ -111,7 +112,8 @@ def main() -> None:
         found = file_pairs(PairsFile(args.pairs), bundle.facts["inputs"]["columns"], grades=bundle.facts["grades"])
         texts = draw_pairs(found, MAX_ROWS, seed=0)
     graphs = optimum_graphs(args.optimum.absolute(), args.student, args.to / "optimum", args.pairs) if args.optimum else {}
-    against = Against(args.student, graphs)
+    sides = args.sides.split(",")
+    against = Against(args.student if "torch" in sides else None, {name: path for name, path in graphs.items() if name in sides})
     measured = bench_bundle(bundle, spec, pairs=texts, against=against, say=lambda line: print(line, file=sys.stderr))
     write_to(args.to, measured)
     facts = measured.facts
