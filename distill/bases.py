@@ -145,9 +145,9 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
 
 
 def _take_heads(module: Any, path: Path) -> None:
-    """Heads of an earlier student, where names and sizes agree; another number of grades starts afresh."""
-    if read_student(path).heads == {name: head.out_features for name, head in module.heads.items()}:
-        load_heads(module, path)
+    """Heads of an earlier student, each whose name and size agree; a new one, or one with another number of grades, starts afresh."""
+    held = read_student(path).heads
+    load_heads(module, path, [name for name, head in module.heads.items() if held.get(name) == head.out_features])
 
 
 def _build_decoder(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:

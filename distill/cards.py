@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 CARD_NAME = "README.md"
+_KINDS = {"encoder": "An encoder", "decoder": "A decoder"}
 _SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
 
 
@@ -17,7 +18,7 @@ def render_card(manifest: dict[str, Any]) -> str:
     lines = [
         f"# {manifest['name']}",
         "",
-        f"A {spec['student']['kind']} that grades how relevant a document is to a query, by `relabel distill` {manifest['relabel']}.",
+        f"{_KINDS[spec['student']['kind']]} that grades how relevant a document is to a query, by `relabel distill` {manifest['relabel']}.",
         "",
         f"- Starts from: `{manifest['model']['reference']}` (digest `{manifest['model']['digest'][:16]}`)",
         f"- Heads: {heads}",

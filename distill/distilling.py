@@ -21,24 +21,23 @@ from distill.cards import CARD_NAME, render_card
 from distill.curves import Curve, write_curves
 from distill.examples import NO_GRADE, Examples, load_examples
 from distill.figures import graded_counts, graded_figures, teacher_figures
-from distill.homes import Home, home_of
+from distill.homes import CLAIM_NAME, Home, home_of
 from distill.specs import DistillSpec
 from distill.splits import DEV, TEST, TRAIN
 from distill.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
 from distill.texts import PairTexts, TokenRow
+from distill.writes import writing
 from manifests import failpoints
 from manifests.calibration import fit_calibrator
 from manifests.digests import canonical_json, digest_of, readable_json
-from manifests.errors import InputError, StaleRunError
+from manifests.errors import ConfigError, InputError, StaleRunError
 from manifests.extras import installed_versions
-from manifests.gates import judge_gates
-from manifests.models import default_cache_dir, resolve_model
+from manifests.gates import judge_gate, judge_gates
+from manifests.models import ResolvedModel, default_cache_dir, resolve_model
 from manifests.runs import MANIFEST_NAME
 from manifests.store import open_store
 
 STUDENT_MANIFEST_VERSION = 1
-CLAIM_NAME = "training.json"
-"""In the checkpoints' folder: whose they are, and whether a --restart began them."""
 REPLACING = "restart"
 NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
@@ -57,17 +56,19 @@ class Report:
         output: the folder that it was trained in, and lies in unless its home is a URL.
         was_done: the student was there already.
         place: where the student is, as the spec names it.
+        gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.
     """
 
     manifest: dict[str, Any]
     output: Path
     was_done: bool
     place: str
+    gate: dict[str, Any]
 
     @property
     def has_passed(self) -> bool:
         """Whether no gate refused it."""
-        return bool(self.manifest["gate"]["has_passed"])
+        return bool(self.gate["has_passed"])
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,17 @@ def distill(
     """
     home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
+    if is_writer:  # of several processes the others may come when the first one has begun to write
+        home.check_free()
+        _refuse_own_base(home, resolved)
     examples = load_examples(spec)
     fingerprint = _fingerprint(spec, examples, resolved.digest)
     left = _look(home, fingerprint, start)
     if left.done is not None or left.waiting is not None:
-        return _conclude(home, left, fingerprint, start, is_writer=is_writer)
+        return _conclude(spec, home, left, fingerprint, start, is_writer=is_writer)
     base = check_base(spec, resolved)
     _check_gates(spec, examples)
+    _check_stopping(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     texts = texts_of(base, record)
     if home.url is not None:
@@ -150,7 +155,7 @@ def distill(
         say(note)
     work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), home.checkpoints, say, notes)
     if not is_writer:
-        return Report(_manifest(work, _train(work), fingerprint), home.folder, was_done=False, place=home.output)
+        return _report(spec, home, _manifest(work, _train(work), fingerprint), was_done=False)
     with home.locked() as make_sure:
         left = _look(home, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
         if left.done is not None or left.waiting is not None:
@@ -159,7 +164,20 @@ def distill(
         manifest = _write(work, _train(work), home, fingerprint)
         make_sure()
         home.deliver(is_replacing=left.is_replacing)
-    return Report(manifest, home.folder, was_done=False, place=home.output)
+    return _report(spec, home, manifest, was_done=False)
+
+
+def _report(spec: DistillSpec, home: Home, manifest: dict[str, Any], *, was_done: bool) -> Report:
+    return Report(manifest, home.folder, was_done, home.output, _judged_gates(spec, manifest["metrics"]["test"]))
+
+
+def _refuse_own_base(home: Home, base: ResolvedModel) -> None:
+    """
+    Raises:
+        ConfigError: the student would be written over the model that it starts from; killed on the way, neither would be left.
+    """
+    if home.folder.resolve() == base.path.resolve():
+        raise ConfigError(f"`output` and `student.model` are the same folder ({home.output}). Name another `output`.")
 
 
 def _look(home: Home, fingerprint: str, start: str) -> _Left:
@@ -177,7 +195,7 @@ def _look(home: Home, fingerprint: str, start: str) -> _Left:
     return _Left(_finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
 
 
-def _conclude(home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
+def _conclude(spec: DistillSpec, home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
     """End without training: the student is where it belongs, or only waits here to be copied there."""
     if left.waiting is not None and is_writer:
         with home.locked():
@@ -189,7 +207,9 @@ def _conclude(home: Home, left: _Left, fingerprint: str, start: str, *, is_write
             elif now.waiting is not None:
                 home.forget()
         left = now
-    return Report(left.done or left.waiting or {}, home.folder, was_done=left.done is not None, place=home.output)
+    found = left.done or left.waiting
+    assert found is not None
+    return _report(spec, home, found, was_done=left.done is not None)
 
 
 def _fingerprint(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
@@ -239,11 +259,10 @@ def _claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> N
         StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
     """
     folder = home.checkpoints
-    claim = folder / CLAIM_NAME
     if start == "restart":
         if home.url is not None:
             (home.folder / MANIFEST_NAME).unlink(missing_ok=True)
-        claim.unlink(missing_ok=True)
+        _note(folder, "", is_replacing=False)  # nobody's while they go, and the folder is still known as a student's
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -257,7 +276,8 @@ def _claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> N
 
 
 def _note(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
-    (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{REPLACING}\n" * is_replacing, encoding="utf-8")
+    with writing(folder):
+        (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{REPLACING}\n" * is_replacing, encoding="utf-8")
 
 
 def _claimed(folder: Path) -> tuple[str, bool]:
@@ -280,8 +300,35 @@ def _check_gates(spec: DistillSpec, examples: Examples) -> None:
     names = graded_figures(np.eye(grades), np.arange(grades))
     judge_gates(spec.gates, names, names)
     judge_N, by = _judge(examples)
-    if not (judge_N[examples.rows_of(TEST)] != NO_GRADE).any():
+    rows = examples.rows_of(TEST)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    if not len(judged):
         raise InputError(f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test.")
+    if any(gate.is_of_teacher for gate in spec.gates) and not (examples.teacher[judged] != NO_GRADE).any():
+        raise InputError(
+            "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted grade. "
+            "Raise split.test, or bring gold for labelled pairs."
+        )
+
+
+def _check_stopping(spec: DistillSpec, examples: Examples) -> None:
+    """Early stopping looks at a figure that dev will have at every look.
+
+    Raises:
+        InputError: dev has rows, and too few grades among them.
+    """
+    stopping = spec.train.early_stopping
+    rows = examples.rows_of(DEV)
+    if stopping is None or stopping.metric == "loss" or not len(rows):
+        return
+    judge_N, by = _judge(examples)
+    num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
+    wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
+    if num_grades < wanted:
+        raise InputError(
+            f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} rows have "
+            f"{num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+        )
 
 
 def _judge(examples: Examples) -> tuple[np.ndarray, str]:
@@ -326,10 +373,11 @@ def _write(work: _Work, trained: _Trained, home: Home, fingerprint: str) -> dict
     (output / MANIFEST_NAME).unlink(missing_ok=True)
     if home.url is None:  # nothing is left to be replaced: the next manifest here is this student's
         _note(home.checkpoints, fingerprint, is_replacing=False)
-    write_student(output, trained.record, trained.module, work.base.tokenizer)
-    write_curves(output, trained.curve, title=work.spec.name)
-    manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
-    (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+    with writing(output):
+        write_student(output, trained.record, trained.module, work.base.tokenizer)
+        write_curves(output, trained.curve, title=work.spec.name)
+        manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
+        (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
     open_store(output).put(MANIFEST_NAME, readable_json(manifest))
     return manifest
 
@@ -384,7 +432,9 @@ def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float
     for name in found:
         grade_N = _judge(work.examples)[0] if name == "relevance" else head_grades(work.examples, name)
         kept = rows[grade_N[rows] != NO_GRADE]
-        if len(kept):
+        if not len(kept):
+            work.notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
+        else:
             fitted = fit_calibrator("temperature", softmax(logits[name][kept].astype(np.float64)), grade_N[kept])
             wished = float(str(fitted.parameters["temperature"]))
             found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
@@ -437,12 +487,17 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | 
     return found
 
 
+def _judged_gates(spec: DistillSpec, test: dict[str, Any]) -> dict[str, Any]:
+    """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over all."""
+    where_teacher = test.get("student_where_teacher", test["student"])
+    verdicts = [judge_gate(gate, where_teacher if gate.is_of_teacher else test["student"], test.get("teacher")) for gate in spec.gates]
+    checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
+    return {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks}
+
+
 def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any]:
     """All that there is to say about a student but its files' digests."""
-    spec, about, record, test = work.spec, work.examples.about, trained.record, trained.metrics["test"]
-    student = test.get("student_where_teacher", test["student"]) if any(gate.is_of_teacher for gate in spec.gates) else test["student"]
-    verdicts = judge_gates(spec.gates, student, test.get("teacher"))
-    checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
+    spec, about, record = work.spec, work.examples.about, trained.record
     return {
         "version": STUDENT_MANIFEST_VERSION,
         "kind": "student",
@@ -456,7 +511,7 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any
         **about,
         "training": trained.training,
         "metrics": trained.metrics,
-        "gate": {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks},
+        "gate": _judged_gates(spec, trained.metrics["test"]),
         "notes": work.notes,
         "versions": installed_versions(LIBRARIES),
         "spec": spec.model_dump(mode="json"),

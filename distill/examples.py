@@ -14,7 +14,7 @@ import numpy as np
 from distill.gold import Gold, load_gold
 from distill.label_tables import LabelTable, Target, load_labels
 from distill.specs import HEADS, NODE_HEADS, DistillSpec
-from distill.splits import SIDES, TRAIN, describe_split, folded, split_queries
+from distill.splits import SIDES, TRAIN, describe_split, folded, leaking_queries, split_queries
 from manifests.errors import InputError
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi
 from manifests.qrels import check_scale
@@ -139,6 +139,8 @@ class _Rows:
 
     def examples(self, gold: Gold | None) -> Examples:
         heads = self._heads()
+        self._check_trained(heads)
+        self._check_gold(gold)
         teacher, probs = self._teacher()
         row_weight = self._row_weight(probs)
         targets, weights = {}, {}
@@ -149,12 +151,15 @@ class _Rows:
         keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
         split = self.spec.split
         side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
+        described = describe_split(keys, side)
+        for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
+            described[name]["texts_seen_in_train"] = count
         about = {
             "labels": [table.about for table in self.tables if not table.about.get("is_gold")],
             "gold": None if gold is None else {**gold.about, "graded_rows": int((self.gold >= 0).sum())},
             "rows": {"all": self.size, "labelled": int(self.is_labelled.sum()), "gold_alone": int((~self.is_labelled).sum())},
             "rows_by_head": {name: int((weight > 0).sum()) for name, weight in weights.items()},
-            "split": {"by": split.by, "seed": split.seed, "shares": {"dev": split.dev, "test": split.test}, **describe_split(keys, side)},
+            "split": {"by": split.by, "seed": split.seed, "shares": {"dev": split.dev, "test": split.test}, **described},
         }
         found = Examples(
             [(pair.query, pair.document) for pair in self.pairs],
@@ -191,8 +196,35 @@ class _Rows:
             return {name: self.widths[name] for name in HEADS if name in named}
         if self.spec.student.kind == "decoder":
             return {"relevance": self.widths["relevance"]}
-        trained = {name: has[name] and (getattr(loss, name) > 0 or loss.consistency > 0) for name in NODE_HEADS}
+        induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
+        trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
         return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
+
+    def _check_trained(self, heads: dict[str, int]) -> None:
+        """Something trains the relevance head: its labels, or the consistency of both node heads with it.
+
+        Raises:
+            InputError: neither does.
+        """
+        loss = self.spec.loss
+        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
+            raise InputError(
+                f"nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and attribute (there are "
+                f"{', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
+            )
+
+    def _check_gold(self, gold: Gold | None) -> None:
+        """Gold that was named judges something: otherwise the labels would judge themselves, and nobody would know.
+
+        Raises:
+            InputError: none of its grades meets a row.
+        """
+        if gold is not None and not (self.gold >= 0).any():
+            how = gold.about.get("joined_by", "row")
+            raise InputError(
+                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean the same things, "
+                "and does `gold.grade` name the right column? Mend it, or leave `gold` out."
+            )
 
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
         """The teacher's grade [N] and distribution [N, K] of labelled rows."""
@@ -237,7 +269,7 @@ class _Rows:
             highest = np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
             weight *= highest
         if "outside_mass" in self.spec.loss.weight_by:
-            weight *= np.array([1.0 if mass is None else 1.0 - mass for mass in self.outside])
+            weight *= np.array([1.0 if mass is None else min(max(1.0 - mass, 0.0), 1.0) for mass in self.outside])
         return np.asarray(weight, dtype=np.float32)
 
     def _phi(self, heads: dict[str, int]) -> PhiTable:
@@ -292,6 +324,8 @@ def _check(found: Examples) -> None:
             f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more queries."
         )
     for name, weight in found.weights.items():
+        if not (weight > 0).any():
+            raise InputError(f"head {name} has no row to train on: all rows with such a label weigh 0 (labels' `weight`, loss.weight_by).")
         if not (weight[rows] > 0).any():
             raise InputError(f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test.")
     seen = np.unique(found.targets["relevance"][rows][found.weights["relevance"][rows] > 0].argmax(1))
@@ -302,3 +336,9 @@ def _check(found: Examples) -> None:
         )
     empty = [name for name in SIDES[1:] if split["shares"][name] and not split[name]["rows"]]
     found.notes += [f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs" for name in empty]
+    found.notes += [
+        f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under another id: its "
+        "figures flatter. `split.by: query` keeps them together"
+        for name in SIDES[1:]
+        if split[name]["texts_seen_in_train"]
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,15 @@ from manifests.labels import Pair
 from manifests.qrels import PairGrades, grades_by_pair, load_qrels, mapped
 from manifests.specs import Columns, InputSpec
 from manifests.table_files import read_grades
+
+_KEYS = {
+    "--grade": "`gold.grade`",
+    "--duplicates mean": "`gold.duplicates: mean`",
+    "--duplicates first": "`gold.duplicates: first`",
+    "--by": "`gold.columns.query_id`",
+    "--doc": "`gold.columns.doc_id`",
+    "--map": "`gold.map`",
+}
 
 
 @dataclass
@@ -43,6 +54,10 @@ class Gold:
         Raises:
             InputError: grades can't be joined, or a pair has several.
         """
+        with _in_words_of_the_spec():
+            return self._of(table)
+
+    def _of(self, table: LabelTable) -> list[int | None]:
         own = None if table.plan is None else own_input(table.plan, self.source.path, self.source.grade)
         if own is not None:
             files, column = own
@@ -79,7 +94,8 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
         raise InputError(f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades.")
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), reads_context=False)
-    grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade), source)
+    with _in_words_of_the_spec():
+        grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade), source)
     pairs = read_pairs(dataset, np.arange(dataset.rows))
     about = {
         "path": source.path,
@@ -90,6 +106,18 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
         "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
     }
     return Gold(source, pairs, grades, dataset.columns, about)
+
+
+@contextlib.contextmanager
+def _in_words_of_the_spec() -> Iterator[None]:
+    """Readers of grades are those of `relabel evaluate`, and advise its flags; here these are keys."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc)
+        for flag, key in _KEYS.items():
+            text = text.replace(flag, key)
+        raise InputError(text) from exc
 
 
 def _grades(values: list[Any], source: GoldSource) -> list[int | None]:

@@ -28,6 +28,9 @@ from manifests.runs import MANIFEST_NAME
 from manifests.store import Lock, open_store
 
 CHECKPOINTS = "checkpoints"
+CLAIM_NAME = "training.json"
+"""In the checkpoints' folder: whose they are, and whether a --restart began them."""
+LOCK_NAME = "distill.lock"
 LOCKS = ".locks"
 LEASE_S = 10.0
 """A killed training's lease is dead so soon that the next call waits for it."""
@@ -53,6 +56,23 @@ class Home:
         """What an unfinished training leaves."""
         return self.folder / CHECKPOINTS
 
+    def check_free(self) -> None:
+        """Make sure that the folder holds nothing, or what an earlier call left: writing there replaces files, and removes checkpoints.
+
+        Raises:
+            StaleRunError: it holds files of somebody else.
+        """
+        if self.url is not None:  # the folder of work is nobody else's
+            return
+        if not self.folder.is_dir() or (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / CLAIM_NAME).exists():
+            return
+        held = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {LOCK_NAME}:
+            return  # one that was killed before it began
+        if held:
+            named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
+            raise StaleRunError(f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or empty it.")
+
     @contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
         """Nobody else trains this student meanwhile, on this machine or, where it goes to a URL, on any.
@@ -63,7 +83,7 @@ class Home:
             LockHeldError: somebody does.
         """
         what = f"the student in {self.output}"
-        lock = FileLock(self.checkpoints / "distill.lock", what)
+        lock = FileLock(self.checkpoints / LOCK_NAME, what)
         lock.acquire()
         leases: list[Lock] = []
 

@@ -249,6 +249,7 @@ def _as_table(
     pairs = _rejoin(columns, dataset, where)
     about["labels"] = len(usable)
     outside = columns.get("outside_mass") or [None] * len(usable)
+    _check_outside(outside, where)
     return LabelTable(where, kind, grades, pairs, targets, outside, plan, phi, dataset.columns, about)
 
 
@@ -272,6 +273,13 @@ def _targets(
                 )
         found.append(Target(value, given))
     return found
+
+
+def _check_outside(masses: Sequence[float | None], where: str) -> None:
+    """A mass outside the grades is a share: rows are weighted by what it leaves."""
+    for row, mass in enumerate(masses):
+        if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
+            raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
 
 
 def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list[Pair]:

@@ -25,8 +25,11 @@ def soft_targets(target_BK: Tensor, *, temperature: float = 1.0, smoothing: floa
         smoothing: ε, 0 to below 1.
     """
     if temperature != 1.0:
-        raised_BK = target_BK.clamp(min=0.0) ** (1.0 / temperature)
-        target_BK = raised_BK / raised_BK.sum(-1, keepdim=True).clamp(min=torch.finfo(raised_BK.dtype).tiny)
+        tiny = torch.finfo(target_BK.dtype).tiny
+        # divided by the row's largest first: at a low temperature all powers would round to 0, and the row would teach nothing
+        highest_B1 = target_BK.amax(-1, keepdim=True).clamp(min=tiny)
+        raised_BK = (target_BK.clamp(min=0.0) / highest_B1) ** (1.0 / temperature)
+        target_BK = raised_BK / raised_BK.sum(-1, keepdim=True).clamp(min=tiny)
     if smoothing:
         target_BK = (1.0 - smoothing) * target_BK + smoothing / target_BK.shape[-1]
     return target_BK

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +38,22 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def describe_split(keys: Sequence[str], side_N: np.ndarray) -> dict[str, object]:
+def describe_split(keys: Sequence[str], side_N: np.ndarray) -> dict[str, Any]:
     """Rows and queries a side, and a digest of which query lies where, for the manifest."""
     queries: list[set[str]] = [set(), set(), set()]
     for key, side in zip(keys, side_N.tolist(), strict=True):
         queries[side].add(key)
     counts = {name: {"rows": int((side_N == side).sum()), "queries": len(queries[side])} for side, name in enumerate(SIDES)}
     return {**counts, "sha256": digest_of([sorted(keys_of) for keys_of in queries])}
+
+
+def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> dict[str, int]:
+    """By side, how many queries of dev and test have the text of a training query: ids that keep such queries apart leak.
+
+    Args:
+        texts: each row's query text, folded.
+    """
+    sides = side_N.tolist()
+    seen = {text for text, side in zip(texts, sides, strict=True) if side == TRAIN}
+    rows = list(zip(keys, texts, sides, strict=True))
+    return {SIDES[side]: len({key for key, text, of in rows if of == side and text in seen}) for side in (DEV, TEST)}

@@ -178,20 +178,23 @@ def _load_module(record: StudentRecord, folder: Path) -> Any:
     return module
 
 
-def load_heads(module: Any, folder: Path) -> None:
+def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) -> None:
     """Put the heads of a student's folder into an encoder student.
 
+    Args:
+        names: of the heads to take; None for all that the module has.
     Raises:
         ValueError: a head is missing there or has another shape.
     """
     from safetensors.torch import load_file
 
     held = load_file(folder / HEADS_NAME)
-    state = module.heads.state_dict()
+    whole = module.heads.state_dict()
+    state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
     for name, tensor in state.items():
         if name not in held or held[name].shape != tensor.shape:
             raise ValueError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
-    module.heads.load_state_dict({name: held[name] for name in state})
+    module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
 
 
 def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: Any) -> None:

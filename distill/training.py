@@ -26,6 +26,7 @@ from distill.batches import BatchPlan, Collator, TokenRows
 from distill.curves import Curve
 from distill.objective import Objective
 from distill.specs import EarlyStopping, TrainSection
+from distill.writes import writing
 from manifests import failpoints
 from manifests.errors import TrainingError
 
@@ -240,12 +241,13 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             return
         final = self._folder / checkpoints.checkpoint_name(self.state.global_step)
         scratch = self._folder / f".part-{final.name}"
-        if is_writer:
-            scratch.mkdir(parents=True, exist_ok=True)
-        checkpoints.save_weights(self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None)
-        optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
-        if is_writer:
-            self._finish_checkpoint(scratch, final, optimizer)
+        with writing(self._folder):
+            if is_writer:
+                scratch.mkdir(parents=True, exist_ok=True)
+            checkpoints.save_weights(self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None)
+            optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
+            if is_writer:
+                self._finish_checkpoint(scratch, final, optimizer)
 
     def _finish_checkpoint(self, scratch: Path, final: Path, optimizer: dict[str, Any]) -> None:
         """Write what stands beside the weights, and commit."""

@@ -120,11 +120,23 @@ def identify(path: str) -> Identity:
     try:
         data = file.read_bytes()
         named = json.loads(data)["files"]
-        files = {name: str(named[name]) for name in student_file_names(path)}
+        found = student_file_names(path)
+        unnamed = [name for name in found if name not in named]
+        missing = sorted(set(named) - set(found))
+        files = {name: str(named[name]) for name in found if name in named}
     except FileNotFoundError as exc:
         raise ManifestError(f"{path}: a student without {MANIFEST_NAME}: its training has not ended. Run `relabel distill` again.") from exc
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ManifestError(f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again.") from exc
+    if missing:
+        raise ManifestError(
+            f"{path}: {', '.join(missing)} of its {MANIFEST_NAME} is missing. Restore the folder from a copy, or train again."
+        )
+    if unnamed:
+        raise ManifestError(
+            f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. Move it away, restore "
+            "the folder from a copy, or train again."
+        )
     return Identity(path, record, files, sha256_bytes(data))
 
 

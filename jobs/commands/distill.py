@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
@@ -50,10 +51,16 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     cache = os.environ.get(CACHE_VARIABLE)
     is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
     say = _teller() if is_first else lambda _: None
-    report = train(spec, start=start, cache_dir=Path(cache) if cache else None, say=say, is_writer=is_first)
+    try:
+        with sigterm_ends():
+            report = train(spec, start=start, cache_dir=Path(cache) if cache else None, say=say, is_writer=is_first)
+    except KeyboardInterrupt:
+        if is_first:
+            click.echo("The last whole checkpoint is kept. Go on with the same command and --resume.", err=True)
+        raise
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
-        emit({**_result(report.manifest), "output": report.place, "was_done": report.was_done}, _text(report), output)
+        emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)
     return code
 
 
@@ -72,9 +79,9 @@ def _teller() -> Callable[[str], None]:
     return say
 
 
-def _result(manifest: dict[str, Any]) -> dict[str, Any]:
-    keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics", "gate", "notes")
-    return {key: manifest[key] for key in keys}
+def _result(report: Any) -> dict[str, Any]:
+    keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics", "notes")
+    return {**{key: report.manifest[key] for key in keys}, "gate": report.gate}
 
 
 def _text(report: Any) -> str:
@@ -90,7 +97,7 @@ def _text(report: Any) -> str:
         found = [f"{name} {figures[name]:.4f}" for name in SHOWN if figures.get(name) is not None]
         if found:
             rows.append((f"{who}, by {test['judged_by']}", ", ".join(found)))
-    rows += [("gate", check["text"]) for check in manifest["gate"]["checks"]]
+    rows += [("gate", check["text"]) for check in report.gate["checks"]]
     rows += [("note", note) for note in manifest["notes"]]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
     return f"{head} {report.place}\n{table(rows)}"

@@ -167,6 +167,8 @@ def _columns(text: str | None) -> dict[str, Any]:
                 + ", ".join(ROLES)
                 + (f". Did you mean {hint}?" if hint and hint != role else ".")
             )
+        if role in found:
+            raise click.UsageError(f"--columns {text}: names {role} twice. Write for instance query=text,document=title+body.")
         found[role] = column.split("+") if role in LISTS else column
     return found
 

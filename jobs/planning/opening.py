@@ -6,10 +6,10 @@ from jobs.planning.estimating import estimate_run, keep_estimate
 from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
 from manifests.dataset import Dataset
-from manifests.errors import ManifestError
+from manifests.errors import ManifestError, StaleRunError
 from manifests.known_inputs import known_dataset, known_file, load_known
-from manifests.plans import Plan, check_plan, load_plan, make_plan, write_plan
-from manifests.runs import RunFolder
+from manifests.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
+from manifests.runs import MANIFEST_NAME, RunFolder
 from manifests.store import Store, open_store
 
 
@@ -20,7 +20,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         may_plan: make a plan where there is none.
         may_write: write that plan down; off for a look at what would be done.
     Raises:
-        StaleRunError: the output has a plan for another job or other inputs.
+        StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is no run.
         ManifestError: there is no plan and `may_plan` is off.
     """
     run = job.spec.run
@@ -32,6 +32,11 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     if plan is None:
         if not may_plan:
             raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
+        if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
+            raise StaleRunError(
+                f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, say to a student. "
+                "Name another `output`."
+            )
         if may_write:
             store.prove()  # a store that can't keep commits single is refused before anything is read or written
         plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
@@ -46,6 +51,14 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     if was_planned_now:
         keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
     return opened
+
+
+def _holds_manifest(store: Store) -> bool:
+    try:
+        store.read(MANIFEST_NAME)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _open_dataset(job: Job, store: Store, plan: Plan | None) -> Dataset:

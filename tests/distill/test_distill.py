@@ -196,6 +196,30 @@ def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callabl
     assert second.manifest["model"]["reference"] == str(first.output)
 
 
+def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """From a label-only student to all three heads: relevance goes on, the others begin; another number of grades begins too."""
+    from safetensors.torch import load_file
+
+    from distill.bases import build_module, check_base, make_record
+    from distill.specs import DistillSpec
+    from manifests.models import resolve_model
+    from manifests.phi import DEFAULT_PHI
+    from manifests.specs import Columns, validate_spec
+
+    alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
+    first = run(loss=alone, train={"max_steps": 2}).output
+    held = load_file(first / "heads.safetensors")["relevance.weight"]
+    values = validate_spec(DistillSpec, spec(student={"model": str(first)}, output=str(tmp_path / "second")), where="student.yaml")
+    base = check_base(values, resolve_model(str(first), cache_dir=tmp_path))
+    for grades, is_taken in ((3, True), (4, False)):
+        heads = {"relevance": grades, "subject": 5, "attribute": 5}
+        module = build_module(values, base, make_record(values, base, heads, DEFAULT_PHI, Columns()))
+        weight = module.heads["relevance"].weight.detach()
+        assert (weight.shape == held.shape and bool((weight == held).all())) == is_taken
+
+
 def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
     report = run(
         train={"epochs": 30, "eval_every": 2, "learning_rate": 3e-2, "early_stopping": {"metric": "loss", "patience": 1}, "warmup": 0.0}

@@ -187,3 +187,12 @@ def test_a_head_without_a_weighted_row_adds_nothing() -> None:
     totals = {name: weight.sum() for name, weight in objective.row_weights(held).items()}
     alone = Objective(LossSection(consistency=0, subject=0), {"relevance": 3}, DEFAULT_PHI)
     assert objective.loss(sums, totals).item() == alone.loss({"relevance": sums["relevance"]}, totals).item()
+
+
+def test_a_low_temperature_sharpens_the_teacher_and_never_wipes_it_out() -> None:
+    """0.34^(1/0.005) is below what float32 holds; the distribution that it stands for is not."""
+    teacher = torch.tensor([[0.34, 0.33, 0.33], [0.2, 0.5, 0.3], [0.0, 0.0, 0.0]])
+    found = soft_targets(teacher, temperature=0.005)
+    raised = (teacher[:2].double() / teacher[:2].double().amax(-1, keepdim=True)) ** 200
+    torch.testing.assert_close(found[:2].double(), raised / raised.sum(-1, keepdim=True), rtol=1e-4, atol=1e-7)
+    assert found[2].tolist() == [0.0, 0.0, 0.0]

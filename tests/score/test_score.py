@@ -137,7 +137,7 @@ def test_columns_are_the_students_unless_others_are_named(
     assert [label["probs"] for label in ours.values()] == [label["probs"] for label in theirs.values()]
 
 
-@pytest.mark.parametrize("columns", ["query", "query=", "qery=q", "document=a+b,=x"])
+@pytest.mark.parametrize("columns", ["query", "query=", "qery=q", "document=a+b,=x", "query=q,query=t"])
 def test_columns_that_are_none_are_a_usage_error(score: Score, write_pairs: Callable[..., Path], columns: str) -> None:
     write_pairs()
     score("--columns", columns).refused(2, "--columns", "query=text,document=title+body")
@@ -209,6 +209,29 @@ def test_a_student_whose_training_has_not_ended_is_refused(
     score(student=tmp_path / "half").refused(3, "without manifest.json", "relabel distill")
     (tmp_path / "half/manifest.json").write_text("{}")
     score(student=tmp_path / "half").refused(3, "does not name all of the student's files")
+
+
+def test_scores_never_go_into_a_students_folder(score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path) -> None:
+    """A plan and labels among its files would make it a student that nobody can use."""
+    write_pairs()
+    for name in ("itself", "other"):
+        shutil.copytree(tiny, tmp_path / name)
+    for to in ("itself", "other"):
+        score(student=tmp_path / "itself", to=str(tmp_path / to)).refused(3, "manifest.json", "another `output`")
+    for name in ("itself", "other"):
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == sorted(path.name for path in tiny.iterdir())
+
+
+def test_a_file_too_many_or_too_few_in_a_students_folder_is_named(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path
+) -> None:
+    write_pairs()
+    shutil.copytree(tiny, tmp_path / "noted")
+    (tmp_path / "noted/notes.txt").write_text("remember the milk")
+    score(student=tmp_path / "noted").refused(3, "notes.txt", "does not name all of the student's files")
+    (tmp_path / "noted/notes.txt").unlink()
+    (tmp_path / "noted/tokenizer_config.json").unlink()
+    score(student=tmp_path / "noted").refused(3, "tokenizer_config.json", "is missing")
 
 
 def test_a_student_with_changed_weights_is_refused(score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path) -> None:

@@ -1,0 +1,44 @@
+"""What a disk refuses while a student or a checkpoint is written, in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from manifests.errors import DiskFullError, StoreError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, with the system's number in its text.
+
+    Raises:
+        DiskFullError: no space is left.
+        StoreError: anything else that the operating system says.
+    """
+    try:
+        yield
+    except StoreError:  # ours already, and an OSError too
+        raise
+    except Exception as exc:
+        number = exc.errno if isinstance(exc, OSError) else _safetensors_errno(exc)
+        if number is None:
+            raise
+        if number in _FULL:
+            raise DiskFullError(
+                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go on with --resume."
+            ) from exc
+        raise StoreError(
+            f"{folder}: can't be written ({exc}). The last whole checkpoint is kept: mend this and go on with --resume."
+        ) from exc
+
+
+def _safetensors_errno(exc: Exception) -> int | None:
+    found = _NUMBER.search(str(exc)) if type(exc).__name__ == "SafetensorError" else None
+    return int(found[1]) if found else None

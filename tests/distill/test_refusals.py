@@ -1,0 +1,232 @@
+"""Slips of a tired hand: each is refused before it costs training time or somebody's files, and the message says what to do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from distill.training import StudentTrainer
+from manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
+from tests.distill.conftest import label_rows, make_pairs, write_labels
+
+SHORT = {"max_steps": 1}
+
+
+def labels(path: Path, pairs: Path, **changes: Any) -> list[dict[str, Any]]:
+    return [{"path": str(write_labels(path / "labels.parquet", label_rows(make_pairs(), **changes))), "pairs": {"path": str(pairs)}}]
+
+
+def gold_file(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    kept = [{name: row[name] for name in ("query_id", "query", "doc_id", "document", "grade")} for row in rows]
+    pq.write_table(pa.Table.from_pylist(kept), path / "gold.parquet")
+    return {"path": str(path / "gold.parquet")}
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("start", ["new", "restart", "resume"])
+def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(run: Callable[..., Any], tmp_path: Path, start: str) -> None:
+    folder = tmp_path / "project"
+    (folder / "checkpoints" / "other").mkdir(parents=True)
+    (folder / "README.md").write_text("mine")
+    (folder / "checkpoints" / "other" / "weights").write_text("mine too")
+    before = bytes_of(folder)
+    with pytest.raises(StaleRunError, match=r"README\.md.*no student.*[Nn]ame another"):
+        run(output=str(folder), start=start, train=SHORT)
+    assert bytes_of(folder) == before
+
+
+def test_what_killed_calls_leave_is_not_somebody_elses(run: Callable[..., Any], spec: Callable[..., dict[str, Any]]) -> None:
+    """One killed before it claimed the folder, and a --restart killed while it removed checkpoints beside a half-written student."""
+    checkpoints = Path(spec()["output"]) / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "distill.lock").touch()
+    assert run(train=SHORT).has_passed
+    (checkpoints / "checkpoint-000001").mkdir(parents=True)
+    (checkpoints / "training.json").write_text("\n")
+    (checkpoints.parent / "manifest.json").unlink()
+    with pytest.raises(StaleRunError, match="--restart"):
+        run(start="resume", train=SHORT)
+    assert not run(start="restart", train=SHORT).was_done
+
+
+def test_a_base_model_is_never_overwritten_by_its_student(run: Callable[..., Any], encoder_dir: Callable[..., Path]) -> None:
+    before = bytes_of(encoder_dir())
+    with pytest.raises(StaleRunError, match="no student"):
+        run(output=str(encoder_dir()), train=SHORT)
+    assert bytes_of(encoder_dir()) == before
+
+
+def test_a_student_is_not_restarted_from_itself(run: Callable[..., Any], tmp_path: Path) -> None:
+    folder = run(train=SHORT).output
+    before = bytes_of(folder)
+    with pytest.raises(ConfigError, match=r"`output` and `student\.model` are the same folder"):
+        run(start="restart", student={"model": str(folder)}, train={"max_steps": 2})
+    assert bytes_of(folder) == before
+
+
+def test_a_gate_that_changed_since_the_training_is_judged_anew(run: Callable[..., Any]) -> None:
+    assert run(require={"accuracy": ">=0.0"}, train=SHORT).has_passed
+    again = run(require={"accuracy": ">=0.0", "f1_macro": ">1"}, train=SHORT)
+    assert again.was_done
+    assert not again.has_passed
+    assert [check["has_passed"] for check in again.gate["checks"]] == [True, False]
+    assert run(train=SHORT).has_passed
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_loss_that_no_label_of_these_trains_is_refused(
+    run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path, pairs_file: Path, kind: str
+) -> None:
+    student = {"kind": "decoder", "model": str(decoder_dir())} if kind == "decoder" else {}
+    with pytest.raises(InputError, match=r"nothing trains the relevance head.*loss\.relevance"):
+        run(labels=labels(tmp_path, pairs_file, has_nodes=False), loss={"relevance": 0.0, "consistency": 1.0}, student=student)
+
+
+def test_a_lone_node_that_nothing_trains_gets_no_head(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+    """Consistency needs both nodes, so it trains no lone one."""
+    sources = labels(tmp_path, pairs_file, nodes={"subject": 2})
+    assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest["heads"] == {"relevance": 3}
+
+
+@pytest.mark.parametrize("mass", [float("nan"), -0.5, 1.5, float("inf")])
+def test_an_outside_mass_that_is_no_share_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path, mass: float) -> None:
+    with pytest.raises(InputError, match=r"label 0 has the outside mass .*from 0 to 1"):
+        run(labels=labels(tmp_path, pairs_file, outside_mass=mass), loss={"weight_by": ["outside_mass"]}, train=SHORT)
+
+
+def test_rows_that_all_weigh_nothing_are_told_as_that(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+    with pytest.raises(InputError, match=r"head relevance.*weigh 0.*weight_by"):
+        run(labels=labels(tmp_path, pairs_file, outside_mass=1.0), loss={"weight_by": ["outside_mass"]}, train=SHORT)
+
+
+def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(run: Callable[..., Any], tmp_path: Path) -> None:
+    strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
+    with pytest.raises(InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"):
+        run(gold=gold_file(tmp_path, strangers), train=SHORT)
+    nulls = [{**pair, "grade": None} for pair in make_pairs()]
+    with pytest.raises(InputError, match="none of its grades"):
+        run(gold=gold_file(tmp_path, nulls), train=SHORT)
+
+
+def test_gold_that_is_off_is_told_in_keys_of_the_spec(run: Callable[..., Any], tmp_path: Path) -> None:
+    pairs = make_pairs()
+    with pytest.raises(InputError, match=r"no column `grades`.*`gold\.grade`"):
+        run(gold={**gold_file(tmp_path, pairs), "grade": "grades"}, train=SHORT)
+    twice = [*pairs, {**pairs[0], "grade": (pairs[0]["grade"] + 1) % 3}]
+    with pytest.raises(InputError, match=r"several grades.*`gold\.duplicates: mean`"):
+        run(gold=gold_file(tmp_path, twice), train=SHORT)
+
+
+def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_before_training(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StudentTrainer, "compute_loss", lambda *_args, **_kwargs: pytest.fail("trained"))
+    strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
+    with pytest.raises(InputError, match=r"teacher.*test split.*both"):
+        run(gold=gold_file(tmp_path, strangers), loss={"gold_weight": 0.5}, require={"macro_f1": ">=0.5*teacher"}, train=SHORT)
+
+
+def test_a_plain_gate_is_judged_on_all_rows_beside_one_against_the_teacher(run: Callable[..., Any], tmp_path: Path) -> None:
+    known = [pair for pair in make_pairs() if pair["doc_id"] != "d5"]
+    new = [{**pair, "doc_id": f"n{pair['doc_id']}"} for pair in make_pairs()]
+    gates = {"accuracy": ">=0", "macro_f1": ">=0*teacher"}
+    report = run(gold=gold_file(tmp_path, [*known, *new]), loss={"gold_weight": 0.5}, require=gates, train=SHORT)
+    test = report.manifest["metrics"]["test"]
+    plain, of_teacher = report.gate["checks"]
+    assert test["student"]["rows"] > test["student_where_teacher"]["rows"]
+    assert plain["value"] == test["student"]["accuracy"]
+    assert of_teacher["value"] == test["student_where_teacher"]["f1_macro"]
+
+
+@pytest.mark.parametrize("metric", ["macro_f1", "auc", "kappa"])
+def test_early_stopping_by_a_figure_that_dev_can_not_have_is_refused_before_training(
+    run: Callable[..., Any], tmp_path: Path, metric: str
+) -> None:
+    trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
+    with pytest.raises(InputError, match=rf"early_stopping.*{metric}.*dev"):
+        run(gold=gold_file(tmp_path, trained_alone), train={"early_stopping": {"metric": metric}})
+
+
+def test_a_dev_split_without_a_trusted_grade_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+    trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
+    report = run(gold=gold_file(tmp_path, trained_alone), train=SHORT)
+    assert report.manifest["temperature"]["relevance"] == 1.0
+    assert any("relevance" in note and "not calibrated" in note for note in report.manifest["notes"])
+
+
+def test_a_query_that_stands_on_two_sides_under_other_ids_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+    pairs = [{**pair, "query": f"  Red  lamp {int(pair['query_id'][1:]) % 8}"} for pair in make_pairs()]
+    pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
+    sources = labels(tmp_path, tmp_path / "pairs.parquet")
+    report = run(labels=sources, train=SHORT, split={"dev": 0.2, "test": 0.3})
+    assert any("under another id" in note and "by: query" in note for note in report.manifest["notes"])
+    assert report.manifest["split"]["test"]["texts_seen_in_train"] > 0
+    split = {"dev": 0.2, "test": 0.3, "by": "query"}
+    kept = run(labels=sources, train=SHORT, split=split, output=str(tmp_path / "by-text"))
+    assert kept.manifest["split"]["test"]["texts_seen_in_train"] == 0
+    assert not any("under another id" in note for note in kept.manifest["notes"])
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "says"), [(28, DiskFullError, "--resume"), (27, StoreError, r"can't be written .*os error 27")]
+)
+def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], says: str
+) -> None:
+    from safetensors import SafetensorError
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
+
+    monkeypatch.setattr("distill.checkpoints.save_file", refuse)
+    with pytest.raises(error, match=says):
+        run(train=SHORT)
+
+
+def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("distill.distilling.write_curves", refuse)
+    with pytest.raises(DiskFullError, match="--resume"):
+        run(train=SHORT)
+    monkeypatch.undo()
+    assert not run(start="resume", train=SHORT).was_done
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_told_to_stop_says_how_to_go_on(spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int) -> None:
+    values = spec(train={"epochs": 5000, "save_every": 5})
+    file = tmp_path / "student.yaml"
+    file.write_text(yaml.safe_dump(values))
+    folder = Path(values["output"]) / "checkpoints"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jobs", "distill", str(file)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("checkpoint-*")) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "--resume" in said
+    assert list(folder.glob("checkpoint-*"))
