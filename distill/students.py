@@ -35,6 +35,7 @@ import numpy as np
 from distill.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
+from manifests.extras import require
 from manifests.phi import DEFAULT_PHI, PhiTable
 from manifests.records import checked, fault_of
 
@@ -136,6 +137,7 @@ def load_student(path: str | Path, *, device: str = "cpu") -> Student:
     """
     record = read_student(path)
     folder = Path(path)
+    require("transformers", extra="cpu", purpose="A student").utils.logging.disable_progress_bar()  # progress is the command's to show
     try:
         tokenizer = _load_tokenizer(folder)
         module = _load_module(record, folder)

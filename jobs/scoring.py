@@ -182,7 +182,6 @@ def start_student(identity: Identity, args: StudentArgs) -> tuple[Student, Engin
             "Restore the folder from a copy, or train again."
         )
     torch = require("torch", extra="cpu", purpose="relabel score")
-    require("transformers", extra="cpu", purpose="relabel score").utils.logging.disable_progress_bar()  # progress is the command's to show
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise MissingExtraError(f"--device {device}: torch finds no GPU here. Leave --device out, or run on a machine that has one.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,13 @@ def test_logits_in_the_graph_are_the_students_and_probabilities_are_their_temper
     np.testing.assert_allclose(logits, loaded.logits(HOSTILE)["relevance"], atol=1e-4)
     tempered = np.exp(logits / loaded.record.temperature["relevance"])
     np.testing.assert_allclose(probs, tempered / tempered.sum(1, keepdims=True), atol=1e-5)
+
+
+def test_a_student_is_loaded_without_a_word(student: Path) -> None:
+    """Commands say what they do; a bar of transformers' own between their lines says nothing to anybody."""
+    code = f"from distill.students import load_student; load_student({str(student)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
