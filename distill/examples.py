@@ -69,6 +69,7 @@ def load_examples(spec: DistillSpec) -> Examples:
         InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
     """
     tables = [load_labels(source, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
+    _refuse_twice(tables)
     gold = None if spec.gold is None else load_gold(spec.gold, is_learned=spec.loss.gold_weight > 0)
     gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:
@@ -77,6 +78,18 @@ def load_examples(spec: DistillSpec) -> Examples:
     grades = _scale(spec, tables, gold_of)
     rows = _Rows(spec, tables, gold_of, grades)
     return rows.examples(gold)
+
+
+def _refuse_twice(tables: Sequence[LabelTable]) -> None:
+    """Raise where two sources are the same bytes: all their rows would count twice, and nobody would see it."""
+    seen: dict[str, str] = {}
+    for table in tables:
+        digest = table.about.get("manifest_sha256") or table.about["sha256"]
+        if digest in seen:
+            raise InputError(
+                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how much they count."
+            )
+        seen[digest] = table.where
 
 
 def _gold_rows(gold: Gold, tables: Sequence[LabelTable]) -> LabelTable:

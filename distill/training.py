@@ -28,7 +28,7 @@ from distill.objective import Objective
 from distill.specs import EarlyStopping, TrainSection
 from distill.writes import writing
 from manifests import failpoints
-from manifests.errors import TrainingError
+from manifests.errors import ConfigError, TrainingError
 
 LOWER_IS_BETTER = ("loss",)
 METRIC_KEYS = {"macro_f1": "f1_macro"}
@@ -363,6 +363,8 @@ def _precision(settings: TrainSection) -> tuple[bool, bool]:
     on_gpu = settings.device == "auto" and torch.cuda.is_available()
     if settings.precision == "auto":
         return on_gpu and torch.cuda.is_bf16_supported(), False
+    if settings.precision == "fp16" and not on_gpu:  # Trainer would compute in float32 and say nothing
+        raise ConfigError("train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU.")
     return settings.precision == "bf16", settings.precision == "fp16"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from distill.training import StudentTrainer
@@ -230,3 +231,18 @@ def test_a_training_that_is_told_to_stop_says_how_to_go_on(spec: Callable[..., d
     assert "Traceback" not in said
     assert "--resume" in said
     assert list(folder.glob("checkpoint-*"))
+
+
+def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+    (one,) = labels(tmp_path, pairs_file)
+    copied = tmp_path / "copy.parquet"
+    copied.write_bytes((tmp_path / "labels.parquet").read_bytes())
+    for other in (one, {**one, "path": str(copied), "weight": 0.5}):
+        with pytest.raises(InputError, match=r"are the same labels.*weight"):
+            run(labels=[one, other], train=SHORT)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can do it")
+def test_half_precision_without_a_gpu_is_refused_and_not_silently_single(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"fp16 is for GPUs.*bf16"):
+        run(train={**SHORT, "precision": "fp16"})
