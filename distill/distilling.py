@@ -6,9 +6,7 @@ What costs nothing is checked first (spec, model config, labels, split, gate nam
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,10 +16,11 @@ import numpy as np
 
 from distill.bases import Base, check_base, make_record, texts_of
 from distill.cards import CARD_NAME, render_card
+from distill.claims import STUDENT_MANIFEST_VERSION, claim, claimed, fingerprint_of, finished, note_claim
 from distill.curves import Curve, write_curves
 from distill.examples import NO_GRADE, Examples, load_examples
 from distill.figures import graded_counts, graded_figures, teacher_figures
-from distill.homes import CLAIM_NAME, Home, home_of
+from distill.homes import Home, home_of
 from distill.specs import DistillSpec
 from distill.splits import DEV, TEST, TRAIN
 from distill.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
@@ -29,7 +28,7 @@ from distill.texts import PairTexts, TokenRow
 from distill.writes import writing
 from manifests import failpoints
 from manifests.calibration import fit_calibrator
-from manifests.digests import canonical_json, digest_of, readable_json
+from manifests.digests import readable_json
 from manifests.errors import ConfigError, InputError, StaleRunError
 from manifests.extras import installed_versions
 from manifests.gates import judge_gate, judge_gates
@@ -37,10 +36,6 @@ from manifests.models import ResolvedModel, default_cache_dir, resolve_model
 from manifests.runs import MANIFEST_NAME
 from manifests.store import open_store
 
-STUDENT_MANIFEST_VERSION = 1
-REPLACING = "restart"
-NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
-SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
@@ -139,7 +134,7 @@ def distill(
         home.check_free()
         _refuse_own_base(home, resolved)
     examples = load_examples(spec)
-    fingerprint = _fingerprint(spec, examples, resolved.digest)
+    fingerprint = fingerprint_of(spec, examples, resolved.digest)
     left = _look(home, fingerprint, start)
     if left.done is not None or left.waiting is not None:
         return _conclude(spec, home, left, fingerprint, start, is_writer=is_writer)
@@ -160,7 +155,7 @@ def distill(
         left = _look(home, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
         if left.done is not None or left.waiting is not None:
             raise StaleRunError(f"{home.output}: another call finished this student meanwhile. The same command again finds it.")
-        _claim(home, fingerprint, start, is_replacing=left.is_replacing)
+        claim(home, fingerprint, start, is_replacing=left.is_replacing)
         manifest = _write(work, _train(work), home, fingerprint)
         make_sure()
         home.deliver(is_replacing=left.is_replacing)
@@ -187,12 +182,12 @@ def _look(home: Home, fingerprint: str, start: str) -> _Left:
         StaleRunError: the student of another spec, which this call may not replace.
     """
     # here first: what is delivered between the two looks is found by the second
-    waiting = _finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
-    is_ours = _claimed(home.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    waiting = finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
+    is_ours = claimed(home.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
     done = home.manifest()
     if is_ours and done != waiting:
         done = None  # the one that a --restart is to replace: it was killed, and goes on
-    return _Left(_finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
+    return _Left(finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
 
 
 def _conclude(spec: DistillSpec, home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
@@ -210,81 +205,6 @@ def _conclude(spec: DistillSpec, home: Home, left: _Left, fingerprint: str, star
     found = left.done or left.waiting
     assert found is not None
     return _report(spec, home, found, was_done=left.done is not None)
-
-
-def _fingerprint(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
-    """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
-    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
-    plain["student"].pop("model")
-    for name in SPEED_ONLY:
-        plain["train"].pop(name)
-    return digest_of({"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION})
-
-
-def _data_digest(examples: Examples) -> str:
-    total = hashlib.sha256()
-    for query, document in examples.texts:
-        for text in (query, document):
-            data = text.encode("utf-8", "surrogatepass")
-            total.update(len(data).to_bytes(8, "big") + data)
-    arrays = [*examples.targets.values(), *examples.weights.values(), examples.row_weight, examples.gold, examples.teacher, examples.side]
-    for array in arrays:
-        total.update(np.ascontiguousarray(array).tobytes())
-    total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
-    return total.hexdigest()
-
-
-def _finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: str) -> dict[str, Any] | None:
-    """The manifest that is there, if it is this very student's.
-
-    Raises:
-        StaleRunError: it is another one's.
-    """
-    if held is None or start == "restart":
-        return None
-    if held["fingerprint"] != fingerprint:
-        raise StaleRunError(
-            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
-            f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
-        )
-    return held
-
-
-def _claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> None:
-    """Make the checkpoints' folder ours, or say whose it is.
-
-    Args:
-        is_replacing: note that the student which stands at the end of the way is to be replaced: a --resume then knows.
-    Raises:
-        StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
-    """
-    folder = home.checkpoints
-    if start == "restart":
-        if home.url is not None:
-            (home.folder / MANIFEST_NAME).unlink(missing_ok=True)
-        _note(folder, "", is_replacing=False)  # nobody's while they go, and the folder is still known as a student's
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-    held, _ = _claimed(folder)
-    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
-    if left and start == "new":
-        raise StaleRunError(f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart.")
-    if left and held != fingerprint:
-        raise StaleRunError(f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart.")
-    _note(folder, fingerprint, is_replacing=is_replacing)
-
-
-def _note(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
-    with writing(folder):
-        (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{REPLACING}\n" * is_replacing, encoding="utf-8")
-
-
-def _claimed(folder: Path) -> tuple[str, bool]:
-    """The fingerprint that a folder of checkpoints belongs to, if any, and whether its student replaces another one."""
-    claim = folder / CLAIM_NAME
-    held, _, rest = claim.read_text(encoding="utf-8").partition("\n") if claim.is_file() else ("", "", "")
-    return held, rest.strip() == REPLACING
 
 
 def _check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -372,7 +292,7 @@ def _write(work: _Work, trained: _Trained, home: Home, fingerprint: str) -> dict
     output = home.folder
     (output / MANIFEST_NAME).unlink(missing_ok=True)
     if home.url is None:  # nothing is left to be replaced: the next manifest here is this student's
-        _note(home.checkpoints, fingerprint, is_replacing=False)
+        note_claim(home.checkpoints, fingerprint, is_replacing=False)
     with writing(output):
         write_student(output, trained.record, trained.module, work.base.tokenizer)
         write_curves(output, trained.curve, title=work.spec.name)
