@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from manifests.filesystems import use_storage_options
 from tests import seaweed
 from tests.faults.figures import Figures
 from tests.faults.places import ROWS, SLOW, Place
@@ -69,6 +70,7 @@ def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
     """This process's variables lead to the server, for whoever looks at what the children left; theirs are handed to them."""
     import fsspec
 
+    use_storage_options({})  # those of a job that an earlier test read hold for the whole process
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
