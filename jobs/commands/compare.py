@@ -8,7 +8,7 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option
+from jobs.commands.options import check_grade_options, duplicates_option, emit, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 
 
@@ -65,11 +65,9 @@ def compare(
     from jobs.durable_files import check_free, written
     from jobs.evaluate.judging import JudgingOptions
     from jobs.report.gold import gold_files
-    from manifests.errors import UsageError
     from manifests.qrels import parse_map
 
-    if qrels is None and (grade or by or grade_map or doc != "doc_id" or duplicates != "error"):
-        raise UsageError("--grade, --by, --doc, --map and --duplicates speak of --qrels, which is not given.")
+    check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(
         qrels=qrels,
         label="grade",

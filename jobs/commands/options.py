@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from jobs import log_format
+from manifests.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -71,6 +72,20 @@ def duplicates_option(grades: str) -> Callable[[Command], Command]:
         show_default=True,
         help=f"A pair whose {grades} differ.",
     )
+
+
+def check_grade_options(
+    gold: str | None, option: str, *, grade: str | None, by: str | None, doc: str, grade_map: str | None, duplicates: str
+) -> None:
+    """Options that say how human grades are read, where none are named, are a slip.
+
+    Args:
+        gold: what `option` names.
+    Raises:
+        UsageError: there are such options and no grades.
+    """
+    if gold is None and (grade or by or grade_map or doc != "doc_id" or duplicates != "error"):
+        raise UsageError(f"--grade, --by, --doc, --map and --duplicates speak of {option}, which is not given.")
 
 
 def emit(result: dict[str, Any], text: str, output: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option, table
+from jobs.commands.options import check_grade_options, duplicates_option, emit, grade_map_option, grade_option, output_option, table
 from jobs.exits import Exit
 
 
@@ -46,9 +46,7 @@ def report(
     from manifests.errors import UsageError
     from manifests.qrels import parse_map
 
-    spoken = columns["grade"] or columns["by"] or grade_map or columns["doc"] != "doc_id" or columns["duplicates"] != "error"
-    if gold is None and spoken:
-        raise UsageError("--grade, --by, --doc, --map and --duplicates speak of --gold, which is not given.")
+    check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
