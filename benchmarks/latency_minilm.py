@@ -49,9 +49,9 @@ def optimum_graphs(python: Path, student: Path, work: Path, pairs: str | None) -
     if all(path.is_file() for path in graphs.values()):
         return graphs
     work.mkdir(parents=True, exist_ok=True)
-    subprocess.run([python, "-c", BACKBONE, student, backbone], check=True, stdout=sys.stderr)
+    subprocess.run([python, "-P", "-c", BACKBONE, student, backbone], check=True, stdout=sys.stderr)
     line = ["export", str(student), "--to", str(heads), "--exporter", "optimum", "--provider", "cpu", "--set", "parity.min_pairs=200"]
-    subprocess.run([python, "-c", HEADS, *line, *(["--pairs", pairs] if pairs else [])], check=True, stdout=sys.stderr)
+    subprocess.run([python, "-P", "-c", HEADS, *line, *(["--pairs", pairs] if pairs else [])], check=True, stdout=sys.stderr)
     return graphs
 
 

@@ -136,7 +136,7 @@ def run_side(side: str, args: argparse.Namespace, work: Path, venv: Path) -> dic
         shutil.rmtree(work / folder, ignore_errors=True)
     environment = dict(os.environ)
     if side == "relabel":
-        command = [sys.executable, "-m", "jobs", "run", str(work / "job.yaml"), "--output", "json"]
+        command = [sys.executable, "-P", "-m", "jobs", "run", str(work / "job.yaml"), "--output", "json"]
     else:
         command = [str(venv / "bin" / "python"), str(HERE / f"peers_{side}.py"), str(work / "peer.json")]
         environment["PATH"] = f"{(venv / 'bin').absolute()}:{environment['PATH']}"  # datatrove calls `vllm`

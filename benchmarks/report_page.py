@@ -58,13 +58,13 @@ def make_run(folder: Path, rows: int) -> Path:
         "shards": 4,
     }
     (folder / "job.yaml").write_text(json.dumps(job))
-    subprocess.run([sys.executable, "-m", "jobs", "run", str(folder / "job.yaml")], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-P", "-m", "jobs", "run", str(folder / "job.yaml")], check=True, capture_output=True)
     return folder / "out"
 
 
 def measure(run: Path, page: Path, *flags: str) -> dict[str, float]:
     """One report in a process of its own."""
-    call = [sys.executable, "-c", MEASURED, "report", str(run), "--to", str(page), *flags]
+    call = [sys.executable, "-P", "-c", MEASURED, "report", str(run), "--to", str(page), *flags]
     done = subprocess.run(call, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     assert found["code"] == 0, done.stderr

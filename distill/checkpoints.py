@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distill.sharding import cut, own_parameters, trained_parameters, whole
+from distill.writes import open_to_readers
 from manifests.errors import ManifestError
 from manifests.local_store import sync_folder
 from manifests.records import fault_of
@@ -54,6 +55,7 @@ def step_of(checkpoint: Path) -> int:
 
 def commit(scratch: Path, final: Path) -> None:
     """Make a written folder durable under its name."""
+    open_to_readers(scratch)
     for file in sorted(scratch.iterdir()):
         with file.open("rb") as handle:
             os.fsync(handle.fileno())

@@ -162,6 +162,17 @@ def distill(
     return _report(spec, home, manifest, was_done=False)
 
 
+def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
+    """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the model up.
+
+    Raises:
+        RelabelError: they can't be read.
+    """
+    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    fingerprint = fingerprint_of(spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest)
+    return (home.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(home.checkpoints)[0] == fingerprint
+
+
 def _report(spec: DistillSpec, home: Home, manifest: dict[str, Any], *, was_done: bool) -> Report:
     return Report(manifest, home.folder, was_done, home.output, _judged_gates(spec, manifest["metrics"]["test"]))
 

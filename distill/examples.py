@@ -16,7 +16,7 @@ from distill.label_tables import LabelTable, Target, load_labels
 from distill.specs import HEADS, NODE_HEADS, DistillSpec
 from distill.splits import SIDES, TRAIN, describe_split, folded, leaking_queries, split_queries
 from manifests.errors import InputError
-from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi
+from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
 from manifests.qrels import check_scale
 from manifests.specs import Columns
 
@@ -185,11 +185,12 @@ class _Rows:
             self.gold,
             side,
             heads,
-            self._phi(heads),
+            DEFAULT_PHI,
             self.tables[0].columns,
             about,
         )
         _check(found)
+        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is told as that
         self._balance(found)
         return found
 
@@ -253,7 +254,7 @@ class _Rows:
     def _target(self, name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
         target_NK = np.zeros((self.size, width), dtype=np.float32)
         has_N = np.zeros(self.size, dtype=bool)
-        is_soft = self.spec.loss.targets == "soft"
+        is_soft = self.spec.loss.target_kind(name) == "soft"
         for row, target in enumerate(self.targets[name]):
             if target is None:
                 continue
@@ -290,18 +291,20 @@ class _Rows:
 
         Raises:
             InputError: runs with different maps, and the spec chooses none.
-            ConfigError: the map gives grades that the relevance head has not, or misses one that the loss's direction needs.
+            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction needs, or is missing
+                where there are more or fewer than three grades.
         """
         told = {table.phi for table in self.tables if table.phi is not None}
         if self.spec.phi is None and len(told) > 1:
             raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
-        phi = self.spec.phi or next(iter(told), DEFAULT_PHI)
+        phi = self.spec.phi or next(iter(told), None)
         if not set(NODE_HEADS) <= set(heads):
-            return phi
-        found = check_phi(phi, grades=heads["relevance"])
-        missing = set(range(heads["relevance"])) - {grade for row in found for grade in row}
+            return phi or DEFAULT_PHI
+        grades = heads["relevance"]
+        found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
+        missing = unreached_grades(found, grades)
         if missing and self.spec.loss.consistency and self.spec.loss.consistency_direction == "direct_to_induced":
-            raise InputError(f"phi gives no pair of scores grade {sorted(missing)[0]}, so KL(p_r ‖ p_ind) would be infinite.")
+            raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
         return found
 
     def _balance(self, found: Examples) -> None:

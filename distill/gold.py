@@ -14,7 +14,7 @@ from distill.specs import GoldSource
 from manifests.dataset import open_dataset
 from manifests.digests import digest_of
 from manifests.errors import InputError
-from manifests.input_files import PARQUET_SUFFIXES
+from manifests.input_folders import PARQUET_SUFFIXES
 from manifests.label_sets import load_gold_by_row, own_input
 from manifests.labels import Pair
 from manifests.qrels import PairGrades, grades_by_pair, load_qrels, mapped
@@ -96,7 +96,7 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
     dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), reads_context=False)
     with _in_words_of_the_spec():
         grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade), source)
-    pairs = read_pairs(dataset, np.arange(dataset.rows))
+    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
     about = {
         "path": source.path,
         "grade": source.grade,

@@ -18,22 +18,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.specs import NODE_HEADS, LabelSource
-from manifests.dataset import Dataset, changed_files, open_dataset
+from manifests.dataset import Dataset, open_dataset
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.filesystems import is_url
 from manifests.input_faults import reading
-from manifests.input_files import PARQUET_SUFFIXES
+from manifests.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.plans import PLAN_NAME, Plan, ShardPlan, load_plan
+from manifests.readings import Readings
 from manifests.receipts import FileRef
 from manifests.rows import read_chunks
+from manifests.run_inputs import open_run_input
 from manifests.runs import MANIFEST_NAME, RunFolder, load_manifest
 from manifests.schemas import LABELS, NODES, table_of
 from manifests.specs import Columns, InputSpec
 from manifests.store import open_store
-from manifests.url_files import read_url
+from manifests.url_files import read_whole
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "nodes"]
 """What is read of a label file."""
@@ -113,14 +115,14 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
             f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} allowed). "
             "What is missing is seldom a fair sample: mend it with `relabel retry`, or set allow_over_limit: true to take what is there."
         )
-    for shard in range(len(plan.shards)):
-        folder.prove_shard(shard, check_bytes=True)
+    fates = folder.prove(found, check_bytes=True)
+    if fates.by_kind() != manifest["rows"]:
+        raise ManifestError(f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` says more.")
     labeler = plan.parts["labeler"]
     if labeler["name"] == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
     tables = [folder.table(FileRef(**file), LABELS, COLUMNS) for file in manifest["labels"]]
-    names = Columns(**plan.parts["columns"])
-    dataset = _run_input(plan, names, root)
+    dataset, readings = open_run_input(root, store, plan)
     about = {
         "path": root,
         "kind": "run",
@@ -136,28 +138,15 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     }
     phi = labeler.get("phi")
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
-    return _as_table(
-        held, dataset, root, "run", grades=int(labeler["grades"]), plan=plan, phi=tuple(map(tuple, phi)) if phi else None, about=about
-    )
-
-
-def _run_input(plan: Plan, columns: Columns, root: str) -> Dataset:
-    paths = tuple(file.path for file in plan.files)
-    wanted = columns.model_copy(update={"context": None, "gold": None})
-    try:
-        dataset = open_dataset(InputSpec(path=paths, columns=wanted), reads_context=False)
-    except InputError as exc:
-        raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
-    changed = changed_files(plan.files, dataset.files)
-    if changed:
-        raise ManifestError(f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label again.")
-    return dataset
+    rules = tuple(map(tuple, phi)) if phi else None
+    grades = int(labeler["grades"])
+    return _as_table(held, dataset, root, "run", grades=grades, plan=plan, phi=rules, about=about, readings=readings)
 
 
 def _load_file(source: LabelSource) -> LabelTable:
     path = source.path
     try:
-        data = read_url(path) if is_url(path) else Path(path).read_bytes()
+        data = read_whole(path)
     except FileNotFoundError as exc:
         raise InputError(
             f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
@@ -178,7 +167,7 @@ def _load_file(source: LabelSource) -> LabelTable:
         "rows_by_status": dict(sorted(statuses.items())),
         "weight": source.weight,
     }
-    return _as_table(held, dataset, path, "file", grades=None, plan=None, phi=None, about=about)
+    return _as_table(held, dataset, path, "file", grades=None, plan=None, phi=None, about=about, readings=None)
 
 
 def _check_schema(schema: pa.Schema, path: str) -> None:
@@ -224,6 +213,7 @@ def _as_table(
     plan: Plan | None,
     phi: PhiTable | None,
     about: dict[str, Any],
+    readings: Readings | None,
 ) -> LabelTable:
     columns = {name: held[name].to_pylist() for name in held.column_names}
     size = held.num_rows
@@ -246,7 +236,7 @@ def _as_table(
         scores = [None if node is None else node.get(name) for node in nodes]
         given = [None if node is None else node.get(f"{name}_probs") for node in nodes]
         targets[name] = _targets(scores, given, NODE_SCORES, where, f"nodes.{name}")
-    pairs = _rejoin(columns, dataset, where)
+    pairs = _rejoin(columns, dataset, readings, where)
     about["labels"] = len(usable)
     outside = columns.get("outside_mass") or [None] * len(usable)
     _check_outside(outside, where)
@@ -282,13 +272,13 @@ def _check_outside(masses: Sequence[float | None], where: str) -> None:
             raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
 
 
-def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list[Pair]:
+def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
     rows = np.array(columns["row_id"], dtype=np.int64)
     total = sum(file.rows for file in dataset.files)
     beyond = rows[(rows < 0) | (rows >= total)]
     if len(beyond):
         raise InputError(f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right pairs?")
-    pairs = read_pairs(dataset, rows)
+    pairs = read_pairs(dataset, rows, readings=readings)
     for number, pair in enumerate(pairs):
         ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
         if ids != (pair.query_id, pair.doc_id):
@@ -299,18 +289,22 @@ def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list
     return pairs
 
 
-def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
-    """The rows with these ids, in their order; row groups without one are not read."""
+def read_pairs(dataset: Dataset, rows: np.ndarray, *, readings: Readings | None) -> list[Pair]:
+    """The rows with these ids, in their order; row groups without one are not read.
+
+    Args:
+        readings: of the run that labelled them (`read_chunks`); None for pairs that no run has read.
+    """
     if not len(rows):
         return []
     distinct = np.unique(rows)
     sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
     is_range = len(distinct) == distinct[-1] - distinct[0] + 1
     shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
-    found = {pair.row_id: pair for pair in _chunked(dataset, shard, None if is_range else distinct)}
+    found = {pair.row_id: pair for pair in _chunked(dataset, readings, shard, None if is_range else distinct)}
     return [found[row] for row in rows.tolist()]
 
 
-def _chunked(dataset: Dataset, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
-    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks))):
+def _chunked(dataset: Dataset, readings: Readings | None, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
+    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks)), readings=readings):
         yield from chunk.pairs

@@ -49,7 +49,10 @@ class Objective:
         """Σ_i w_i l_i by part, scalars that carry gradients."""
         found = {}
         for name, weight_B in self.row_weights(batch).items():
-            losses_B = self._consistency(logits) if name == CONSISTENCY else self._cross_entropy(logits[name], batch["targets"][name])
+            if name == CONSISTENCY:
+                losses_B = self._consistency(logits)
+            else:
+                losses_B = self._cross_entropy(logits[name], batch["targets"][name], smoothing=self._smoothing(name))
             found[name] = weighted_sum(losses_B, weight_B)
         return found
 
@@ -62,13 +65,13 @@ class Objective:
         terms = [weight * sums[name] / _positive(totals[name]) for name, weight in self.weights.items()]
         return torch.stack(terms).sum()
 
-    def _cross_entropy(self, logits_BK: Tensor, target_BK: Tensor) -> Tensor:
-        spec = self._spec
-        return cross_entropy(
-            logits_BK,
-            soft_targets(target_BK, temperature=spec.temperature, smoothing=spec.label_smoothing),
-            temperature=spec.temperature,
-        )
+    def _smoothing(self, head: str) -> float:
+        """ε of a head's target: equation 17 softens the grade, equation 16 takes the node scores as they are."""
+        return self._spec.label_smoothing if head == "relevance" else 0.0
+
+    def _cross_entropy(self, logits_BK: Tensor, target_BK: Tensor, *, smoothing: float) -> Tensor:
+        temperature = self._spec.temperature
+        return cross_entropy(logits_BK, soft_targets(target_BK, temperature=temperature, smoothing=smoothing), temperature=temperature)
 
     def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor:
         relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))

@@ -9,11 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from manifests.errors import ConfigError
 from manifests.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
-from manifests.specs import Columns, Spec
+from manifests.specs import Columns, ModelText, PathText, PatternText, Spec
 
 NODE_HEADS = ("subject", "attribute")
 HEADS = ("relevance", *NODE_HEADS)
 """Heads that a student can have, in the order in which they are built."""
+
+TargetKind = Literal["soft", "hard"]
 
 Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 
@@ -21,7 +23,7 @@ Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 class PairsSource(Spec):
     """Where the texts of a label file's rows stand."""
 
-    path: tuple[str, ...]
+    path: tuple[PatternText, ...]
     """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
     columns: Columns = Columns()
     """Their columns."""
@@ -35,7 +37,7 @@ class PairsSource(Spec):
 class LabelSource(Spec):
     """One set of labels."""
 
-    path: str = Field(min_length=1)
+    path: PathText = Field(min_length=1)
     """Output folder of a finished run, or a Parquet file with the label schema."""
     weight: float = Field(1.0, gt=0.0, le=1000.0)
     """Weight of each of its rows in the loss."""
@@ -48,7 +50,7 @@ class LabelSource(Spec):
 class GoldSource(Spec):
     """Trusted human grades: to judge by, and with `loss.gold_weight` above 0 to learn from."""
 
-    path: str = Field(min_length=1)
+    path: PathText = Field(min_length=1)
     """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label run's own input."""
     grade: str = "grade"
     """Column of the grade."""
@@ -91,7 +93,7 @@ class StudentSection(Spec):
 
     kind: Literal["encoder", "decoder"]
     """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own head."""
-    model: str = Field(min_length=1)
+    model: ModelText = Field(min_length=1)
     """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an earlier distillation,
     whose heads are then taken over too: two stages are two specs."""
     heads: Literal["auto"] | dict[str, int] = "auto"
@@ -148,12 +150,28 @@ class LossSection(Spec):
     gold_weight: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold alone are learned from
     as well, with weight g; at 0 gold only judges."""
-    targets: Literal["soft", "hard"] = "soft"
-    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote."""
+    targets: TargetKind | dict[str, TargetKind] = "soft"
+    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by head, say
+    {subject: hard, attribute: hard}; a head that is not named is soft."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """ε: target becomes (1-ε)·target + ε/K."""
+    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as they are."""
     weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
     """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _known_targets(cls, value: Any) -> Any:
+        by_head = value if isinstance(value, dict) else {"relevance": value}
+        for name, kind in by_head.items():
+            if name not in HEADS:
+                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
+            if kind not in ("soft", "hard"):
+                raise ValueError(f"want soft or hard, or a mapping of heads to them, and not {kind!r}")
+        return value
+
+    def target_kind(self, head: str) -> TargetKind:
+        """Whether a head learns distributions or grades."""
+        return self.targets.get(head, "soft") if isinstance(self.targets, dict) else self.targets
 
     @model_validator(mode="after")
     def _something_is_learned(self) -> LossSection:
@@ -275,7 +293,7 @@ class DistillSpec(Spec):
     """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the command exits 5."""
     allow_over_limit: bool = False
     """Take label runs over their quarantine limit."""
-    output: str = Field(min_length=1)
+    output: PathText = Field(min_length=1)
     """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
     storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
     """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never written."""

@@ -33,6 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from distill.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
+from distill.writes import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
 from manifests.extras import require
@@ -211,6 +212,7 @@ def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: A
     else:
         module.lm.save_pretrained(folder)
     (folder / STUDENT_NAME).write_bytes(readable_json(asdict(record)))
+    open_to_readers(folder)
 
 
 def student_file_names(path: str | Path) -> list[str]:

@@ -1,10 +1,11 @@
-"""What a disk refuses while a student or a checkpoint is written, in our words."""
+"""What a disk refuses while a student or a checkpoint is written, in our words; and who may read the files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +43,14 @@ def writing(folder: Path) -> Iterator[None]:
 def _safetensors_errno(exc: Exception) -> int | None:
     found = _NUMBER.search(str(exc)) if type(exc).__name__ == "SafetensorError" else None
     return int(found[1]) if found else None
+
+
+def open_to_readers(folder: Path) -> None:
+    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its own at 0600."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for file in filter(Path.is_file, folder.iterdir()):
+        if stat.S_IMODE(file.stat().st_mode) != mode:
+            file.chmod(mode)

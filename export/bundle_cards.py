@@ -32,7 +32,7 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
         "```python",
         "from load import Student",
         "",
-        'student = Student("path/of/this/folder")   # provider="cpu" or "cuda", precision="int8", check_digests=True',
+        'student = Student("path/of/this/folder")   # provider="cpu" or "cuda", precision="int8"',
         'probs = student.probabilities([("red shoe", "A red running shoe, size 9")])',
         'print(probs["relevance"])                  # float32 [pairs, grades]; rows sum to 1',
         "```",

@@ -98,7 +98,7 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
     """
     part = beside(folder, PART)
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(folder, part, copy_function=_link, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset())
+    shutil.copytree(folder, part, copy_function=link_or_copy, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset())
     return part
 
 
@@ -155,10 +155,10 @@ def _is_alive(pid: str) -> bool:
     return True
 
 
-def _link(source: str, target: str) -> str:
+def link_or_copy(source: str | Path, target: str | Path) -> str:
     """A second name for a file, or a copy where the disk has no links."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-    return target
+    return str(target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,11 +207,33 @@ def _manifest_bytes(folder: Path) -> bytes:
     path = folder / MANIFEST_NAME
     try:
         with told("read", path, is_missing_fine=True):
+            if not path.is_file() and path.exists():
+                raise ManifestError(f"{path}: is no plain file, so no manifest. Export or pull the bundle again.")
             if path.stat().st_size > MAX_RECORD_BYTES:
                 raise ManifestError(f"{path}: too big to be a manifest.")
             return path.read_bytes()
     except FileNotFoundError as exc:
         raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.") from exc
+
+
+def entries_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and state of all that lies below a folder: files, links, special files, and folders that are empty.
+
+    Python's caches of modules (`__pycache__`) are passed over: whoever imports a bundle's `load.py` leaves one there.
+    """
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        with os.scandir(current) as entries:
+            held = [entry for entry in entries if entry.name != "__pycache__"]
+        if not held and current != folder:
+            yield current.relative_to(folder).as_posix(), current.stat()
+        for entry in held:
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                pending.append(Path(entry.path))
+            else:
+                yield Path(entry.path).relative_to(folder).as_posix(), found
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -220,20 +242,12 @@ def _names_in(folder: Path) -> list[str]:
     Raises:
         ManifestError: a link, a socket or an empty folder lies among them: no manifest can say what it must be.
     """
-    found: list[str] = []
-    pending = [folder]
-    while pending:
-        current = pending.pop()
-        with told("list", current), os.scandir(current) as entries:
-            held = list(entries)
-        if not held and current != folder:
-            raise ManifestError(f"{current}: an empty folder has no place in a bundle. Remove it.")
-        for entry in held:
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                pending.append(Path(entry.path))
-            elif stat.S_ISREG(mode):
-                found.append(Path(entry.path).relative_to(folder).as_posix())
-            else:
-                raise ManifestError(f"{entry.path}: a link or a special file has no place in a bundle. Put the file itself there.")
+    found = []
+    with told("list", folder):
+        for name, held in entries_in(folder):
+            if stat.S_ISDIR(held.st_mode):
+                raise ManifestError(f"{folder / name}: an empty folder has no place in a bundle. Remove it.")
+            if not stat.S_ISREG(held.st_mode):
+                raise ManifestError(f"{folder / name}: a link or a special file has no place in a bundle. Put the file itself there.")
+            found.append(name)
     return sorted(found)

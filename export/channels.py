@@ -7,7 +7,7 @@ refuse 6: an old pointer that somebody put back. A write carries an id of its ow
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -202,6 +202,23 @@ def move_channel(
         f"{depot.url}/{name}@{channel}: somebody else moved it to {now.head.version} (sequence {now.head.sequence}) in the meantime. "
         "Nothing is lost: look whether that is what you want, then run the same command again."
     )
+
+
+def left_by_rollback(channel: Channel, known: Collection[str], last: tuple[int, str] | None) -> set[str]:
+    """Versions that a channel left by a rollback, by digest. One that it was pointed to again since is none of them.
+
+    Args:
+        known: what this said when the channel was seen last: a pointer forgets moves.
+        last: sequence and version that it had then.
+    """
+    found = set(known)
+    at = last[1] if last and last[0] == channel.moves[0].sequence - 1 else None
+    for move in channel.moves:
+        if at is not None and move.reason == "rollback":
+            found.add(at)
+        at = move.version_sha256
+        found.discard(at)
+    return found
 
 
 def before(held: Channel, where: str) -> Move:

@@ -3,6 +3,7 @@
     DEST/current              → .versions/VERSION, replaced in one step; what a server opens
     DEST/.versions/VERSION    bundles, each whole and proven before it got its name
     DEST/.pull.json           what was seen of each channel, and the order in which versions served
+    DEST/.stamps.json         what the file system said of each file when its bytes were last proven
     DEST/.partial/            downloads under way, resumed by the next pull
 
 Two locks: one for the whole of a pull, one for the moment of a switch, so that a rollback never waits for a download.
@@ -15,15 +16,16 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from export.bundles import MANIFEST_NAME, open_bundle
+from export.bundles import MANIFEST_NAME
+from export.wholeness import Fault, Proof, prove
 from manifests import failpoints
 from manifests.digests import readable_json, sha256_file
 from manifests.disk_errors import told
-from manifests.errors import GateError, InputError, ManifestError
+from manifests.errors import InputError, ManifestError
 from manifests.file_locks import FileLock
 from manifests.local_store import LocalStore, sync_folder
 from manifests.records import checked, fault_of
@@ -33,6 +35,7 @@ VERSIONS = ".versions"
 PARTIAL = ".partial"
 STATE_NAME = ".pull.json"
 STATE_FORMAT = 1
+STAMPS_NAME = ".stamps.json"
 _TRASH_PREFIX = ".trash-"
 _LINK_PREFIX = ".link-"
 
@@ -73,12 +76,23 @@ class State:
         seen: by channel.
         served: newest first; the first serves now.
         held: by channel, the sequence from which somebody rolled back: up to that one no pull of the channel switches.
+        left: by channel, the versions that it left by a rollback as far as was seen, by digest: nobody rolls back to them unless by name.
     """
 
     name: str
     seen: dict[str, Seen] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def leavers(self, served: Served) -> list[str]:
+        """Channels that left a version by a rollback."""
+        return sorted(channel for channel, versions in self.left.items() if served.version_sha256 in versions)
+
+
+def is_destination(path: Path) -> bool:
+    """Whether bundles were pulled to a folder."""
+    return (path / STATE_NAME).exists() or (path / VERSIONS).is_dir()
 
 
 class Destination:
@@ -134,6 +148,50 @@ class Destination:
         """Where a version lies."""
         return self.folder / VERSIONS / served.folder
 
+    def prove(self, served: Served, *, checks_bytes: bool) -> Proof:
+        """Hold what serves against what was pulled: the link, and every file; writes nothing.
+
+        Args:
+            checks_bytes: read all files, those too whose stamp is as it was when they were last proven.
+        """
+        folder = self.path_of(served)
+        proof = prove(folder, served.manifest_sha256, {} if checks_bytes else self._stamps().get(served.folder, {}))
+        if self.serving() != folder:
+            proof.faults.insert(0, Fault(LINK, "is missing" if self.serving() is None else f"does not lead to {VERSIONS}/{served.folder}"))
+        return proof
+
+    def look(self, *, checks_bytes: bool) -> tuple[State, Proof]:
+        """What serves, and whether it is whole; writes nothing and waits for nobody.
+
+        Raises:
+            ManifestError: nothing was pulled here, or nobody knows what.
+        """
+        while True:
+            state = self.reconciled()
+            if state is None or not state.served:
+                raise ManifestError(
+                    f"{self.folder}/{STATE_NAME}: is missing or names no version. Pull: relabel pull URL/NAME {self.folder}."
+                )
+            proof = self.prove(state.served[0], checks_bytes=checks_bytes)
+            if not proof.faults or self.reconciled() == state:  # else a pull switched and tidied up while files were read
+                return state, proof
+
+    def remember(self, state: State, served: Served, proof: Proof) -> None:
+        """Note the stamps of what was proven, and forget those of versions that are kept no more; the pull lock is held."""
+        was = self._stamps()
+        held = {one.folder: was[one.folder] for one in state.served if one.folder in was} | {served.folder: proof.stamps}
+        if held != was:
+            failpoints.hit("before_stamps")
+            self._store.put(STAMPS_NAME, readable_json({"format": STATE_FORMAT, "versions": held}))
+
+    def _stamps(self) -> dict[str, dict[str, list[int]]]:
+        """Stamps by version's folder and file; none where the file is damaged, and all bytes are read instead."""
+        try:
+            held = json.loads(self._store.read(STAMPS_NAME))
+            return checked(dict[str, dict[str, list[int]]], held["versions"] if held["format"] == STATE_FORMAT else {})
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return {}
+
     @contextlib.contextmanager
     def pulling(self) -> Iterator[None]:
         """Keep other pulls out.
@@ -178,33 +236,50 @@ class Destination:
         failpoints.hit("after_pull_state")
         return state
 
-    def roll_back(self) -> Served:
-        """Let the version serve that did before; needs no network and reads no file of the bundle but its manifest.
+    def roll_back(self, to: str | None = None) -> Served:
+        """Let the version serve that did before, but for those that a channel left by a rollback; needs no network.
 
+        Args:
+            to: a version that is kept here, whatever the channels say of it.
         Raises:
-            GateError: nothing earlier is kept.
+            InputError: there is none; says what is kept.
             ManifestError: what is kept is not whole.
         """
         with told("roll back in", self.folder), self.switching():
             state = self.reconciled()
-            if state is None or len(state.served) < 2:
-                raise GateError(
-                    f"{self.folder}: keeps no earlier version to go back to. Pull one: relabel pull URL/NAME@VERSION {self.folder}."
-                )
-            target = state.served[1]
+            if state is None or not state.served:
+                raise InputError(f"{self.folder}: no version was pulled here. Pull one: relabel pull URL/NAME {self.folder}.")
+            place = self._place_to_go_back_to(state, to)
+            target = state.served[place]
             path = self.path_of(target)
-            if open_bundle(path, check_bytes=False).manifest.sha256 != target.manifest_sha256:
-                raise ManifestError(f"{path}: its manifest is not the one that was pulled. Pull a version: URL/NAME@VERSION.")
+            if faults := prove(path, target.manifest_sha256, self._stamps().get(target.folder, {})).faults:
+                raise ManifestError(
+                    f"{path}: {faults[0]}. Another one that is kept: --to VERSION; or pull it again: URL/NAME@{target.version}."
+                )
             held = {**state.held, **{channel: seen.sequence for channel, seen in state.seen.items()}}
-            left = replace(state, served=state.served[1:], held=held)
+            left = replace(state, served=state.served[place:], held=held)
             self.switch(left, target, keep=len(left.served))
             return target
+
+    def _place_to_go_back_to(self, state: State, to: str | None) -> int:
+        """Where it stands in `state.served`."""
+        for place, one in enumerate(state.served):
+            if one.version == to or (to is None and place > 0 and not state.leavers(one)):
+                return place
+        wanted = f"version {to} is not kept" if to is not None else "keeps no version to go back to"
+        kept = [one.version + _note("serves" if one is state.served[0] else "", state.leavers(one)) for one in state.served]
+        raise InputError(
+            f"{self.folder}: {wanted}. Here are: {'; '.join(kept)}. Name one of them: --to VERSION; or pull another: "
+            f"relabel pull URL/{state.name}@VERSION {self.folder}."
+        )
 
     def reconciled(self) -> State | None:
         """The state, put right by the link: a pull killed between the switch and the state's writing left them apart."""
         state = self.state()
         serving = self.serving()
-        if state is None or serving is None or not state.served or serving.name == state.served[0].folder:
+        if state is None or serving is None or not state.served or serving == self.path_of(state.served[0]):
+            return state
+        if serving.parent != self.folder / VERSIONS:  # a link that no pull made: the state is believed, and the link is a fault
             return state
         known = next((one for one in state.served if one.folder == serving.name), None)
         if known is not None:
@@ -239,11 +314,28 @@ class Destination:
         self._store.sweep("")
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder; its name goes first, so that nobody finds half of it."""
-    if not folder.exists():
+def _note(first: str, leavers: Sequence[str]) -> str:
+    """` (serves, stable left it by a rollback)`."""
+    notes = [first, *(f"{channel} left it by a rollback" for channel in leavers)]
+    return f" ({', '.join(filter(None, notes))})" if any(notes) else ""
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what lies in its place; its name goes first, so that nobody finds half of it."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
         return
-    trash = folder if folder.name.startswith(_TRASH_PREFIX) else folder.with_name(f"{_TRASH_PREFIX}{secrets.token_hex(4)}")
-    if trash != folder:
-        os.rename(folder, trash)  # noqa: PTH104 (as in rename(2): atomic, and no copy)
-    shutil.rmtree(trash)
+    if not path.exists():
+        return
+    trash = path if path.name.startswith(_TRASH_PREFIX) else path.with_name(f"{_TRASH_PREFIX}{secrets.token_hex(4)}")
+    if trash != path:
+        os.rename(path, trash)  # noqa: PTH104 (as in rename(2): atomic, and no copy)
+    try:
+        shutil.rmtree(trash)
+    except PermissionError:  # somebody took its owner's rights from a folder in it
+        trash.chmod(0o700)
+        for top, folders, _ in os.walk(trash):
+            for folder in (Path(top, name) for name in folders):
+                if not folder.is_symlink():
+                    folder.chmod(0o700)
+        shutil.rmtree(trash)

@@ -3,18 +3,23 @@
     from load import Student
 
     student = Student("path/of/the/bundle")
-    print(student.provider, student.precision)
-    print(student.probabilities([("red shoe", "A red running shoe, size 9")])["relevance"])
+    print(student.version, student.provider, student.precision)
+    print(student.score([("red shoe", "A red running shoe, size 9")]))
 
-A session that fell back to another provider is an error, not a slow answer. Text that spells a control token is ordinary text.
+Files that are not those of the manifest, and a session that fell back to another provider, are errors and not answers. Text that spells a
+control token is ordinary text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
 import os
+import secrets
+import stat
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +44,17 @@ a tenth of a small BERT's whole time (onnxruntime 1.31)."""
 TENSORRT_LIBRARIES = {"tensorrt": ("libnvinfer.so", "libnvinfer.so.10"), "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1")}
 BATCH_TOKENS = 8192
 """Tokens of a batch, padding included."""
-CHARACTERS_PER_TOKEN = 64
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a long text that are tokenized at first for each token that is wanted; English prose has four or five."""
+UNSETTLED_WORDS = 2
+"""Words before a cut that the text behind it may change: the one that was cut, and blanks or a letter before it that belong together."""
 BLOCK_BYTES = 1 << 22
+YOUNG_NS = 100_000_000
+"""A file that changed less than this ago is read again at the next load, ns: within a tick of the disk's clock it may change unseen."""
+PYTHON_CACHE = "__pycache__"
+MANIFEST = "manifest.json"
+STAMPS = "load.stamps.json"
+VERSION_DIGITS = 16
 
 
 class BundleError(RuntimeError):
@@ -56,26 +70,41 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, contract: Mapping[str, Any]) -> None:
-        from tokenizers import Tokenizer
-
         self.contract = contract
         self.max_tokens = int(contract["max_tokens"])
-        self._tokenizer = Tokenizer.from_file(str(folder / contract["tokenizer"]))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True  # `[SEP]` in a document is five characters
+        self._opening = Opening(folder / contract["tokenizer"])
+        self._tokenizer = self._opening.tokenizer
         if contract["kind"] == "encoder":
             side = contract["truncation_side"]
+            self._tokenizer = load_tokenizer(folder / contract["tokenizer"])
             self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in training."""
-        texts = [(_clean(query), _clean(document)) for query, document in pairs]
+        """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in training.
+
+        Raises:
+            TypeError: a row is no pair of strings; names the row.
+        """
+        texts = [_pair(row, pair) for row, pair in enumerate(pairs)]
         if not texts:
             return []
         if self.contract["kind"] == "encoder":
-            return [(found.ids, found.type_ids) for found in self._tokenizer.encode_batch(texts)]
+            return [(found.ids, found.type_ids) for found in self._tokenizer.encode_batch(self._openings(texts))]
         return self._prompts(texts)
+
+    def _openings(self, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut first, so which
+        one is longer must show."""
+        wanted: dict[int, int] = {}
+        if self.contract["truncation_side"] == "right":
+            places = [place for place, (_, document) in enumerate(texts) if len(document) > self._opening.shortest_cut(self.max_tokens)]
+            lengths = self._opening.lengths([_clean(texts[place][0]) for place in places])
+            wanted = {place: max(self.max_tokens, length) + 1 for place, length in zip(places, lengths, strict=True)}
+        cut = self._opening.cut
+        return [
+            (_clean(query), cut(document, wanted[place]) if place in wanted else _clean(document))
+            for place, (query, document) in enumerate(texts)
+        ]
 
     def collate(self, rows: Sequence[tuple[list[int], list[int]]], *, width: int | None = None) -> dict[str, np.ndarray]:
         """A padded batch, int64 [B, T], by the names that the model takes.
@@ -100,13 +129,70 @@ class Encoder:
     def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         before, between, after = self.contract["prompt_ids"]
         room = self.max_tokens - len(before) - len(between) - len(after)
-        queries, documents = ([pair[part][: room * CHARACTERS_PER_TOKEN] for pair in texts] for part in (0, 1))
+        queries, documents = ([self._opening.cut(pair[part], room) for pair in texts] for part in (0, 1))
         rows: list[tuple[list[int], list[int]]] = []
         encode = self._tokenizer.encode_batch
         for query, document in zip(encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True):
             kept = query.ids[:room]
             rows.append((before + kept + between + document.ids[: room - len(kept)] + after, []))
         return rows
+
+
+def load_tokenizer(path: Path) -> Any:
+    """A tokenizer that neither pads nor cuts, and to which `[SEP]` in a document is five characters."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+class Opening:
+    """Cuts a long text so that its first tokens stay what they are, without a look at all of it.
+
+    A tokenizer splits a text into words and each word into tokens. What stands behind a cut can change the words right before it, and a
+    token that was added to the vocabulary whole, or a number (digits may be grouped from its end), by more: all of that is left out
+    when the tokens before the cut are counted. A text without a word's end is read to its own end.
+
+    Args:
+        path: of the `tokenizer.json`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = load_tokenizer(path)
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self._margin = max((len(token.content) for token in added), default=0) + 1
+
+    def shortest_cut(self, num_tokens: int) -> int:
+        """Characters at which a text is cut first."""
+        return num_tokens * CHARACTERS_PER_TOKEN + self._margin
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """Tokens of each text."""
+        return [len(found.ids) for found in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def cut(self, text: str, num_tokens: int) -> str:
+        """The text, or a part from its beginning with the same first `num_tokens` tokens and no fewer."""
+        size = self.shortest_cut(num_tokens)
+        while size < len(text) and self._settled(_clean(text[:size])) < num_tokens:
+            size *= 2
+        return _clean(text[:size])
+
+    def _settled(self, text: str) -> int:
+        """Tokens of a text that stay what they are, whatever follows it."""
+        found = self.tokenizer.encode(text, add_special_tokens=False)
+        end = len(text) - self._margin
+        while end > 0 and text[end - 1].isnumeric():
+            end -= 1
+        words = found.word_ids
+        kept = next((place for place, (_, stop) in enumerate(found.offsets) if stop > end), len(words))
+        for _ in range(UNSETTLED_WORDS):
+            last = words[kept - 1] if kept else None
+            while kept and words[kept - 1] == last:
+                kept -= 1
+        return kept
 
 
 class Student:
@@ -118,18 +204,20 @@ class Student:
             an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
         precision: `fp32`, `fp16`, `int8` … as the bundle has them; by default what suits the provider.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
-        check_digests: read every file and compare its sha256 first.
+        check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load or pull did so.
     Raises:
         BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
     """
 
     def __init__(
-        self, folder: str | Path, *, provider: str = "auto", precision: str | None = None, threads: int = 0, check_digests: bool = False
+        self, folder: str | Path, *, provider: str = "auto", precision: str | None = None, threads: int = 0, check_digests: bool = True
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).resolve()  # once: every file comes from the version that a link leads to now
         self.manifest = read_manifest(self.folder)
         if check_digests:
             check_files(self.folder, self.manifest)
+        self.version = _sha256(self.folder / MANIFEST)[:VERSION_DIGITS]
+        """By which it was published, unless it was given another name: the first digits of its manifest's sha256."""
         self.refused: list[str] = []
         """Why engines that the bundle holds were not taken."""
         chosen = None
@@ -162,6 +250,16 @@ class Student:
                 found[name][places] = values_BK
         return found
 
+    def expected_grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """The mean of the relevance grades, weighted by their probabilities, float64 [B], from 0 to the highest grade."""
+        probs_BK = self.probabilities(pairs)["relevance"].astype(np.float64)
+        return np.asarray(probs_BK @ np.arange(probs_BK.shape[1]))
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """One number a pair to rank by, from 0 to 1: the expected grade over the highest one."""
+        highest = self.heads["relevance"] - 1
+        return [float(grade) / highest for grade in self.expected_grades(pairs)]
+
     def grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """The most probable relevance grade of each pair, int64 [B]."""
         return np.asarray(self.probabilities(pairs)["relevance"].argmax(1))
@@ -173,7 +271,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         BundleError: it is not there, or not of this format.
     """
-    path = folder / "manifest.json"
+    path = _file(folder, MANIFEST)
     try:
         held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_ours = held["kind"] == "bundle" and held["format"] == 1 and "inputs" in held and "models" in held
@@ -184,20 +282,36 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return held
 
 
-def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Hold every file against its size and sha256.
+def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = False) -> None:
+    """Hold every file against its sha256; none may be missing, and none may lie beside them but Python's own caches.
 
+    What was proven is noted there (`__pycache__`), so that the next process reads only what changed; where nobody may write, it reads all.
+
+    Args:
+        reads_all: read files too that did not change since an earlier load, or `relabel pull`, proved them.
     Raises:
         BundleError: names the first that differs.
     """
-    for entry in manifest["files"]:
-        path = _file(folder, entry["path"])
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-        if digest.hexdigest() != entry["sha256"]:
-            raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
+    wanted = {str(entry["path"]): str(entry["sha256"]) for entry in manifest["files"]}
+    version = _sha256(folder / MANIFEST)
+    if pulled := _pulled_manifest(folder):  # nothing but what pull noted says what the manifest itself must be
+        wanted[MANIFEST] = pulled
+    known = {} if reads_all else _known_stamps(folder, version)
+    stamps = {}
+    for name, sha256 in wanted.items():
+        path, now_ns = _file(folder, name), time.time_ns()
+        stamp = _stamp(path)
+        if known.get(name) != stamp:
+            if _sha256(path) != sha256:
+                raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
+            if stamp != _stamp(path) or now_ns - stamp[-1] < YOUNG_NS:
+                continue
+        stamps[name] = stamp
+    for path in _files_in(folder):
+        if path.relative_to(folder).as_posix() not in wanted and path != folder / MANIFEST:
+            raise BundleError(f"{path}: is not in the manifest. Move it away, or pull the bundle again.")
+    if stamps != known:
+        _keep_stamps(folder, {"manifest": version, "stamps": stamps})
 
 
 def choose_provider(wish: str) -> str:
@@ -413,15 +527,104 @@ def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: boo
     return out
 
 
+def _pair(row: int, pair: Any) -> tuple[str, str]:
+    """A row's texts.
+
+    Raises:
+        TypeError: it is no pair of strings.
+    """
+    if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
+        raise TypeError(f"row {row}: {_short(pair)} is no pair of query and document.")
+    for what, text in zip(("query", "document"), pair, strict=True):
+        if not isinstance(text, str):
+            raise TypeError(f"row {row}: the {what} is {_short(text)}, and must be a string. Leave the row out, or give it its text.")
+    return pair[0], pair[1]
+
+
 def _clean(text: str) -> str:
     """Half a surrogate pair is no text that a tokenizer takes; it becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def _short(value: Any) -> str:
+    return f"{repr(value)[:40]} ({type(value).__name__})"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes with every write to a file, also with one that puts size and time back: the last number can't be set by hand."""
+    found = path.stat()
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _known_stamps(folder: Path, version: str) -> dict[str, Any]:
+    """Stamps that a pull, or an earlier load of the same manifest, kept; none where they can't be read."""
+    own, pulled = _json(folder / PYTHON_CACHE / STAMPS), _json(_pull_folder(folder) / ".stamps.json")
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        return dict(own["stamps"]) if own.get("manifest") == version else dict(pulled["versions"][folder.resolve().name])
+    return {}
+
+
+def _keep_stamps(folder: Path, held: Mapping[str, Any]) -> None:
+    path = folder / PYTHON_CACHE / STAMPS
+    part = path.with_name(f"{STAMPS}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(json.dumps(held), encoding="utf-8")
+        part.replace(path)
+
+
+def _pull_folder(folder: Path) -> Path:
+    """Where `relabel pull` keeps its notes of a version; a path that is none for a folder that was not pulled."""
+    return folder.resolve().parents[1] if folder.resolve().parent.name == ".versions" else folder / PYTHON_CACHE
+
+
+def _pulled_manifest(folder: Path) -> str | None:
+    """sha256 of the manifest that was pulled."""
+    with contextlib.suppress(KeyError, TypeError):
+        served = _json(_pull_folder(folder) / ".pull.json")["served"]
+        return next((str(one["manifest_sha256"]) for one in served if one["folder"] == folder.resolve().name), None)
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where none can be read."""
+    try:
+        held = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """All that lies below a folder and is no folder, but for Python's caches."""
+    for entry in folder.iterdir():
+        if not entry.is_dir() or entry.is_symlink():
+            yield entry
+        elif entry.name != PYTHON_CACHE:
+            yield from _files_in(entry)
+
+
 def _file(folder: Path, name: str) -> Path:
+    """A file of the bundle.
+
+    Raises:
+        BundleError: it is not there, is no plain file, or its owner may not read it.
+    """
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise BundleError(f"{name!r} leaves the bundle's folder.")
-    if not path.is_file():
-        raise BundleError(f"{path} is missing. Pull the bundle again.")
+        raise BundleError(f"{path} leaves the bundle's folder. Pull the bundle again.")
+    try:
+        mode = path.lstat().st_mode
+    except OSError as exc:
+        raise BundleError(f"{path} is missing. Pull the bundle again.") from exc
+    if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
+        raise BundleError(f"{path} is no plain file that can be read. Pull the bundle again.")
     return path

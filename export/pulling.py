@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_file, open_bundle
-from export.channels import CHANNEL_KIND, Channel, find_channel
+from export.bundle_places import link_or_copy
+from export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_file, open_bundle, read_manifest
+from export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
 from export.destinations import PARTIAL, VERSIONS, Destination, Seen, Served, State
 from export.signatures import TrustedKeys
 from export.versions import VERSION_KIND, Address, Version, find_version, load_version, object_name
+from export.wholeness import Proof, prove
 from manifests import failpoints
 from manifests.depots import Depot
-from manifests.disk_errors import told
+from manifests.disk_errors import FULL, told
 from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
 from manifests.local_store import sync_folder
 
@@ -39,11 +42,13 @@ class PullOptions(NamedTuple):
         keys: public keys; then version and channel must be signed by one of them.
         keep: versions that stay in the destination, the serving one included.
         lifts_hold: switch although somebody rolled back from this very move of the channel.
+        checks_bytes: read every file that serves, those too whose stamp says that nothing changed.
     """
 
     keys: TrustedKeys | None = None
     keep: int = 3
     lifts_hold: bool = False
+    checks_bytes: bool = False
 
 
 class Pulled(NamedTuple):
@@ -53,12 +58,14 @@ class Pulled(NamedTuple):
         has_switched: whether another version serves now.
         is_held: nothing was done because somebody rolled back from there.
         fetched_bytes: bytes that came over; the rest was here already.
+        mended: what was wrong with what served, and is put right.
     """
 
     served: Served
     has_switched: bool
     is_held: bool
     fetched_bytes: int
+    mended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +103,49 @@ def _pull(depot: Depot, address: Address, destination: Destination, options: Pul
     wanted = find_wanted(depot, address, options.keys)
     with destination.pulling():
         state = _remember(destination, address.name, wanted)
-        if _is_held(state, wanted) and not options.lifts_hold:
-            return Pulled(state.served[0], False, True, 0)
-        if _serves(destination, state, wanted.version):
-            destination.tidy(state)
-            return Pulled(state.served[0], False, False, 0)
-        folder, fetched = _fetch(depot, destination, state, wanted.version, progress)
-        return _switch(destination, folder, wanted, options, fetched)
+        is_held = _is_held(state, wanted) and not options.lifts_hold
+        if is_held or (state.served and state.served[0].version_sha256 == wanted.version.sha256):
+            return _keep(depot, destination, state, wanted, options, progress, is_held=is_held)
+        return _switch(destination, _fetch(depot, destination, state, wanted.version, progress), wanted, options)
+
+
+def _keep(
+    depot: Depot, destination: Destination, state: State, wanted: Wanted, options: PullOptions, progress: Progress, *, is_held: bool
+) -> Pulled:
+    """Leave what serves, after a proof that it is what was pulled; what is damaged is fetched again and takes its place in one step."""
+    served = state.served[0]
+    progress("checking what serves", 0)
+    proof = destination.prove(served, checks_bytes=options.checks_bytes)
+    if not proof.faults:
+        destination.remember(state, served, proof)
+        destination.tidy(state)
+        return Pulled(served, False, is_held, 0)
+    mended = tuple(map(str, proof.faults))
+    try:
+        version = wanted.version if not is_held else _load_served(depot, state, options.keys)
+        ready = _fetch(depot, destination, state, version, progress)
+    except (InputError, ManifestError) as exc:
+        raise ManifestError(f"{destination.path_of(served)}: {mended[0]}, and can't be mended. {exc}") from exc
+    with destination.switching():
+        state = destination.reconciled() or state
+        if state.served[0].version_sha256 != served.version_sha256:  # somebody rolled back while files came in
+            return Pulled(state.served[0], False, True, ready.fetched_bytes)
+        served = replace(served, folder=ready.folder)
+        state = destination.switch(state, served, options.keep)
+    destination.remember(state, served, ready.proof)
+    destination.tidy(state)
+    return Pulled(served, True, is_held, ready.fetched_bytes, mended)
+
+
+def _load_served(depot: Depot, state: State, keys: TrustedKeys | None) -> Version:
+    """The record of the version that serves though the channel stands elsewhere, to mend it by."""
+    served = state.served[0]
+    version = load_version(depot, state.name, served.version)
+    where = f"{depot.url}/{version.name}@{served.version}"
+    if version.sha256 != served.version_sha256:
+        raise ManifestError(f"{where}: is not the version that was pulled.")
+    _check_signed(keys, VERSION_KIND, version, where)
+    return version
 
 
 def find_wanted(depot: Depot, address: Address, keys: TrustedKeys | None) -> Wanted:
@@ -135,19 +178,21 @@ def _check_signed(keys: TrustedKeys | None, kind: str, record: Channel | Version
 
 
 def _remember(destination: Destination, name: str, wanted: Wanted) -> State:
-    """Note the newest sequence of the channel, before anything is fetched; refuse what is older than the newest."""
+    """Note the newest sequence of the channel and what it left by a rollback, before anything is fetched; refuse an older one."""
     with destination.switching():
         state = destination.reconciled() or State(name)
         if wanted.channel is None or wanted.seen is None:
             return state
         channel = wanted.channel
-        _check_not_older(state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {name}@{channel.channel}")
-        if state.seen.get(channel.channel) != wanted.seen:
+        last = state.seen.get(channel.channel)
+        _check_not_older(last, wanted.seen, f"{destination.folder}: {name}@{channel.channel}")
+        left = left_by_rollback(channel, state.left.get(channel.channel, ()), (last.sequence, last.version_sha256) if last else None)
+        now = replace(state, seen={**state.seen, channel.channel: wanted.seen}, left={**state.left, channel.channel: tuple(sorted(left))})
+        if now != state:
             failpoints.hit("before_seen")
-            state = replace(state, seen={**state.seen, channel.channel: wanted.seen})
-            destination.write(state)
+            destination.write(now)
             failpoints.hit("after_seen")
-        return state
+        return now
 
 
 def _check_not_older(seen: Seen | None, now: Seen, where: str) -> None:
@@ -169,38 +214,38 @@ def _is_held(state: State, wanted: Wanted) -> bool:
     return wanted.channel.head.sequence <= state.held.get(wanted.channel.channel, 0)
 
 
-def _serves(destination: Destination, state: State, version: Version) -> bool:
-    """Whether a version serves already; sizes are looked at, no file is read."""
-    if not state.served or state.served[0].version_sha256 != version.sha256:
-        return False
-    return _is_whole(destination.path_of(state.served[0]), version, check_bytes=False)
+class _Ready(NamedTuple):
+    """A version that lies in `.versions` whole.
+
+    Args:
+        folder: its name there.
+        fetched_bytes: bytes that came over for it.
+        proof: of all its bytes.
+    """
+
+    folder: str
+    fetched_bytes: int
+    proof: Proof
 
 
-def _is_whole(folder: Path, version: Version, *, check_bytes: bool) -> bool:
-    try:
-        return _is_bundle_of(open_bundle(folder, check_bytes=check_bytes), version)
-    except (ManifestError, StoreError, FileNotFoundError):
-        return False
-
-
-def _is_bundle_of(bundle: Bundle, version: Version) -> bool:
-    return sorted(bundle.all_files) == sorted(version.files)
-
-
-def _fetch(depot: Depot, destination: Destination, state: State, version: Version, progress: Progress) -> tuple[str, int]:
-    """A folder in `.versions` that holds a version whole and proven, and the bytes that came over for it."""
+def _fetch(depot: Depot, destination: Destination, state: State, version: Version, progress: Progress) -> _Ready:
+    """See to it that a version lies in `.versions`, whole and proven."""
     versions = destination.folder / VERSIONS
-    for path in (versions / version.version, *sorted(versions.glob(f"{version.version}~*"))):
-        if path.is_dir() and _is_whole(path, version, check_bytes=True):
-            return path.name, 0
+    for path in _folders_of(destination, version):
+        proof = prove(path, version.manifest.sha256, {})
+        if not proof.faults and _is_bundle_of(open_bundle(path, check_bytes=False), version):
+            return _Ready(path.name, 0, proof)
     # by the digest of its body, so that a pull that was killed is found again, and one of other contents is not
     building = versions / f".new-{version.sha256[:16]}"
     fetched = _Download(depot, destination, state, version, building, progress).run()
     try:
-        if not _is_bundle_of(open_bundle(building), version):
+        if not _is_bundle_of(open_bundle(building, check_bytes=False), version):
             raise ManifestError(
                 f"{depot.url}/{version.name}: version {version.version} lists other files than its own {MANIFEST_NAME}. Refused."
             )
+        proof = prove(building, version.manifest.sha256, {})
+        if proof.faults:
+            raise ManifestError(f"{building}: {proof.faults[0]}. Run the same command again, and check the disk.")
     except ManifestError:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -212,13 +257,23 @@ def _fetch(depot: Depot, destination: Destination, state: State, version: Versio
         building.rename(versions / name)
         sync_folder(versions)
     failpoints.hit("after_unpacked")
-    return name, fetched
+    return _Ready(name, fetched, proof)
 
 
-def _switch(destination: Destination, folder: str, wanted: Wanted, options: PullOptions, fetched: int) -> Pulled:
+def _folders_of(destination: Destination, version: Version) -> list[Path]:
+    """Where a version may lie already, whole or damaged."""
+    versions = destination.folder / VERSIONS
+    return [versions / version.version, *sorted(versions.glob(f"{version.version}~*"))]
+
+
+def _is_bundle_of(bundle: Bundle, version: Version) -> bool:
+    return sorted(bundle.all_files) == sorted(version.files)
+
+
+def _switch(destination: Destination, ready: _Ready, wanted: Wanted, options: PullOptions) -> Pulled:
     version, channel = wanted.version, wanted.channel
     served = Served(
-        folder,
+        ready.folder,
         version.version,
         version.sha256,
         version.manifest.sha256,
@@ -228,14 +283,15 @@ def _switch(destination: Destination, folder: str, wanted: Wanted, options: Pull
     with destination.switching():
         state = destination.reconciled() or State(version.name)
         if _is_held(state, wanted) and not options.lifts_hold:  # somebody rolled back while files came in
-            return Pulled(state.served[0], False, True, fetched)
+            return Pulled(state.served[0], False, True, ready.fetched_bytes)
         if channel is not None and wanted.seen is not None:
             _check_not_older(state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {version.name}@{channel.channel}")
             state = replace(state, held={name: sequence for name, sequence in state.held.items() if name != channel.channel})
         was_serving = destination.serving()
         state = destination.switch(state, served, options.keep)
+    destination.remember(state, served, ready.proof)
     destination.tidy(state)
-    return Pulled(served, was_serving != destination.path_of(served), False, fetched)
+    return Pulled(served, was_serving != destination.path_of(served), False, ready.fetched_bytes)
 
 
 class _Download:
@@ -247,7 +303,7 @@ class _Download:
         self._building = building
         self._partial = destination.folder / PARTIAL
         self._progress = progress
-        self._here = _files_here(destination, state)
+        self._here = _files_here(destination, state, version)
         self._fetched = 0
 
     def run(self) -> int:
@@ -262,7 +318,7 @@ class _Download:
             target = self._building / file.path
             with told("make the folder", target.parent):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._take(file, target):
+            if not (self._link(file, target) or self._take(file, target)):
                 self._fetch(file, target)
         return self._fetched
 
@@ -270,11 +326,14 @@ class _Download:
         """Nothing but files of this version may lie in the new folder, whatever was left there."""
         listed = {self._building / file.path for file in self._version.files}
         for path in list(self._building.rglob("*")):
-            if path.is_symlink() or (path.is_file() and path not in listed):
+            if path in listed and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.is_symlink() or (path.is_file() and path not in listed):
                 path.unlink()
 
     def _check_space(self, missing: list[BundleFile]) -> None:
-        needed = sum(file.size_bytes - _size_of(self._partial / file.sha256) for file in missing) + SPARE_BYTES
+        sizes = {file.sha256: file.size_bytes - _size_of(self._partial / file.sha256) for file in missing}
+        needed = sum(sizes.values()) + SPARE_BYTES
         free = shutil.disk_usage(self._building).free
         if needed > free:
             raise DiskFullError(
@@ -282,24 +341,37 @@ class _Download:
                 "goes on; free some space or lower --keep, and run the same command again."
             )
 
-    def _take(self, file: BundleFile, target: Path) -> bool:
-        """Copy a file of a version that is here; no link, since a change to one must not change the other."""
-        source = self._here.get(file.sha256)
+    def _link(self, file: BundleFile, target: Path) -> bool:
+        """Give a file that this version holds twice (as Triton's view does) a second name, where the disk can."""
+        twins = (self._building / one.path for one in self._version.files if one.sha256 == file.sha256 and one.path != file.path)
+        source = next((twin for twin in twins if _is_file(twin, file)), None)
         if source is None:
             return False
-        copy = self._partial / f"{file.sha256}.copy"
-        with told("copy to", copy):
-            try:
-                shutil.copyfile(source, copy)
-            except FileNotFoundError:
-                return False
-            if not _is_file(copy, file):
-                copy.unlink()
-                return False
-            _sync_file(copy)
-            copy.replace(target)
-        self._progress(f"copying {file.path}", 0)
+        target.unlink(missing_ok=True)
+        link_or_copy(source, target)
         return True
+
+    def _take(self, file: BundleFile, target: Path) -> bool:
+        """Copy a file of a version that is here; no link, since a change to one must not change the other."""
+        copy = self._partial / f"{file.sha256}.copy"
+        for source in self._here.get(file.sha256, ()):
+            if not _is_plain(source):
+                continue
+            with told("copy to", copy):
+                try:
+                    shutil.copyfile(source, copy)
+                except OSError as exc:
+                    if exc.errno in FULL:
+                        raise
+                    continue  # whatever is wrong with the source, the store has it
+                if not _is_file(copy, file):
+                    copy.unlink()
+                    continue
+                _sync_file(copy)
+                copy.replace(target)
+            self._progress(f"copying {file.path}", 0)
+            return True
+        return False
 
     def _fetch(self, file: BundleFile, target: Path) -> None:
         partial = self._partial / file.sha256
@@ -349,26 +421,41 @@ class _Download:
             ) from exc
 
 
-def _files_here(destination: Destination, state: State) -> dict[str, Path]:
-    """Files of versions that are kept, by the digest that they had when they came."""
-    found: dict[str, Path] = {}
-    for served in state.served:
-        folder = destination.path_of(served)
-        try:
-            found |= {file.sha256: folder / file.path for file in open_bundle(folder, check_bytes=False).files}
-        except (ManifestError, StoreError):
+def _files_here(destination: Destination, state: State, version: Version) -> dict[str, list[Path]]:
+    """Files of versions that are kept, by the digest that they had when they came; they may have changed since."""
+    found: dict[str, list[Path]] = {}
+    listed = [(folder, version.files) for folder in _folders_of(destination, version)]
+    for folder in map(destination.path_of, state.served):
+        if not _is_plain(folder / MANIFEST_NAME):  # a pipe has no end
             continue
+        try:
+            listed.append((folder, read_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))[1]))
+        except (ManifestError, OSError):
+            continue
+    for folder, files in listed:
+        for file in files:
+            found.setdefault(file.sha256, []).append(folder / file.path)
     return found
 
 
 def _is_file(path: Path, file: BundleFile) -> bool:
-    if not path.is_file() or path.is_symlink():
+    """Whether a file lies there, for its owner to read, with the bytes that it must have."""
+    if not _is_plain(path):
         return False
     try:
         check_file(path, file, check_bytes=True)
-    except ManifestError:
+    except (ManifestError, StoreError):
         return False
     return True
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a plain file lies there that its owner may read; also below a folder that nobody may enter."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IRUSR)
 
 
 def _size_of(path: Path) -> int:

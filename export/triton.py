@@ -1,16 +1,18 @@
 """A Triton model repository inside a bundle: `triton/<name>-<precision>/config.pbtxt` and `…/1/model.onnx`.
 
-The model files are the bundle's own, copied: Triton wants them where its layout says, and a published bundle's equal bytes are uploaded
-once. Triton serves token ids, so the client encodes with the bundle's `load.py` (`Encoder`), and pads the rows of a batch alike.
+The model files are the bundle's own under a second name (a copy where the disk has no links): Triton wants them where its layout says, and
+a published bundle's equal bytes are uploaded and downloaded once. Triton serves token ids, so the client encodes with the bundle's
+`load.py` (`Encoder`), and pads the rows of a batch alike.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from export.bundle_places import link_or_copy
 
 FOLDER = "triton"
 MAX_BATCH = 128
@@ -37,7 +39,7 @@ def write_repository(
         folder = bundle / FOLDER / label
         (folder / "1").mkdir(parents=True)
         for file in model["files"]:
-            shutil.copyfile(bundle / file, folder / "1" / _inner_name(file, model["path"]))
+            link_or_copy(bundle / file, folder / "1" / _inner_name(file, model["path"]))
         (folder / "config.pbtxt").write_text(render_config(label, inputs, outputs), encoding="utf-8")
 
 

@@ -5,14 +5,21 @@ Imports click alone, so that `relabel --help` answers in under 200 ms.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
+
+from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
+from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
+from jobs.streams import redacted_streams
+from manifests.redaction import forget_secrets, redacted
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("jobs.commands.setup:init", "Write a job file to start from."),
@@ -33,11 +40,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
     "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
     "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
-    "pull": ("jobs.commands.publish:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
+    "pull": ("jobs.commands.pull:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
     "channel": ("jobs.commands.publish:channel", "Point a channel at a published version."),
     "rollback": ("jobs.commands.publish:rollback", "Point a channel at the version before."),
     "list": ("jobs.commands.publish:list_bundles", "List the bundles at a place."),
-    "show": ("jobs.commands.publish:show", "Show a bundle's versions and channels, or what one version is."),
+    "show": ("jobs.commands.publish:show", "Show a bundle's versions and channels, one version, or what serves in a folder."),
     "gc": ("jobs.commands.publish:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
@@ -89,16 +96,33 @@ def relabel() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run a command, end with its exit code."""
-    arguments = sys.argv[1:] if args is None else args
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a document's letter must not end a run
-    try:
-        with _log_form(arguments):
-            code = _ended(arguments)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    sys.exit(code if isinstance(code, int) else 0)
+    if args is None:  # the whole process is ours, and so are those it starts: none imports what lies in the working directory
+        os.environ["PYTHONSAFEPATH"] = "1"
+    arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
+    forget_secrets()  # of a command before, in a process that runs several
+    keep_environment(os.environ)
+    keep_arguments(arguments)
+    with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
+        found = _ended(arguments)
+        code = _told(found if isinstance(found, int) else 0, arguments, sink)
+    sys.exit(code)
+
+
+def _with_home(argument: str) -> str:
+    """A path in a home folder, where a shell leaves it as it is: quoted, or behind `--option=`."""
+    option, path = re.fullmatch(r"(--[a-z-]+=)?(.*)", argument, re.DOTALL).groups("")  # type: ignore[union-attr]
+    # a user that there is not leaves the name as it is, which no file will have
+    return option + os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else argument  # noqa: PTH111
+
+
+def _told(code: int, arguments: list[str], sink: Sink | None) -> int:
+    """The exit code, once what was said is out; where a disk was too full for it, that is said on stderr."""
+    sys.stdout.flush()
+    if sink is None or sink.lost is None:
+        return code
+    _say_error(f"relabel: stdout can't be written ({sink.lost}): what was said there is lost. What was done stands.", "error")
+    is_lost = code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-"))
+    return 20 if is_lost else code
 
 
 def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
@@ -117,12 +141,10 @@ def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
 
 
 def _ended(arguments: list[str]) -> Any:
-    """Run a command; its exit code, with what went wrong said.
-
-    Raises:
-        BrokenPipeError: the reader of our output has gone (`relabel status | head`): nothing to say and nobody to say it to.
-    """
+    """Run a command; its exit code, with what went wrong said."""
     try:
+        refuse_secret_arguments(arguments)
+        _refuse_odd_arguments(arguments)
         return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
     except click.ClickException as exc:
         _show(exc)
@@ -130,25 +152,57 @@ def _ended(arguments: list[str]) -> Any:
     except (KeyboardInterrupt, click.Abort):
         _say_error("Stopped by hand.", "stopped")
         code, name, message = 130, "Stopped", "Stopped by hand."
-    except SystemExit as exc:  # only when a pipe broke does click exit by itself: with 1, which is our code for a fault of ours
-        raise BrokenPipeError from exc
+    except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
+        broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
+        code, name, message = _failed(broken), type(broken).__name__, str(broken)
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
         code, name, message = _failed(exc), type(exc).__name__, str(exc)
     if _wants_json(arguments):
-        click.echo(json.dumps({"error": name, "message": message, "exit_code": code}, ensure_ascii=False))
+        click.echo(json.dumps({"error": name, "message": redacted(message), "exit_code": code}, ensure_ascii=False))
     return code
+
+
+def _refuse_odd_arguments(arguments: list[str]) -> None:
+    """Before a command is parsed: what no plan could hold would be found out late, each place in its own way.
+
+    Raises:
+        InputError: names the argument.
+    """
+    from manifests.odd_text import oddity_of, shown
+
+    for argument in arguments:
+        oddity = oddity_of(argument)
+        if oddity is not None and not _is_there(argument):
+            from manifests.errors import InputError
+
+            raise InputError(f"argument {shown(argument)}: {oddity}. Rename what it stands for.")
+
+
+def _is_there(argument: str) -> bool:
+    """Whether an argument is the name of something on this machine, which whoever reads it may well be able to read."""
+    try:
+        return os.path.lexists(argument)
+    except ValueError:  # a NUL
+        return False
 
 
 def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process with the code that fits."""
     from jobs.exits import Exit, exit_for
-    from manifests.errors import RelabelError
+    from manifests.disk_errors import out_of_files
+    from manifests.errors import RelabelError, StoreError
 
+    if not isinstance(exc, RelabelError) and (why := out_of_files(exc)) is not None:
+        exc = StoreError(why)
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
     from jobs.log_format import say_crash
 
+    if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:  # of a path that was given: none of ours comes near
+        message = f"relabel: {str(exc.filename)[:100]}…: longer than a path may be. Give a shorter one."
+        _say_error(message, "error", exit_code=int(Exit.BAD_INPUT))
+        return int(Exit.BAD_INPUT)
     say_crash(exc, "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.")
     return int(Exit.OUR_FAULT)
 

@@ -96,7 +96,7 @@ def call(step: Step, *, is_for_program: bool) -> Ended:
         is_for_program: ask the command for JSON.
     """
     program, *words = step.words
-    command = [sys.executable, *(["-m", "jobs"] if program == "relabel" else []), *words]
+    command = [sys.executable, "-P", *(["-m", "jobs"] if program == "relabel" else []), *words]
     if is_for_program and program == "relabel":
         command += ["--output", "json"]
     started = time.monotonic()

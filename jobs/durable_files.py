@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jobs.scratch import scratch_folder
 from manifests.depots import Held, open_depot
+from manifests.disk_errors import out_of_files
 from manifests.errors import DiskFullError, StoreError, UsageError
 from manifests.filesystems import is_url, place_of, scheme_of
 from manifests.local_store import sync_folder
@@ -97,6 +98,8 @@ def written(to: str) -> Iterator[Path]:
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc):
             raise DiskFullError(f"{to}: no space left. Nothing was changed; free some and give the command again.") from exc
+        if (why := out_of_files(exc)) is not None:
+            raise StoreError(f"{to}: can't write it: {why}") from exc
         raise StoreError(f"{to}: can't write it ({exc.strerror or exc}).") from exc
 
 

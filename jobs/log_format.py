@@ -16,6 +16,8 @@ import traceback as traceback_module
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from manifests.redaction import redacted_values
+
 VARIABLE = "RELABEL_LOG_FORMAT"
 FORMATS = ("text", "json")
 
@@ -69,7 +71,7 @@ class JsonLines(io.TextIOBase):
         now_s = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now_s))}.{int(now_s % 1 * 1000):03d}Z"
         line = {"time": stamp, "level": level, "event": event, "message": message, **self.fields, **fields}
-        text = json.dumps(line, default=str) + "\n"
+        text = json.dumps(redacted_values(line), default=str) + "\n"  # a string at a time: what is masked later might break the form
         with self._guard, contextlib.suppress(ValueError, OSError):  # a stream that is closed or full ends no run
             self.stream.write(text)
             self.stream.flush()

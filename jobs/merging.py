@@ -1,32 +1,42 @@
 """Several outputs become one: of other inputs, or of one plan whose shards were done in different places.
 
-Outputs with one fingerprint are parts of one run: their chunks are put together. Outputs with different fingerprints but one recipe follow
-each other: their inputs become one list of files, and a row's id becomes its position in that list, as everywhere. What is written is an
-output like any other (plan, receipts, manifest), so that `status`, `verify`, `evaluate` and training read it without knowing.
+Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is taken. Outputs with
+different fingerprints but one recipe follow each other: their inputs become one list of files, and a row's id becomes its position in that
+list, as everywhere. What is written is an output like any other (plan, receipts, manifest), so that `status`, `verify`, `evaluate` and
+training read it without knowing.
+
+Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows sources that changed
+since: a retry there is an attempt more here, and a chunk that was done again replaces what was here. Nothing is committed before it is
+proven, and where the target was whole before, nothing before all of it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from jobs.running.canary import load_results
+from manifests import failpoints
 from manifests.digests import digest_of, readable_json, sha256_bytes
-from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from manifests.filesystems import place_of
 from manifests.label_keys import recipe_differences, recipe_parts
 from manifests.mixing import engines_differ
-from manifests.plans import PLAN_NAME, Plan, ShardPlan, load_plan, shard_row_id_file, shard_row_ids, write_plan
-from manifests.receipts import ChunkId, FileRef, Receipt, put_data
-from manifests.runs import MANIFEST_NAME, RunFolder, build_manifest, load_manifest, write_manifest
+from manifests.plans import PLAN_NAME, Plan, ShardPlan, chunk_row_ids, load_plan, shard_row_id_file, shard_row_ids, write_plan
+from manifests.proofs import prove_chunk
+from manifests.readings import copy_readings, refuse_differing
+from manifests.receipts import FileRef, MergedFrom, Receipt, put_data
+from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, table_bytes
 from manifests.specs import RunSpec
-from manifests.store import Store, open_store
+from manifests.store import Store, each, open_store
 
 
 class Merged(NamedTuple):
@@ -36,26 +46,48 @@ class Merged(NamedTuple):
     was_written_now: bool
 
 
+class _Source(NamedTuple):
+    """An output that is merged, as it was found."""
+
+    path: str
+    folder: RunFolder
+    found: Snapshot
+    manifest: dict[str, Any] | None
+    manifest_sha256: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
 
-    paths: list[str]
-    folders: list[RunFolder]
+    sources: list[_Source]
     first_row: int
     first_shard: int
 
     @property
     def plan(self) -> Plan:
-        return self.folders[0].plan
+        return self.sources[0].folder.plan
 
     @property
-    def stores(self) -> list[Store]:
-        return [folder.store for folder in self.folders]
+    def path(self) -> str:
+        return self.sources[0].path
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What it is made of, for the manifest."""
+        return [
+            {
+                "output": source.path,
+                "fingerprint": self.plan.fingerprint,
+                "manifest_sha256": source.manifest_sha256,
+                "receipts_sha256": source.found.digest,
+                "first_row_id": self.first_row,
+            }
+            for source in self.sources
+        ]
 
 
 def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, allow_mixed: bool = False) -> Merged:
-    """Join finished outputs (or the parts of one run) into a new one. The same call again goes on where it was stopped.
+    """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date.
 
     Args:
         name: of the merged output; that of the first by default.
@@ -65,6 +97,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
         InputError: one file would stand in the merged input twice.
         ConfigError: an output is named twice, or is to be merged into itself.
         ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds something else.
+        LockHeldError: another merge into `to` is under way.
     """
     if place_of(to) in map(place_of, paths):
         raise ConfigError(f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one.")
@@ -77,36 +110,112 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
         )
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_store(to)
-    store.prove()
+    if not _holds(store, plan):
+        store.prove()
+        write_plan(store, plan, beside)
+        _holds(store, plan)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()
     try:
-        write_plan(store, plan, beside)
-        held = load_plan(store)
-        if held is None or held.fingerprint != plan.fingerprint:
-            raise StaleRunError(f"{to}: holds another run's output. Give a folder of its own for the merged one.")
-        folder = RunFolder(store, held)
-        for run in runs:
-            _copy_run(run, folder)
-        return _finish(runs, folder, differences, allow_mixed=allow_mixed)
+        return _merge(runs, store, differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
+
+
+def _holds(store: Store, plan: Plan) -> bool:
+    """Whether a folder holds this plan.
+
+    Raises:
+        StaleRunError: it holds another one.
+    """
+    held = load_plan(store)
+    if held is not None and held.fingerprint != plan.fingerprint:
+        raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
+    return held is not None
+
+
+def _merge(runs: list[_Run], store: Store, differences: list[str], *, allow_mixed: bool) -> Merged:
+    plan = load_plan(store)
+    assert plan is not None
+    folder = RunFolder(store, plan)
+    held = load_manifest(store)
+    if held is not None and _is_current(held, folder, runs):
+        return Merged(held, False)
+    if held is not None:
+        _refuse_fewer(held, runs, store.root)
+    staged: Iterator[list[Receipt]] | list[list[Receipt]] = (
+        receipts for run in runs for receipts in each(store, lambda one: one.stage(), _steps(run, folder))
+    )
+    if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
+        staged = list(staged)
+    _bring_readings(runs, store)
+    for receipts in staged:
+        for receipt in receipts:
+            _commit(store, receipt)
+    return _finish(runs, folder, differences, allow_mixed=allow_mixed)
+
+
+def _bring_readings(runs: list[_Run], store: Store) -> None:
+    """What the sources read of their inputs, for whoever reads them again by the merged output.
+
+    Raises:
+        InputError: two of them read other texts of one file.
+    """
+    first_file = 0
+    for run in runs:
+        stores = [source.folder.store for source in run.sources]
+        for first, second in itertools.combinations([*stores, store] if len(runs) == 1 else stores, 2):
+            refuse_differing(first, second, run.plan)
+        for source in stores:
+            copy_readings(source, store, first_file)
+        first_file += len(run.plan.files)
+
+
+def _is_current(held: dict[str, Any], folder: RunFolder, runs: list[_Run]) -> bool:
+    """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
+
+    def states(facts: Any) -> list[list[Any]]:
+        return [[one.get(key) for key in ("fingerprint", "manifest_sha256", "receipts_sha256", "first_row_id")] for one in facts]
+
+    now = [fact for run in runs for fact in run.facts()]
+    return states(held.get("merged_from", [])) == states(now) and held["receipts_sha256"] == folder.snapshot().digest
+
+
+def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
+    """Raise if parts of a run are not named now that a merged output was made of: labels that they alone have would go."""
+    was: dict[str, list[str]] = {}
+    for fact in held.get("merged_from", []):
+        was.setdefault(fact["fingerprint"], []).append(fact["output"])
+    for run in runs:
+        before = was.get(run.plan.fingerprint, [])
+        if len(run.sources) < len(before):
+            raise ManifestError(
+                f"merge: {root} was made of {', '.join(before)}, and now of these only {', '.join(source.path for source in run.sources)} "
+                "would be left. Name all of them, or merge into another folder."
+            )
 
 
 def _open_runs(paths: Sequence[str]) -> list[_Run]:
     if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
-    grouped: dict[str, list[tuple[str, RunFolder]]] = {}
+    grouped: dict[str, list[_Source]] = {}
     for path in paths:
         store = open_store(path)
         plan = load_plan(store)
         if plan is None:
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is no output of a run.")
-        grouped.setdefault(plan.fingerprint, []).append((path, RunFolder(store, plan)))
+        folder = RunFolder(store, plan)
+        source = _Source(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
+        grouped.setdefault(plan.fingerprint, []).append(source)
     runs: list[_Run] = []
     first_row = first_shard = 0
-    for members in grouped.values():
-        run = _Run([path for path, _ in members], [folder for _, folder in members], first_row, first_shard)
+    for sources in grouped.values():
+        run = _Run(sources, first_row, first_shard)
+        for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
+            raise ManifestError(
+                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks {len(chunks)} chunks. Run the "
+                "job to its end, or name the output that has them."
+            )
         runs.append(run)
         first_row += sum(file.rows for file in run.plan.files)
         first_shard += len(run.plan.shards)
@@ -120,13 +229,13 @@ def _check_inputs(runs: list[_Run]) -> None:
         for part, what in (("columns", "columns"), ("schema", "label schema")):
             if run.plan.parts[part] != first.plan.parts[part]:
                 raise ManifestError(
-                    f"merge: {run.paths[0]} has another {what} than {first.paths[0]}: {run.plan.parts[part]} and {first.plan.parts[part]}. "
+                    f"merge: {run.path} has another {what} than {first.path}: {run.plan.parts[part]} and {first.plan.parts[part]}. "
                     "One manifest can't describe both; label one of them again."
                 )
         grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(
-                f"merge: {first.paths[0]} has {grades[0]} grades, {run.paths[0]} has {grades[1]}. Labels on two scales don't merge."
+                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't merge."
             )
     seen: dict[tuple[int, str], str] = {}
     for run in runs:
@@ -143,8 +252,8 @@ def _differences(runs: list[_Run]) -> list[str]:
     found = []
     for run in runs[1:]:
         for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
-            found.append(f"{part} of {run.paths[0]} ({', '.join(names)})")
-    engines = [facts for run in runs for folder in run.folders for facts in folder.snapshot().all_engines]
+            found.append(f"{part} of {run.path} ({', '.join(names)})")
+    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
     return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
 
@@ -155,7 +264,7 @@ def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, 
     for run in runs:
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
-                rows = shard_row_ids(run.stores[0], shard) + run.first_row
+                rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
                 moved, data = shard_row_id_file(shard, run.first_shard + number, rows)
                 beside |= data
             else:
@@ -188,45 +297,107 @@ def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, 
     )
 
 
-def _copy_run(run: _Run, merged: RunFolder) -> None:
-    """Bring every chunk of a run over, unless it is there."""
-    for shard in range(len(run.plan.shards)):
-        done = merged.attempts(run.first_shard + shard)
-        best: dict[int, tuple[RunFolder, list[Receipt]]] = {}
-        for folder in run.folders:
-            for receipts in folder.chunk_receipts(shard):
-                chunk = receipts[0].chunk
-                if chunk not in best or len(best[chunk][1]) < len(receipts):
-                    best[chunk] = folder, receipts
-        missing = len(run.plan.shards[shard].chunks) - len(best)
-        if missing:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A chunk of the merged output, what it holds, and what its source has beyond that.
+
+    Args:
+        held: its receipts, by attempt.
+        todo: receipts of the source to be repeated after them.
+        is_anew: they are all that the source has: what is held came from elsewhere, or was done again there.
+        planned_R: row ids of the chunk.
+    """
+
+    run: _Run
+    source: _Source
+    merged: RunFolder
+    shard: int
+    held: list[Receipt]
+    todo: list[Receipt]
+    is_anew: bool
+    planned_R: np.ndarray  # noqa: N815
+
+    def stage(self) -> list[Receipt]:
+        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet written."""
+        tables: dict[str, pa.Table] = {}
+        first = self.held[-1].attempt + 1 if self.held else 1
+        receipts = [self._repeated(receipt, number, tables) for number, receipt in enumerate(self.todo, first)]
+
+        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
+            if file.path in tables:
+                return tables[file.path].select(columns)
+            return self.merged.table(file, schema, columns, check_bytes=False)
+
+        chain = receipts if self.is_anew else [*self.held, *receipts]
+        try:
+            prove_chunk(chain, self.planned_R, read, root=self.merged.store.root)
+        except ManifestError as exc:
+            where = f"{self.source.path}, shard {self.shard - self.run.first_shard}, chunk {self.todo[0].chunk}"
             raise ManifestError(
-                f"merge: {', '.join(run.paths)}: not finished: shard {shard} lacks {missing} chunks. Run the job to its end, or name the "
-                "output that has them."
+                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify {self.source.path}` says more."
+            ) from exc
+        return receipts
+
+    def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
+        run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
+
+        def copied(kind: str, file: FileRef | None, schema: pa.Schema) -> FileRef | None:
+            if file is None:
+                return None
+            table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
+            written = put_data(self.merged.store, kind, target, table_bytes(table), file.rows)
+            tables[written.path] = table
+            return written
+
+        return replace(
+            receipt,
+            fingerprint=self.merged.plan.fingerprint,
+            shard=target.shard,
+            attempt=attempt,
+            labels=copied("labels", receipt.labels, LABELS),
+            quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
+            answers=copied("answers", receipt.answers, ANSWERS),
+            replaces=self.is_anew and bool(self.held) and receipt is self.todo[0],
+            merged_from=MergedFrom(self.source.path, run.plan.fingerprint, receipt.content_digest),
+        )
+
+
+def _steps(run: _Run, merged: RunFolder) -> Iterator[_Step]:
+    """The chunks of a run of which the merged output does not hold what the best of the sources has."""
+
+    def place(one: tuple[_Source, list[Receipt]]) -> tuple[int, int]:
+        return one[1][0].shard, one[1][0].chunk
+
+    streams = [zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources]
+    chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
+    for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
+        moved = run.first_shard + shard
+        rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[moved])
+        held_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(moved)}
+        for offers in offers_by_chunk:
+            chunk = offers[0][1][0].chunk
+            held = held_by_chunk.get(chunk, [])
+            done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
+            source, receipts, goes_on = min(
+                ((source, receipts, _begins_with(receipts, done)) for source, receipts in offers),
+                key=lambda offer: (offer[1][-1].quarantine.rows if offer[1][-1].quarantine else 0, not offer[2]),
             )
-        for chunk, (folder, receipts) in sorted(best.items()):
-            for receipt in receipts[len(done.get(chunk, [])) :]:
-                _copy_chunk(run, folder, receipt, merged)
+            todo = receipts[len(done) :] if goes_on else receipts
+            if todo:
+                yield _Step(run, source, merged, moved, held, todo, not goes_on, rows_by_chunk[chunk])
 
 
-def _copy_chunk(run: _Run, source: RunFolder, receipt: Receipt, merged: RunFolder) -> None:
-    target = ChunkId(run.first_shard + receipt.shard, receipt.chunk, receipt.attempt)
+def _begins_with(receipts: list[Receipt], done: list[str]) -> bool:
+    """Whether the first of a chunk's receipts are those that were repeated already."""
+    return len(done) <= len(receipts) and done == [receipt.content_digest for receipt in receipts[: len(done)]]
 
-    def copied(kind: str, file: FileRef | None, schema: pa.Schema) -> FileRef | None:
-        if file is None:
-            return None
-        table = _rebased(source.table(file, schema), run.first_row, run.plan.fingerprint)
-        return put_data(merged.store, kind, target, table_bytes(table), file.rows)
 
-    moved = replace(
-        receipt,
-        fingerprint=merged.plan.fingerprint,
-        shard=target.shard,
-        labels=copied("labels", receipt.labels, LABELS),
-        quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
-        answers=copied("answers", receipt.answers, ANSWERS),
-    )
-    merged.store.create(target.receipt_name, readable_json(asdict(moved)))
+def _commit(store: Store, receipt: Receipt) -> None:
+    name, data = receipt.id.receipt_name, readable_json(asdict(receipt))
+    failpoints.hit("before_receipt")
+    if not store.create(name, data) and store.read(name) != data:
+        raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
+    failpoints.hit("after_receipt")
 
 
 def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
@@ -241,46 +412,22 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
 
 
 def _finish(runs: list[_Run], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
-    found = folder.snapshot()
-    held = load_manifest(folder.store)
-    if held is not None and held["receipts_sha256"] == found.digest:
-        return Merged(held, False)
-    manifests = {path: load_manifest(store) for run in runs for path, store in zip(run.paths, run.stores, strict=True)}
-    known = [manifest for manifest in manifests.values() if manifest is not None]
+    sources = [source for run in runs for source in run.sources]
+    known = [source.manifest for source in sources if source.manifest is not None]
     limits = [manifest["max_failed_fraction"] for manifest in known] or [RunSpec().max_failed_fraction]
-    _check_sums(runs, found.tally, manifests)
     manifest = build_manifest(
         folder,
-        found,
+        folder.snapshot(),
         spec=_merged_spec(known, folder.plan),
         max_failed_fraction=min(limits),
         relabel_version=version("relabel"),
-        canaries=[asdict(result) for run in runs for store in run.stores for result in load_results(store)],
+        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
         allow_mixed=allow_mixed,
     )
     manifest["mixed"]["differences"] = differences
-    manifest["merged_from"] = [
-        {"output": path, "fingerprint": run.plan.fingerprint, "manifest_sha256": _manifest_sha256(store), "first_row_id": run.first_row}
-        for run in runs
-        for path, store in zip(run.paths, run.stores, strict=True)
-    ]
+    manifest["merged_from"] = [fact for run in runs for fact in run.facts()]
     write_manifest(folder.store, manifest)
     return Merged(manifest, True)
-
-
-def _check_sums(runs: list[_Run], merged: Any, manifests: dict[str, dict[str, Any] | None]) -> None:
-    """What came out is what went in: rows by fate, over all runs whose manifests say."""
-    into: Counter[str] = Counter()
-    for run in runs:
-        one = manifests[run.paths[0]]
-        if len(run.paths) > 1 or one is None:
-            return  # parts of one run: only together are they whole, and the proof by row ids is theirs
-        into.update(labelled=one["rows"]["labelled"], reused=one["rows"]["reused"], quarantined=one["rows"]["quarantined"])
-    out = {"labelled": merged.labelled, "reused": merged.reused, "quarantined": merged.num_quarantined}
-    if {key: into[key] for key in out} != out:
-        raise ManifestError(
-            f"merge: {dict(into)} rows went in and {out} came out. The outputs changed under the merge; run it again elsewhere."
-        )
 
 
 def _merged_spec(known: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:

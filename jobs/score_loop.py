@@ -137,10 +137,8 @@ class ScoreLoop:
         work, tokens = item
         started_s = time.perf_counter()
         work.started_s, work.started_clock = started_s, time.time()
-        before = self.progress.pairs
         probs = self.scorer.score(tokens, self._goes_on)
         if probs is None:
-            self._count(before - self.progress.pairs)
             return False
         phi = self.scorer.student.record.phi
         rows = score_rows(work.pairs, work.keys, probs, tokens, phi)

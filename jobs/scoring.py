@@ -18,6 +18,7 @@ import numpy as np
 from distill.students import BATCH_TOKENS, Student, StudentRecord, load_student, read_student, student_file_names, student_files
 from distill.texts import TokenRow
 from jobs.planning.job_files import Job
+from jobs.planning.spec_places import Places, resolved
 from labelers.engines.registry import EngineClass
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from manifests.dataset import Dataset
@@ -259,7 +260,8 @@ def score_job(request: ScoreRequest) -> ScoreJob:
         "shards": request.shards,
         "run": {"chunk_rows": request.chunk_rows},
     }
-    spec = validate_spec(JobSpec, values, where="relabel score")
+    here = str(Path.cwd())
+    spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options)
     return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}")  # `start_student` stands for the class
 

@@ -28,6 +28,7 @@ class Watch:
         pulls: looks at the channel.
         switches: versions that came to serve.
         refused: looks that ended in a refusal or in trouble.
+        last_error: how the last look that came to an end ended; None where it went well.
         stopped_by: the signal, once there was one.
         is_pulling: a pull is under way, and may be broken off.
     """
@@ -36,7 +37,7 @@ class Watch:
     switches: int = 0
     refused: int = 0
     stopped_by: signal.Signals | None = None
-    last_error: str | None = None
+    last_error: RelabelError | None = None
     is_pulling: bool = False
 
 
@@ -64,9 +65,9 @@ def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], N
             except RelabelError as exc:
                 watch.is_pulling = False
                 watch.refused += 1
-                if str(exc) != watch.last_error:
+                if str(exc) != str(watch.last_error):
                     say(f"relabel: {exc}")
-                watch.last_error = str(exc)
+                watch.last_error = exc
             asked.wait(every_s * random.uniform(1 - JITTER, 1 + JITTER))
     return watch
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labelers.prompts import BUILT_IN, Prompts
+from labelers.prompts import BUILT_IN, SHARED, Prompts
 from labelers.verdicts import require_generated
 from manifests.asks import GREEDY, Answer, Ask, Decision
 from manifests.errors import VerdictError
@@ -35,7 +35,7 @@ class Direct:
 
     def __init__(self, options: DirectOptions) -> None:
         self._grades = options.grades
-        prompts = Prompts(BUILT_IN / "direct", options.templates)
+        prompts = Prompts(BUILT_IN / "direct", options.templates, shared=SHARED)
         settings = {"grades": options.grades}
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)

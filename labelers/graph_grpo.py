@@ -8,18 +8,21 @@ Source: Graph-GRPO, label-first chain of thought (intuition, reasoning, decision
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from labelers.prompts import BUILT_IN, Prompts
+from labelers.prompts import BUILT_IN, SHARED, Prompts
 from labelers.verdicts import Reader, is_none, token_budget
 from manifests.asks import Answer, Ask, Decision, Sampling
 from manifests.formats import AnswerFormat, Choice, Text
 from manifests.labels import Label, Pair
-from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, phi_grade
+from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, phi_grade, unreached_grades
 from manifests.specs import LabelerOptions
+
+_logger = logging.getLogger(__name__)
 
 _TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
 
@@ -30,11 +33,13 @@ class GraphGrpoOptions(LabelerOptions):
     name: str = "graph-grpo"
     """A registered labeler."""
     phi: PhiTable = DEFAULT_PHI
-    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default: 0 counts as 4, the weaker of the two
-    decides, 4 → 2, 3 or 2 → 1, 1 → 0."""
+    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default, for three grades alone: 0 counts as 4, the
+    weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their own."""
 
     @model_validator(mode="after")
     def _phi_fits_grades(self) -> GraphGrpoOptions:
+        if "phi" not in self.model_fields_set:
+            default_phi(self.grades, key="labeler.phi")
         check_phi(self.phi, grades=self.grades)
         return self
 
@@ -52,8 +57,13 @@ class GraphGrpo:
 
     def __init__(self, options: GraphGrpoOptions) -> None:
         self._phi = options.phi
+        if unreached := unreached_grades(options.phi, options.grades):
+            _logger.warning(
+                "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, the label is flagged phi_disagrees.",
+                " or ".join(map(str, unreached)),
+            )
         settings = {"grades": options.grades, "scores": NODE_SCORES}
-        prompts = Prompts(BUILT_IN / "graph-grpo", options.templates)
+        prompts = Prompts(BUILT_IN / "graph-grpo", options.templates, shared=SHARED)
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
         self._digests = prompts.digests

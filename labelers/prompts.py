@@ -31,6 +31,9 @@ from manifests.url_files import UrlPath, list_url
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""
 
+SHARED = BUILT_IN / "shared"
+"""Sentences that stand in several labelers' prompts word for word, so that labels differ by method and not by how a rule was put."""
+
 _EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
 
 
@@ -93,12 +96,14 @@ class Prompts:
     Args:
         built_in: folder with the labeler's own files (`*.j2`).
         override: folder whose files take the place of built-in ones of the same name; None for none.
+        shared: a further folder that they may include from; the labeler's own files go before it.
     Raises:
         ConfigError: the folder is not there, holds a file that no stage uses, or a file that can't be read.
     """
 
-    def __init__(self, built_in: Path, override: str | None = None) -> None:
-        self._paths: dict[str, Path | UrlPath] = {path.name: path for path in sorted(built_in.iterdir()) if path.suffix == ".j2"}
+    def __init__(self, built_in: Path, override: str | None = None, *, shared: Path | None = None) -> None:
+        files = [*(sorted(shared.iterdir()) if shared is not None else ()), *sorted(built_in.iterdir())]
+        self._paths: dict[str, Path | UrlPath] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
             self._paths |= _overrides(override, sorted(self._paths))
         self._sources: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """`r3a`: relevance by way of the searcher's intent and a verbatim piece of evidence, in two turns of one conversation.
 
-Turn one reads the query and up to four high-click documents and states the intent; it never sees the document, so all documents of a query
-share it. Turn two goes on with the document: reasoning, extract, grade.
+Turn one reads the query and up to four high-click documents, reasons about what is wanted and states the intent. It never sees the
+document, so all documents of a query share it. Turn two goes on with the document: reasoning, extract, grade. The sentences are ours;
+scale, order and rules are the paper's. No hint on how to judge stands here that the labelers it is compared with go without.
 
 Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are those ablations.
 """
@@ -9,14 +10,13 @@ Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Generator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from labelers.evidence import read_evidence
-from labelers.prompts import BUILT_IN, Prompts, Turn
+from labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
 from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Decision, Message, Sampling
 from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
@@ -25,18 +25,6 @@ from manifests.specs import LabelerOptions
 
 _MOST_CONTEXT = 4  # documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad template fails there
 
-_NOISE = (
-    "The ferry leaves the north pier at a quarter past every hour and takes bicycles without a surcharge except in July and August.",
-    "Stir the cornflour into a little cold milk first; poured straight into the hot pan it sets into lumps that no whisk will mend.",
-    "Minutes of the allotment society: the hosepipe rota was agreed, the lock on the tool shed is to be replaced before spring.",
-    "A dovetail joint holds without glue if the tails are cut a hair oversize and the pins are pared to meet them.",
-    "The lighthouse keeper's log records eleven days of fog in March 1887 and the loss of one rowing boat from its mooring.",
-    "When tuning a mandolin, bring each pair of strings up from below the note, and leave the second course for last.",
-    "Our guinea pigs moult twice a year; brushing them outdoors keeps the loose hair from drifting under the skirting boards.",
-    "The curling club meets on alternate Thursdays; stones and brooms are lent, flat shoes with clean soles are asked for.",
-)
-"""Documents that stand in for `context: noisy`. Whatever people search, one of these is hardly ever about it."""
-
 
 class R3AOptions(LabelerOptions):
     """Options of `r3a`."""
@@ -44,19 +32,28 @@ class R3AOptions(LabelerOptions):
     name: str = "r3a"
     """A registered labeler."""
     intent: bool = True
-    """Have the intent stated before the document is judged. Without it there is one turn, whatever `stages` says."""
+    """Have the intent stated. Without it the reasoning that leads to it stays, in a turn of its own as before: nothing but the tag goes."""
     extract: bool = True
     """Have the evidence copied from the document before the grade."""
-    context: Literal["use", "none", "noisy"] = "use"
-    """High-click documents of the query: shown, left out, or each replaced by one that has nothing to do with it (drawn by the query from
-    a fixed set of eight, for measuring how much noise the teacher bears)."""
+    context: Literal["use", "none"] = "use"
+    """High-click documents of the query: shown or left out. For noise among them, see `relabel pairs context --noisy`."""
     max_context_chars: int = Field(2000, ge=1)
     """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for want of room."""
     stages: Literal[1, 2] = 2
-    """Turns: 2 states the intent once a query and shares it; 1 asks everything in one prompt, for each pair."""
+    """Turns: 2 reasons about the query once, before any document, and shares that; 1 asks everything in one prompt, for each pair."""
     evidence: Literal["constrained", "checked"] = "checked"
     """`constrained` admits only one substring of the document, or none, while decoding, where the engine can; `checked` lets the model
     write (also several fragments, one a line) and refuses what is not in the document. Both are checked when read."""
+
+    @field_validator("context", mode="before")
+    @classmethod
+    def _noise_is_in_the_data(cls, value: Any) -> Any:
+        if value == "noisy":
+            raise ValueError(
+                "noise comes from the corpus now, and into the data: `relabel pairs context PAIRS --to NOISY --noisy 1` (or 0.5), then "
+                "label NOISY with context: use"
+            )
+        return value
 
 
 class R3A:
@@ -68,7 +65,7 @@ class R3A:
     def __init__(self, options: R3AOptions) -> None:
         self._options = options
         self.uses_context = options.context != "none"
-        self._has_two_stages = options.intent and options.stages == 2
+        self._has_two_stages = options.stages == 2
         self._sampling = Sampling(options.temperature, options.top_p)
         self._settings = {
             "grades": options.grades,
@@ -76,7 +73,7 @@ class R3A:
             "extract": options.extract,
             "one_fragment": options.evidence == "constrained",
         }
-        self._prompts = Prompts(BUILT_IN / "r3a", options.templates)
+        self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
         self._system = self._turn("system", "system.j2", ()).message()
         self._verdict_turn = self._turn("user", "verdict.j2", ("document",)) if self._has_two_stages else None
         self._first_turns: dict[int, Turn] = {}
@@ -92,15 +89,17 @@ class R3A:
         think = Text("think", options.max_think_tokens)
         intent = Text("intent", options.max_text_tokens, may_be_empty=False)
         score = Choice("score", grades)
-        before: tuple[Section, ...] = (think, intent) if options.intent and not self._has_two_stages else (think,)
+        understood: tuple[Section, ...] = (think, intent) if options.intent else (think,)
+        before: tuple[Section, ...] = (think,) if self._has_two_stages else understood
         fragment = Fragment("extract", options.max_text_tokens, is_constrained=options.evidence == "constrained")
-        self._intent_format = AnswerFormat((think, intent))
+        self._intent_format = AnswerFormat(understood)
         self._verdict_format = AnswerFormat((*before, fragment, score) if options.extract else (*before, score))
         # No substring of an empty document can be quoted: there, a constrained extract is `none`.
         is_constrained = options.extract and options.evidence == "constrained"
         self._empty_format = AnswerFormat((*before, Choice("extract", ("none",)), score)) if is_constrained else self._verdict_format
         self._intent_reader = Reader(self._intent_format)
         self._verdict_reader = Reader(self._verdict_format)
+        self._intent_tags = tuple(section.tag for section in understood)
         self._intent_tokens = token_budget(self._intent_format)
         self._verdict_tokens = token_budget(self._verdict_format)
         self._decisions = (Decision("score", "<score>", grades),)
@@ -110,7 +109,7 @@ class R3A:
         return self._digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
-        """Two asks (one without a stage of its own for the intent), then the label.
+        """Two asks (one with `stages: 1`), then the label.
 
         Raises:
             VerdictError: an answer is out of format, or its extract is not in the document.
@@ -121,7 +120,7 @@ class R3A:
             flags.append("context_truncated")
         if self._has_two_stages:
             first = yield self._intent_ask(pair)
-            intent = self._intent_reader.read(first)["intent"]
+            intent = self._intent_reader.read(first).get("intent")
             flags.extend(flag for flag in first.flags if flag not in flags)
             answer = yield self._verdict_ask(pair, first.text)
         else:
@@ -147,22 +146,24 @@ class R3A:
         pair = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.", context)
         if not self._has_two_stages:
             return [self._single_ask(pair)]
-        earlier = "<think>A gardener's question.</think>\n<intent>Steps for pruning rose bushes.</intent>"
+        made = {"think": "A gardener's question.", "intent": "Steps for pruning rose bushes."}
+        earlier = "\n".join(f"<{tag}>{made[tag]}</{tag}>" for tag in self._intent_tags)
         return [self._intent_ask(pair), self._verdict_ask(pair, earlier)]
 
     def _intent_ask(self, pair: Pair) -> Ask:
         messages = self._opening(pair.query, pair.context if self.uses_context else ())
-        return Ask("intent", messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling)
+        stage = "intent" if self._options.intent else "think"
+        return Ask(stage, messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling)
 
     def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
         """The same conversation, continued, with the first answer as the model's own turn."""
         assert self._verdict_turn is not None
         system, user = self._opening(pair.query, pair.context if self.uses_context else ())
-        earlier = Message("assistant", self._intent_reader.turn_parts(first_answer), ("think", "intent"))
+        earlier = Message("assistant", self._intent_reader.turn_parts(first_answer), self._intent_tags)
         return self._grading_ask(pair, (system, user, earlier, self._verdict_turn.message(pair.document)))
 
     def _single_ask(self, pair: Pair) -> Ask:
-        context = self._context(pair.query, pair.context if self.uses_context else ())
+        context = self._context(pair.context if self.uses_context else ())
         user = self._first_turn(len(context)).message(pair.query, *context, pair.document)
         return self._grading_ask(pair, (self._system, user))
 
@@ -174,16 +175,12 @@ class R3A:
         return Ask("verdict", messages, format, self._verdict_tokens, self._decisions, "", document, None, self._sampling)
 
     def _build_opening(self, query: str, context: tuple[str, ...]) -> tuple[Message, Message]:
-        context = self._context(query, context)
+        context = self._context(context)
         return self._system, self._first_turn(len(context)).message(query, *context)
 
-    def _context(self, query: str, context: tuple[str, ...]) -> tuple[str, ...]:
-        if self._options.context != "noisy" or not context:
-            longest = self._options.max_context_chars
-            return tuple(text[:longest] for text in context)
-        draw = hashlib.sha256(query.encode("utf-8", "surrogatepass")).digest()
-        deck = sorted(range(len(_NOISE)), key=lambda i: draw[i])
-        return tuple(_NOISE[deck[i % len(deck)]] for i in range(len(context)))
+    def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
+        longest = self._options.max_context_chars
+        return tuple(text[:longest] for text in context)
 
     def _first_turn(self, num_context: int) -> Turn:
         turn = self._first_turns.get(num_context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import ClassVar
 
-from labelers.prompts import BUILT_IN, Prompts
+from labelers.prompts import BUILT_IN, SHARED, Prompts
 from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Decision, Sampling
 from manifests.formats import AnswerFormat, Choice, Text
@@ -25,7 +25,7 @@ class ThinkScore:
     uses_context = False
 
     def __init__(self, options: LabelerOptions) -> None:
-        prompts = Prompts(BUILT_IN / self.template_set, options.templates)
+        prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
         settings = {"grades": options.grades}
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)

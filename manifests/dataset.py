@@ -6,9 +6,13 @@ sha256 of its Parquet footer: the footer holds every column chunk's place, size 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +21,12 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from manifests.column_bytes import leaves_of
+from manifests.encrypted_columns import encrypted_columns
 from manifests.errors import InputError
-from manifests.filesystems import is_url
-from manifests.input_faults import reading
-from manifests.input_files import ListedFile, list_files, mark_of
+from manifests.filesystems import absolute_path, is_url
+from manifests.input_faults import check_kind, reading
+from manifests.input_files import ListedFile, left_out_text, list_input, mark_of
 from manifests.specs import Columns, InputSpec, nearest
 from manifests.url_files import TAIL_BYTES, UrlFile
 
@@ -54,6 +60,7 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
+        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the commonest first.
     """
 
     files: tuple[InputFile, ...]
@@ -61,13 +68,12 @@ class Dataset:
     rows: int
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
     marks: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, int], ...] = ()
 
     @property
     def text_columns(self) -> list[str]:
         """What a run reads, query and document ids included."""
-        columns = self.columns
-        names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
-        return list(dict.fromkeys([*names, columns.context] if columns.context else names))
+        return _read_columns(self.columns)
 
 
 Known = Callable[[list[ListedFile]], Dataset | None]
@@ -83,15 +89,18 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
     Raises:
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that disagree.
     """
-    listed = [file for pattern in spec.path for file in list_files(pattern)]
+    listings = [list_input(pattern) for pattern in spec.path]
+    listed = [file for listing in listings for file in listing.files]
+    left_out = tuple(sum((listing.left_out for listing in listings), Counter[str]()).most_common())
     paths = [file.path for file in listed]
     if not paths:
         raise InputError(
-            f"input.path {', '.join(spec.path)}: no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
+            f"input.path {', '.join(spec.path)}: no Parquet file there{_beside(left_out)}. "
+            "Give a .parquet file, a folder that holds some, or a glob."
         )
     _check_single(paths, spec)
     if known is not None and (dataset := known(listed)) is not None:
-        return dataset
+        return dataclasses.replace(dataset, left_out=left_out)
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
@@ -102,7 +111,8 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
             if columns is None:
                 columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
             _check_types(columns, look.schema, path, first_types, first_path=paths[0])
-            groups.append(_group_bytes(look.metadata, columns))
+            _check_readable(columns, look, path)
+            groups.append(_group_bytes(look, columns))
         files.append(look.file)
         if mark is not None and mark == look.mark:  # else it was written between its listing and this look
             marks.append(mark)
@@ -112,7 +122,11 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
     if rows == 0:
         raise InputError(f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label.")
     is_marked = len(marks) == len(files)
-    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else ())
+    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else (), left_out)
+
+
+def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
+    return f" (left out: {left_out_text(left_out)})" if left_out else ""
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -125,27 +139,38 @@ def open_parquet(path: str) -> pq.ParquetFile:
         if is_url(path):
             return _parquet_of(UrlFile(path))
         # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
+        check_kind(path, Path(path).stat())
         local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
         return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
 
 
-def open_planned(file: InputFile) -> pq.ParquetFile:
+class PlannedFile(NamedTuple):
+    """A file of the dataset, opened: as Parquet, and its bytes."""
+
+    parquet: pq.ParquetFile
+    source: BinaryIO | UrlFile
+
+
+@contextlib.contextmanager
+def open_planned(file: InputFile) -> Iterator[PlannedFile]:
     """Open a file of the dataset again.
 
     Raises:
         InputError: it can't be read, or is not the file any more that was looked at when this run began.
     """
     path = file.path
-    with reading(path):
-        opened: UrlFile | BinaryIO = UrlFile(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (the one by URL lives on)
-        size, footer = _read_footer(opened, path)
+    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb", buffering=0) as source:
+        size, footer = _read_footer(source, path)
         if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
             raise changed_under_way(path)
-        if isinstance(opened, UrlFile):
-            opened.seek(0)
-            return _parquet_of(opened)  # pinned to the version whose footer this is
-        opened.close()
-        return open_parquet(path)
+        if isinstance(source, UrlFile):  # pinned to the version whose footer this is
+            source.seek(0)
+            # what is read is fetched before by `hold`, so Arrow need not guess at ranges
+            with pq.ParquetFile(pa.PythonFile(source, "r"), pre_buffer=False, page_checksum_verification=True) as parquet:
+                yield PlannedFile(parquet, source)
+        else:
+            with open_parquet(path) as parquet:
+                yield PlannedFile(parquet, source)
 
 
 def changed_under_way(path: str) -> InputError:
@@ -186,7 +211,7 @@ def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any,
 
 
 def _path(file: InputFile) -> str:
-    return file.path
+    return absolute_path(file.path)
 
 
 def _name(file: InputFile) -> str:
@@ -227,6 +252,7 @@ class _Look(NamedTuple):
     metadata: pq.FileMetaData
     schema: pa.Schema
     mark: str
+    encrypted: list[str]
 
 
 def _looks(paths: list[str]) -> Iterator[_Look]:
@@ -246,7 +272,9 @@ def _look(path: str) -> _Look:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
         mark = file.tag if isinstance(file, UrlFile) else mark_of(os.fstat(file.fileno()))
-        return _Look(found, metadata, metadata.schema.to_arrow_schema(), mark)
+        # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
+        encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), mark, encrypted)
 
 
 def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
@@ -263,6 +291,8 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
 
 def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
+    if tail[-4:] == b"PARE":
+        raise InputError(f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption.")
     if size < 12 or tail[-4:] != b"PAR1":
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written, "
@@ -350,9 +380,26 @@ def _family(kind: pa.DataType) -> str:
     return str(kind)
 
 
-def _group_bytes(metadata: pq.FileMetaData, columns: Columns) -> tuple[tuple[int, int], ...]:
-    wanted = {columns.query_id, columns.query, columns.doc_id, *columns.document, *([columns.context] if columns.context else [])}
-    leaves = [leaf for leaf in range(metadata.num_columns) if metadata.schema.column(leaf).path.split(".")[0] in wanted]
+def _check_readable(columns: Columns, look: _Look, path: str) -> None:
+    """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
+    for name, leaves in _leaves(look, columns, more=[columns.gold] if columns.gold else []).items():
+        if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
+            raise InputError(f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without encryption.")
+
+
+def _leaves(look: _Look, columns: Columns, more: Sequence[str] = ()) -> dict[str, list[int]]:
+    return leaves_of(look.metadata, look.schema, [*_read_columns(columns), *more])
+
+
+def _read_columns(columns: Columns) -> list[str]:
+    """What a run reads, each once."""
+    names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
+    return list(dict.fromkeys([*names, columns.context] if columns.context else names))
+
+
+def _group_bytes(look: _Look, columns: Columns) -> tuple[tuple[int, int], ...]:
+    metadata = look.metadata
+    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns).values()))
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

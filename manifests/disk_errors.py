@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 from manifests.errors import DiskFullError, StoreError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
@@ -27,8 +29,27 @@ def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[No
     except OSError as exc:
         if is_missing_fine and isinstance(exc, FileNotFoundError):
             raise
-        if exc.errno in _FULL:
+        if exc.errno in FULL:
             raise DiskFullError(
                 f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same command again."
             ) from exc
+        if (why := out_of_files(exc)) is not None:
+            raise StoreError(f"{path}: can't {verb} it: {why}") from exc
         raise StoreError(f"{path}: can't {verb} it ({exc.strerror or exc}). Check the path and its permissions.") from exc
+
+
+def out_of_files(error: BaseException) -> str | None:
+    """What to say if an error comes of the limit of open files, wherever in its chain; None if it does not.
+
+    Libraries wrap it in errors of their own, and some keep its words alone.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if (isinstance(seen, OSError) and seen.errno in _NO_DESCRIPTOR) or "Too many open files" in str(seen):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return (
+                f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. Raise the limit, say "
+                "`ulimit -n 4096`, and run the same command again."
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -6,7 +6,7 @@ Letters: N rows, G groups (queries, or rows where there is no query), K grades.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class Figure:
         over: how many rows or queries it is the figure of.
         unit: `rows` or `queries`.
         undefined_resamples: resamples without a value, left out of the interval.
+        is_by_grade: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than the same labeler's
+            by distributions: grades tie what probabilities tell apart.
     """
 
     value: float | None
@@ -50,6 +52,7 @@ class Figure:
     over: int
     unit: str
     undefined_resamples: int
+    is_by_grade: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Sheet:
     def __init__(self) -> None:
         self.values: dict[str, tuple[float, int, str]] = {}
         self.statistics: list[Statistic] = []
+        self.by_grade: set[str] = set()
+        """Figures that rank by the written grade."""
         self.notes: list[str] = []
 
     def add(self, values: Mapping[str, float], over: int, unit: str, *statistics: Statistic) -> None:
@@ -109,7 +114,7 @@ class Sheet:
         found = {}
         for name, (value, over, unit) in self.values.items():
             low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
-            found[name] = Figure(_number(value), _number(low), _number(high), over, unit, num_undefined)
+            found[name] = Figure(_number(value), _number(low), _number(high), over, unit, num_undefined, name in self.by_grade)
         return found
 
 
@@ -125,31 +130,39 @@ class _Collected:
     resampled: str
 
 
-def evaluate(judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate: Method | None = None) -> Evaluation:
+def evaluate(
+    judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate: Method | None = None, pass_at: Sequence[int] = ()
+) -> Evaluation:
     """Compute every figure that the rows allow.
 
     Args:
         judged: at least one row.
         seed: of the resamples, and of the split that `calibrate` makes.
+        pass_at: the k of pass@k, each 1 or more; by default the powers of two and the number of samples that every sampled row has.
     Raises:
-        InputError: `calibrate` without distributions, or with fewer than two groups that have some.
+        InputError: `calibrate` without distributions, or with fewer than two groups that have some; a k without so many samples.
         MissingExtraError: a package of the extra `eval` is absent.
     """
-    found = _collect(judged)
+    check_samples([judged], pass_at)
+    found = _collect(judged, pass_at)
     intervals = bootstrap(found.sheet.statistics, num_groups=found.num_groups, resamples=resamples, seed=seed, width=len(judged.gold))
     calibration = None if calibrate is None else _calibration(judged, judged.has_probs, found.group_N, calibrate, resamples, seed)
     return _evaluation(judged, found, intervals, calibration)
 
 
 def evaluate_both(
-    first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7
+    first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7, pass_at: Sequence[int] = ()
 ) -> tuple[Evaluation, Evaluation, dict[str, Difference]]:
     """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired bootstrap.
 
+    An AUC by distributions and one by written grades are not subtracted: they are not the same figure.
+
     Args:
         first, second: the same rows in the same order, so that gold grades and queries are equal.
+        pass_at: see `evaluate`; of the sets that have samples.
     """
-    ours, theirs = _collect(first), _collect(second)
+    check_samples([first, second], pass_at)
+    ours, theirs = _collect(first, pass_at), _collect(second, pass_at)
     paired = paired_bootstrap(
         ours.sheet.statistics,
         theirs.sheet.statistics,
@@ -159,8 +172,10 @@ def evaluate_both(
         width=len(first.gold),
     )
     differences = {}
+    if ours.sheet.by_grade != theirs.sheet.by_grade:
+        theirs.sheet.notes.append("one set's AUC is by distributions, the other's by written grades: they are not subtracted")
     for name, (value, _, _) in ours.sheet.values.items():
-        if name in theirs.sheet.values:
+        if name in theirs.sheet.values and (name in ours.sheet.by_grade) == (name in theirs.sheet.by_grade):
             low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
             step = theirs.sheet.values[name][0] - value
             differences[name] = Difference(_number(step), _number(low), _number(high), num_undefined)
@@ -180,7 +195,24 @@ def _evaluation(judged: Judged, found: _Collected, intervals: Mapping[str, Inter
     )
 
 
-def _collect(judged: Judged) -> _Collected:
+def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
+    """Every set that has samples has enough for each k, and one at least has some.
+
+    Raises:
+        InputError: names the k, and the samples that there are.
+    """
+    if not pass_at:
+        return
+    fewest = [judged.fewest_samples for judged in sets if judged.fewest_samples]
+    if not fewest:
+        listed = ",".join(map(str, pass_at))
+        raise InputError(f"--pass-at {listed}: no judged label holds samples. Label with `labeler.samples`, or leave the option out.")
+    beyond = [k for k in pass_at if k > min(fewest)]
+    if beyond:
+        raise InputError(f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can be drawn.")
+
+
+def _collect(judged: Judged, pass_at: Sequence[int]) -> _Collected:
     rows = len(judged.gold)
     is_by_query = judged.queries is not None
     group_N = judged.queries if judged.queries is not None else np.arange(rows)
@@ -189,15 +221,24 @@ def _collect(judged: Judged) -> _Collected:
     counts_GKK = confusion_by_group(judged.gold, judged.labels, group_N, num_groups=num_groups, grades=judged.grades)
     sheet.add(agreement_figures(judged.gold, judged.labels, grades=judged.grades), rows, "rows", of_sums(counts_GKK, count_figures))
     has_N = judged.has_probs
-    reliability = _add_distributions(sheet, judged, has_N, group_N, num_groups) if has_N.any() else None
-    if not has_N.all():
-        what = "no label has" if not has_N.any() else f"{int((~has_N).sum()):,} of {rows:,} judged labels have not"
-        sheet.notes.append(f"{what} a distribution: AUC, ECE and Brier are over those that have one; ranking takes the label for a score")
+    reliability = None
+    if has_N.any():
+        reliability = _add_distributions(sheet, judged, has_N, group_N, num_groups)
+        if not has_N.all():
+            without = f"{int((~has_N).sum()):,} of {rows:,} judged labels have no distribution"
+            sheet.notes.append(f"{without}: AUC, ECE and Brier are over those that have one; ranking takes the label for a score")
+    else:
+        score_N = judged.labels.astype(np.float64)
+        _add_auc(sheet, [score_N] * (judged.grades - 1), judged.gold, group_N, is_by_grade=True)
+        sheet.notes.append(
+            "no label has a distribution: AUC and ranking take the written grade for a score, whose many ties cost AUC; there is no ECE "
+            "and no Brier score"
+        )
     if is_by_query:
         _add_ranking(sheet, judged, group_N, num_groups)
     else:
         sheet.notes.append("labels name no query: rows are resampled as if independent, and nothing is ranked")
-    _add_samples(sheet, judged, group_N, num_groups)
+    _add_samples(sheet, judged, group_N, num_groups, pass_at)
     if num_groups < 2:
         sheet.notes.append("one query or row alone: there is nothing to resample, so no intervals")
     return _Collected(sheet, counts_GKK.sum(0).tolist(), reliability, group_N, num_groups, "queries" if is_by_query else "rows")
@@ -207,15 +248,21 @@ def _add_distributions(sheet: Sheet, judged: Judged, has_N: np.ndarray, group_N:
     """AUC at each cut, ECE and Brier, over the rows that have a distribution; returns the reliability table."""
     assert judged.probs is not None
     probs_NK, gold_N, kept_N = judged.probs[has_N], judged.gold[has_N], group_N[has_N]
-    above_NJ = at_least(probs_NK)
-    for cut, name in enumerate(cut_names(judged.grades)):
-        is_relevant_N = gold_N > cut
-        figure = f"auc_{name}"
-        score_N = np.round(above_NJ[:, cut], 9)  # sums in float64 of what was stored in float32: 1e-9 keeps equal scores equal
-        sheet.add({figure: auc(score_N, is_relevant_N)}, len(gold_N), "rows", auc_statistic(figure, score_N, is_relevant_N, kept_N))
+    above_JN = np.round(at_least(probs_NK), 9).T  # sums in float64 of what was stored in float32: 1e-9 keeps equal scores equal
+    _add_auc(sheet, list(above_JN), gold_N, kept_N, is_by_grade=False)
     values = {"ece": ece(probs_NK, gold_N), "brier": float(brier_rows(probs_NK, gold_N).mean())}
     sheet.add(values, len(gold_N), "rows", *calibration_statistics(probs_NK, gold_N, kept_N, num_groups=num_groups))
     return reliability_table(probs_NK, gold_N)
+
+
+def _add_auc(sheet: Sheet, scores: Sequence[np.ndarray], gold_N: np.ndarray, group_N: np.ndarray, *, is_by_grade: bool) -> None:
+    """AUC at each cut, by a score for each."""
+    for cut, (name, score_N) in enumerate(zip(cut_names(len(scores) + 1), scores, strict=True)):
+        is_relevant_N = gold_N > cut
+        figure = f"auc_{name}"
+        sheet.add({figure: auc(score_N, is_relevant_N)}, len(gold_N), "rows", auc_statistic(figure, score_N, is_relevant_N, group_N))
+        if is_by_grade:
+            sheet.by_grade.add(figure)
 
 
 def reliability_table(probs_NK: np.ndarray, gold_N: np.ndarray) -> list[dict[str, float]]:
@@ -248,14 +295,14 @@ def _add_ranking(sheet: Sheet, judged: Judged, group_N: np.ndarray, num_groups: 
         sheet.notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
 
 
-def _add_samples(sheet: Sheet, judged: Judged, group_N: np.ndarray, num_groups: int) -> None:
-    """pass@k for k = 1, 2, 4, … and the number of samples that every sampled row has."""
+def _add_samples(sheet: Sheet, judged: Judged, group_N: np.ndarray, num_groups: int, pass_at: Sequence[int]) -> None:
+    """pass@k for the k that were asked for, else for k = 1, 2, 4, … and the number of samples that every sampled row has."""
     if judged.num_samples is None or judged.num_correct is None:
         return
     has_N = judged.num_samples > 0
-    most = int(judged.num_samples[has_N].min())
+    most = judged.fewest_samples
     over_G = np.bincount(group_N[has_N], minlength=num_groups)
-    for k in sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}):
+    for k in sorted(set(pass_at) or {most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}):
         passed_N = pass_at_k(judged.num_correct[has_N], judged.num_samples[has_N], k)
         total_G = np.bincount(group_N[has_N], passed_N, minlength=num_groups)
         name = f"pass@{k}"

@@ -15,6 +15,8 @@ FAILPOINTS = (
     "before_plan_rows",
     "before_plan",
     "after_plan",
+    "before_reading",
+    "after_reading",
     "before_temp_sync",
     "before_temp_rename",
     "before_labels",
@@ -47,6 +49,7 @@ PULL_FAILPOINTS = (
     "before_switch",
     "after_switch",
     "after_pull_state",
+    "before_stamps",
 )
 """Places of `relabel publish` and `relabel pull`; tests/publish loops over them."""
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from manifests.errors import ConfigError, MissingExtraError, StoreError
+from manifests.redaction import keep_secret
+from manifests.url_secrets import secret_in_url
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SECRET = re.compile(
-    r"://[^/@]*:[^/@]*@"  # user:password@host
-    r"|^https?://[^/?#@]+@"  # token@host
-    r"|[?&;](?:x-amz-signature|x-amz-security-token|x-goog-signature|sig|signature)="  # signed for whoever has it
-    r"|[?&;](?:token|access_token|api_?key|key|password|secret)=",
-    re.IGNORECASE,
+_OPEN = re.compile(
+    r"(?:.*_)?(?:url|endpoint|override|profile|region|name|project|host|port|user|username|style|version|proxy)", re.IGNORECASE
 )
+"""Storage options whose values may be shown: where a store is, and who asks. All others may be secrets."""
 _S3_DEFAULTS: dict[str, Any] = {
     # ours is the one retry policy (`retries.py`), so that what is stated there is what happens
     "config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64},
@@ -44,6 +44,7 @@ _options: dict[str, _Secret] = {}
 def use_storage_options(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Set the options of every scheme for this process, in place of those set before."""
     _options.clear()
+    _keep(options, "an option")
     _options.update({_family(scheme): _Secret(values) for scheme, values in options.items()})
 
 
@@ -60,6 +61,11 @@ def place_of(path: str) -> str:
     return os.path.realpath(rest if is_url(path) else path)
 
 
+def absolute_path(path: str) -> str:
+    """A local path as it reads from any working directory, or a URL."""
+    return path if is_url(path) else os.path.normpath(Path.cwd() / path)
+
+
 def scheme_of(url: str) -> str:
     """`s3` of `s3://bucket/key`; `s3a` and `s3` are one."""
     return _family(url.partition("://")[0])
@@ -73,7 +79,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         MissingExtraError: its package is not here.
         StoreError: it can't be set up (a profile that does not exist, for instance).
     """
-    if _SECRET.search(url):
+    if secret_in_url(url):
         raise ConfigError(
             f"a {scheme_of(url)}:// URL holds a password, token or signature, which would be written into plans and logs. "
             "Use storage_options."
@@ -101,6 +107,18 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     if scheme == "s3":
         filesystem.retries = 1
     return filesystem, str(path)
+
+
+def _keep(value: Any, name: str) -> None:
+    """Keep every text among storage options that may be a secret."""
+    if isinstance(value, Mapping):
+        for inner_name, inner in value.items():
+            _keep(inner, str(inner_name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _keep(inner, name)
+    elif isinstance(value, str) and not _OPEN.fullmatch(name):
+        keep_secret(value, f"the storage option {name}")
 
 
 def _with_s3_defaults(options: dict[str, Any]) -> dict[str, Any]:

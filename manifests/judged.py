@@ -51,6 +51,11 @@ class Judged:
         return np.asarray(~np.isnan(self.probs[:, 0]))
 
     @property
+    def fewest_samples(self) -> int:
+        """How many samples every row has that has some; 0 where none has."""
+        return 0 if self.num_samples is None else int(self.num_samples[self.num_samples > 0].min())
+
+    @property
     def scores(self) -> np.ndarray:
         """What a row is ranked by: its expected grade where it has a distribution, else its label."""
         score_N = self.labels.astype(np.float64)

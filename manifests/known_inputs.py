@@ -14,6 +14,7 @@ from typing import Any
 from manifests.dataset import Dataset
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import StoreError
+from manifests.filesystems import absolute_path
 from manifests.input_files import ListedFile
 from manifests.plans import Plan
 from manifests.records import checked
@@ -86,10 +87,21 @@ def known_dataset(known: KnownInputs, plan: Plan, spec: InputSpec, listed: Seque
     """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
     if known.asked != _asked(spec, reads_context=reads_context):
         return None
-    if [(file.path, mark) for file, mark in zip(plan.files, known.marks, strict=True)] != list(listed):
+    marks = [(absolute_path(file.path), mark) for file, mark in zip(plan.files, known.marks, strict=True)]
+    if marks != [(absolute_path(path), mark) for path, mark in listed]:
         return None
     rows = sum(file.rows for file in plan.files)
     return Dataset(tuple(plan.files), known.columns, min(rows, spec.limit or rows), known.group_bytes, known.marks)
+
+
+def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
+    """Numbers of the files that lie where they were planned and were written since, by their marks."""
+    found = zip(plan.files, known.marks, dataset.files, dataset.marks, strict=False)  # no marks where some file has none
+    return [
+        number
+        for number, (then, mark, now, mark_now) in enumerate(found)
+        if mark != mark_now and absolute_path(then.path) == absolute_path(now.path)
+    ]
 
 
 def _asked(spec: InputSpec, *, reads_context: bool) -> dict[str, Any]:

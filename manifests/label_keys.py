@@ -29,6 +29,17 @@ _SETTLED = ("model", "engine", "overlong")
 """Parts of a plan that every answer depends on."""
 _NOT_IN_A_LABEL = frozenset({"attempts"})
 """Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
+BY_CONTENT = "by its files"
+"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no part of a label."""
+_WERE_PATHS = ("lora",)
+"""Options whose paths stand in plans of relabel up to 0.1."""
+
+
+def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a plan's `parts` say of the engine, without the paths that older plans hold."""
+    engine: dict[str, Any] = parts["engine"]
+    paths = [name for name in _WERE_PATHS if engine.get("args", {}).get(name) is not None]
+    return {**engine, "args": {**engine["args"], **dict.fromkeys(paths, BY_CONTENT)}} if paths else engine
 
 
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
         "templates": parts["templates"],
         "stages": parts.get("stages"),
         "model": parts["model"],
-        "engine": parts["engine"],
+        "engine": engine_parts(parts),
         "overlong": parts["overlong"],
     }
 
@@ -137,7 +148,7 @@ class AnswerKeys:
     """Keys of shared answers under one engine and model."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        settled = {key: parts[key] for key in _SETTLED}
+        settled = {**{key: parts[key] for key in _SETTLED}, "engine": engine_parts(parts)}
         self._base = blake2b(canonical_json(settled), digest_size=KEY_BYTES, person=_PERSON_ANSWER)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:

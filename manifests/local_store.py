@@ -16,6 +16,7 @@ from pathlib import Path
 from manifests import failpoints
 from manifests.disk_errors import told
 from manifests.file_locks import FileLock
+from manifests.redaction import redacted
 from manifests.store import parts_of
 
 TEMP_PREFIX = ".tmp-"
@@ -139,7 +140,7 @@ class LocalStore:
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+            file.write(redacted(text))
 
     def close(self) -> None:
         """Nothing is held back."""

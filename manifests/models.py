@@ -226,7 +226,7 @@ def _dequantize(gguf: Path, target: Path, reference: str) -> None:
     for module in ("torch", "transformers", "gguf"):
         if importlib.util.find_spec(module) is None:  # looked for, not imported: this process may have no other use for it
             raise MissingExtraError(f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`.")
-    done = subprocess.run([sys.executable, "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ModelError(f"model {reference!r}: {gguf.name} can't be turned into a model directory: {last}")

@@ -17,6 +17,7 @@ from manifests.errors import StoreError
 from manifests.filesystems import filesystem_of, scheme_of
 from manifests.leases import LEASE_S, Lease, LeaseKeeper
 from manifests.objects import ConditionFailedError, Found, FsspecObjects, Objects
+from manifests.redaction import redacted
 from manifests.retries import Retries
 from manifests.store import parts_of
 
@@ -142,7 +143,7 @@ class ObjectStore:
         minute, at its end, and on `close`."""
         with self._guard:
             held = self._logs.setdefault(name, _Log(self._log_parts.get(name, 0)))
-            held.text += text
+            held.text += redacted(text)
             is_full = len(held.text) > LOG_PART_CHARS
             is_due = is_end or is_full or time.monotonic() - held.written_s > LOG_EVERY_S
             if is_end or is_full:

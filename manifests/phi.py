@@ -27,6 +27,40 @@ DEFAULT_PHI: PhiTable = (
 """A score of 0 asks for nothing, so it counts as 4; then the weaker of the two decides: 4 → 2, 3 or 2 → 1, 1 → 0."""
 
 
+DEFAULT_GRADES = 3
+"""Grades that `DEFAULT_PHI` speaks of; there is none for another scale."""
+
+
+def default_phi(grades: int, *, key: str) -> PhiTable:
+    """The built-in map, where it fits.
+
+    Args:
+        grades: number of grades K.
+        key: what the user calls the table, for messages.
+    Raises:
+        ConfigError: K is not 3; says what to write, with a table of the same rule for K grades.
+    """
+    if grades == DEFAULT_GRADES:
+        return DEFAULT_PHI
+    rows = ", ".join(str(list(row)) for row in _spread(grades))
+    raise ConfigError(
+        f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. Say which grade "
+        f"follows from each pair of scores: five rows (subject score 0..4) of five grades 0..{grades - 1} (attribute score 0..4), for "
+        f"instance phi: [{rows}]"
+    )
+
+
+def _spread(grades: int) -> PhiTable:
+    """The default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread evenly over the scale."""
+    weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
+    return tuple(tuple((score - 1) * (grades - 1) // 3 for score in row) for row in weaker)
+
+
+def unreached_grades(table: PhiTable, grades: int) -> list[int]:
+    """Grades that no pair of scores gives."""
+    return sorted(set(range(grades)) - {grade for row in table for grade in row})
+
+
 def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
     """Return `table` as a `PhiTable`, or say which cell is off.
 

@@ -16,12 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from manifests import failpoints
 from manifests.dataset import Dataset, InputFile, changed_files, open_parquet
 from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
 from manifests.errors import InputError, ManifestError, StaleRunError
+from manifests.filesystems import absolute_path
 from manifests.input_faults import reading
+from manifests.label_keys import engine_parts
 from manifests.records import checked, fault_of
 from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.store import Store
@@ -36,6 +39,14 @@ TOKENS_PER_PROMPT = 250.0
 """Tokens of instructions around a pair, counted on the built-in templates; used only to balance shards and to estimate."""
 
 
+class RowIdFile(TypedDict):
+    """The row ids of a scattered shard, kept beside the plan."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
 class ShardPlan(NamedTuple):
     """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside the plan.
 
@@ -44,7 +55,7 @@ class ShardPlan(NamedTuple):
 
     rows: int
     first_row: int | None
-    row_ids: dict[str, Any] | None
+    row_ids: RowIdFile | None
     chunks: list[int]
     estimated_tokens: int
     read_bytes: int
@@ -176,14 +187,15 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
         InputError: a null query id, or a file that can't be read.
     """
     found = _scan_queries(dataset)
-    cut = cut_queries(found.sizes_Q, found.weights_Q, shards=shards, chunk_rows=chunk_rows)
+    # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever shards are counted
+    cut = cut_queries(found.sizes_Q, found.weights_Q, shards=min(shards, len(found.sizes_Q)), chunk_rows=chunk_rows)
     is_scattered = found.num_runs != len(found.sizes_Q)
     order_R = _rows_by_query(dataset) if is_scattered else None
     group_starts, group_bytes = _groups(dataset)
     beside: dict[str, bytes] = {}
     planned = []
     for number, (start, stop) in enumerate(zip(cut.bounds[:-1], cut.bounds[1:], strict=True)):
-        row_ids = None
+        row_ids: RowIdFile | None = None
         if order_R is None:
             touched = _groups_of_range(group_starts, start, stop)
         else:
@@ -261,13 +273,18 @@ def parse_plan(data: bytes, where: str) -> Plan:
         raise ManifestError(f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder.") from exc
 
 
+def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
+    """Whether a plan is that of the job whose parts these are."""
+    return plan.parts == parts or ("engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts)
+
+
 def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
     """Refuse to go on with a plan made for other inputs or another job.
 
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
-    if plan.parts == parts:
+    if is_plan_of(plan, parts):
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
     differences = list(_differences(_settings(plan.parts), _settings(parts)))
@@ -301,13 +318,22 @@ def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
     return found
 
 
+def chunk_row_ids(store: Store, shard: ShardPlan) -> list[np.ndarray]:
+    """Row ids of a shard, int64, by chunk.
+
+    Raises:
+        ManifestError: as `shard_row_ids`.
+    """
+    return np.split(shard_row_ids(store, shard), np.cumsum(shard.chunks)[:-1])
+
+
 def shard_row_id_file(shard: ShardPlan, number: int, rows: np.ndarray) -> tuple[ShardPlan, dict[str, bytes]]:
     """A scattered shard with other row ids, int64, and the file of them that must lie beside its plan (name → bytes)."""
     row_ids, file = _row_id_file(number, rows)
     return shard._replace(row_ids=row_ids), file
 
 
-def _row_id_file(number: int, rows: np.ndarray) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, bytes]]:
     data = _row_id_bytes(rows)
     digest = sha256_bytes(data)
     path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
@@ -315,7 +341,8 @@ def _row_id_file(number: int, rows: np.ndarray) -> tuple[dict[str, Any], dict[st
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
-    return {"files": [file._asdict() for file in plan.files], "shards": [shard._asdict() for shard in plan.shards]}
+    files = [file._asdict() | {"path": absolute_path(file.path)} for file in plan.files]
+    return {"files": files, "shards": [shard._asdict() for shard in plan.shards]}
 
 
 def _row_id_bytes(rows: np.ndarray) -> bytes:
@@ -374,7 +401,7 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
             for number, (rows, size) in enumerate(groups):
                 weight = TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN
                 for batch in parquet.iter_batches(batch_size=1 << 17, row_groups=[number], columns=[name]):
-                    column = batch.column(0).slice(0, dataset.rows - done)
+                    column = batch.column(name).slice(0, dataset.rows - done)
                     if not len(column):
                         return
                     if column.null_count:

@@ -1,12 +1,13 @@
 """Receipts: the proof that a chunk is committed, and the only way to its files.
 
-`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds `chunk-000017.2.json` with only
-the rows it asked again: a row's state is that of its highest attempt. Times live here and never in label files.
+`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds `chunk-000017.2.json` with the
+rows it asked again, all that were in quarantine: a row's state is that of its highest attempt. Times live here and never in label files.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,11 +15,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from manifests import failpoints
-from manifests.digests import readable_json, sha256_bytes
-from manifests.errors import ManifestError
+from manifests.digests import digest_of, readable_json, sha256_bytes
+from manifests.errors import ManifestError, RelabelError
 from manifests.records import checked, fault_of
+from manifests.redaction import redacted
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from manifests.store import Store
+
+logger = logging.getLogger(__name__)
 
 RECEIPT_VERSION = 1
 
@@ -63,6 +67,15 @@ class ReusedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedFrom:
+    """Which attempt of which run a receipt of a merged output repeats, and the digest of what that held (`Receipt.content_digest`)."""
+
+    output: str
+    fingerprint: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What one commit holds.
 
@@ -78,7 +91,10 @@ class Receipt:
         reused: rows of `labels` that were taken over, by the output that they came from.
         reused_answers: shared answers that were taken over.
         epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
+        execution: drawn for the command that the writer worked for; all workers of one command share it.
         write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its own receipt by it.
+        replaces: this attempt holds all rows of the chunk anew, and those before it count no more: how a merge follows sources.
+        merged_from: of a merged output.
     """
 
     fingerprint: str
@@ -100,11 +116,28 @@ class Receipt:
     reused: list[ReusedRows] = field(default_factory=list)
     reused_answers: int = 0
     write_id: str = ""
+    replaces: bool = False
+    merged_from: MergedFrom | None = None
+    execution: str = ""
     version: int = field(default=RECEIPT_VERSION)
+
+    @property
+    def id(self) -> ChunkId:
+        return ChunkId(self.shard, self.chunk, self.attempt)
 
     @property
     def rows_reused(self) -> int:
         return sum(source.rows for source in self.reused)
+
+    @property
+    def content_digest(self) -> str:
+        """sha256 over what was committed, but for who wrote it and when, and under which number."""
+        return digest_of({name: value for name, value in asdict(self).items() if name not in _NO_CONTENT})
+
+
+_NO_CONTENT = frozenset(
+    ("shard", "chunk", "attempt", "seconds", "worker", "epoch", "started", "committed", "write_id", "replaces", "merged_from")
+)
 
 
 class ChunkFacts(NamedTuple):
@@ -122,17 +155,25 @@ class ChunkFacts(NamedTuple):
     answers: Sequence[AnswerRow] = ()
     reused: Sequence[ReusedRows] = ()
     reused_answers: int = 0
+    execution: str = ""
+
+
+def _redacted(row: QuarantineRow) -> QuarantineRow:
+    """A row whose reasons, which may hold what a server wrote, show no secret. What the model wrote stays."""
+    tries = [{**one, "reason": redacted(one["reason"])} for one in row.tries]
+    return row._replace(reason=redacted(row.reason), tries=tries)
 
 
 def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
-    harms nobody.
+    harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have been.
 
     Returns:
         The receipt, or None if another worker committed this chunk first.
     """
+    quarantine = [_redacted(row) for row in quarantine]
     failpoints.hit("before_labels")
     label_file = _put_rows(store, "labels", facts.id, labels, LABELS)
     failpoints.hit("after_labels")
@@ -163,11 +204,24 @@ def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quaran
         reused=list(facts.reused),
         reused_answers=facts.reused_answers,
         write_id=secrets.token_hex(8),
+        execution=facts.execution,
     )
     failpoints.hit("before_receipt")
     was_first = store.create(facts.id.receipt_name, readable_json(asdict(receipt)))
     failpoints.hit("after_receipt")
-    return receipt if was_first else None
+    if was_first:
+        return receipt
+    _keep_lost(store, receipt)
+    return None
+
+
+def _keep_lost(store: Store, receipt: Receipt) -> None:
+    """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that note."""
+    name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
+    try:
+        store.put(name, readable_json(asdict(receipt)))
+    except (RelabelError, OSError) as exc:
+        logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
 
 
 def load_receipt(store: Store, name: str) -> Receipt:

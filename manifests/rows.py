@@ -7,6 +7,7 @@ chunks are taken from that file by memory map, so that the operating system deci
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import tempfile
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from manifests.column_bytes import ColumnBytes
 from manifests.dataset import Dataset, changed_under_way, open_planned
 from manifests.errors import DiskFullError, InputError
-from manifests.filesystems import is_url
 from manifests.input_faults import reading
 from manifests.input_files import stamp_of
 from manifests.labels import Pair
 from manifests.plans import ShardPlan
+from manifests.readings import Readings, blocks_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,13 @@ class ChunkRows(NamedTuple):
 
 
 def read_chunks(
-    dataset: Dataset, shard: ShardPlan, row_ids: np.ndarray | None, pending: Sequence[int], *, wanted: dict[int, set[int]] | None = None
+    dataset: Dataset,
+    shard: ShardPlan,
+    row_ids: np.ndarray | None,
+    pending: Sequence[int],
+    *,
+    readings: Readings | None,
+    wanted: dict[int, set[int]] | None = None,
 ) -> Iterator[ChunkRows]:
     """Yield the pending chunks of a shard in order.
 
@@ -46,24 +54,29 @@ def read_chunks(
         shard: the shard's plan.
         row_ids: the shard's row ids, for a scattered shard; None for a row range.
         pending: chunk numbers, ascending.
+        readings: what was read of these files before, which is held against what they hold now; None for files that no run has read.
         wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
     Raises:
-        InputError: a file can't be read.
+        InputError: a file can't be read, or holds another text than when it was read first.
         DiskFullError: no space to spill a scattered shard.
     """
     bounds = [0, *itertools.accumulate(shard.chunks)]
     spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
-    found = _from_range(dataset, shard.first_row or 0, spans) if row_ids is None else _from_spill(dataset, row_ids, spans)
+    found = (
+        _from_range(dataset, readings, shard.first_row or 0, spans) if row_ids is None else _from_spill(dataset, readings, row_ids, spans)
+    )
     for chunk, pairs in found:
         keep = wanted.get(chunk) if wanted is not None else None
         yield ChunkRows(chunk, pairs if keep is None else [pair for pair in pairs if pair.row_id in keep])
 
 
-def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
+def _from_range(
+    dataset: Dataset, readings: Readings | None, first: int, spans: list[tuple[int, int, int]]
+) -> Iterator[tuple[int, list[Pair]]]:
     waiting: list[Pair] = []
     for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):  # runs of consecutive chunks
         run = [span for _, span in group]
-        batches = _batches(dataset, first + run[0][1], first + run[-1][2])
+        batches = _batches(dataset, readings, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
             while len(waiting) < stop - start:
                 waiting.extend(_pairs(*next(batches), dataset))
@@ -71,32 +84,50 @@ def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]])
             del waiting[: stop - start]
 
 
-def _batches(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def _batches(dataset: Dataset, readings: Readings | None, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
-    for row, batch, path in _group_batches(dataset, lambda low, high: low < stop and high > start):
+    for row, batch, path in _group_batches(dataset, readings, lambda low, high: low < stop and high > start):
         low, high = max(start, row), min(stop, row + batch.num_rows)
         if low < high:
             yield np.arange(low, high), batch.slice(low - row, high - low), path
 
 
-def _group_batches(dataset: Dataset, wants: Callable[[int, int], bool]) -> Iterator[tuple[int, pa.RecordBatch, str]]:
+def _group_batches(
+    dataset: Dataset, readings: Readings | None, wants: Callable[[int, int], bool]
+) -> Iterator[tuple[int, pa.RecordBatch, str]]:
     """First row id, columns and file of every batch of the row groups low..high that are wanted. A file is opened once."""
     file_first = 0
-    for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
+    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
         starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
-        touched = [number for number, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)]
+        touched = [group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)]
         if touched:
             stamp = stamp_of(file.path)
-            with open_planned(file) as parquet, reading(file.path):
-                # by URL one row group after the other: what is asked for is fetched whole before its first row comes
-                for some in [[number] for number in touched] if is_url(file.path) else _runs(touched):
+            with open_planned(file) as opened:
+
+                def decode(block: range, parquet: Any = opened.parquet) -> None:
+                    for _ in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[*block], columns=dataset.text_columns):
+                        pass
+
+                found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
+                for some, block in _together(touched, readings, [rows for rows, _ in groups]):
+                    if readings is None:
+                        found.hold(some)
+                    else:
+                        readings.prove(number, file.path, block, some, found, decode)
                     row = starts[some[0]]
-                    for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=some, columns=dataset.text_columns):
+                    for batch in opened.parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=some, columns=dataset.text_columns):
                         if stamp_of(file.path) != stamp:  # before its rows are used: they may be another file's, or half of each
                             raise changed_under_way(file.path)
                         yield row, batch, file.path
                         row += batch.num_rows
         file_first += file.rows
+
+
+def _together(touched: list[int], readings: Readings | None, group_rows: list[int]) -> Iterator[tuple[list[int], range]]:
+    """Row groups that are read in one go, without gaps, and the block that they lie in."""
+    for block in blocks_of(group_rows, BATCH_ROWS if readings is None else readings.block_rows):
+        inside = touched[bisect.bisect_left(touched, block.start) : bisect.bisect_left(touched, block.stop)]
+        yield from ((some, block) for some in _runs(inside) if some)
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
@@ -105,16 +136,19 @@ def _runs(numbers: list[int]) -> list[list[int]]:
     return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
 
 
-def _from_spill(dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
+def _from_spill(
+    dataset: Dataset, readings: Readings | None, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
+) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         try:
             writer = None
-            for rows, batch, path in _scattered_batches(dataset, needed):
+            for rows, batch, path in _scattered_batches(dataset, readings, needed):
                 with reading(path):
-                    kept = batch.take(pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True))))
-                    plain = pa.RecordBatch.from_arrays([_plain(column) for column in kept.columns], names=kept.schema.names)
+                    kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
+                    columns = [_plain(_taking(batch.column(name)).take(kept)) for name in dataset.text_columns]
+                    plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
                 ends.append(plain.num_rows + (ends[-1] if ends else 0))
@@ -151,27 +185,35 @@ def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarr
     return whole.take(pa.array(back))
 
 
-def _scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def _scattered_batches(dataset: Dataset, readings: Readings | None, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Batches of the row groups that hold a needed row, in row order; the others are not read."""
 
     def wants(low: int, high: int) -> bool:
         first, last = np.searchsorted(needed, [low, high])
         return bool(first < last)
 
-    for row, batch, path in _group_batches(dataset, wants):
+    for row, batch, path in _group_batches(dataset, readings, wants):
         yield np.arange(row, row + batch.num_rows), batch, path
 
 
+def _taking(column: pa.Array) -> pa.Array:
+    """A column that rows can be taken of: Arrow can't from views."""
+    kind = column.type
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    return (
+        column if not pa.types.is_list(kind) or not pa.types.is_string_view(kind.value_type) else column.cast(pa.list_(pa.large_string()))
+    )
+
+
 def _plain(column: pa.Array) -> pa.Array:
-    """Text of one width and without dictionaries, so that batches of all files go into one spill."""
+    """Text of one width and without dictionaries, and ids as text, so that batches of all files go into one spill."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind) or pa.types.is_integer(kind):
         return column.cast(pa.large_string())
-    if pa.types.is_integer(kind):
-        return column.cast(pa.int64()) if kind != pa.uint64() else column
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return column.cast(pa.large_list(pa.large_string()))
     return column

@@ -7,6 +7,7 @@ column of every committed file, once, when the last chunk is in.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -23,10 +24,11 @@ from manifests import failpoints
 from manifests.digests import canonical_json, readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.mixing import engines_differ, engines_of
-from manifests.plans import PLAN_NAME, Plan, parse_plan, shard_row_ids
+from manifests.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
+from manifests.proofs import NOTHING, Fates, agree, prove_chunk
 from manifests.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.records import checked, fault_of
-from manifests.schemas import LABELS, QUARANTINE, table_of
+from manifests.schemas import QUARANTINE, table_of
 from manifests.store import Store, each
 
 MANIFEST_NAME = "manifest.json"
@@ -66,6 +68,7 @@ class Snapshot(NamedTuple):
         reused_from: outputs that rows were taken over from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
         mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
+        marks: those names and marks: which receipts all this is about.
     """
 
     tally: Tally
@@ -76,6 +79,7 @@ class Snapshot(NamedTuple):
     reused_from: list[ReusedRows]
     digest: str
     mark: str
+    marks: dict[str, str]
 
     @property
     def all_engines(self) -> list[dict[str, Any]]:
@@ -128,13 +132,28 @@ class RunFolder:
                 attempts.sort()
         return found
 
+    def new_receipts(self, seen: Mapping[int, Mapping[int, Sequence[int]]], marks: Mapping[str, str]) -> Iterator[Receipt]:
+        """Receipts among those listed now (a snapshot's marks) that were not there at an earlier look (`attempts_of_all`)."""
+        names = [
+            ChunkId(shard, chunk, attempt).receipt_name
+            for shard, done in self._by_shard(marks).items()
+            for chunk, attempts in done.items()
+            for attempt in attempts
+            if attempt not in seen.get(shard, {}).get(chunk, ())
+        ]
+        return each(self.store, lambda name: self._receipt(name, marks[name]), names)
+
+    def lost_receipts(self) -> Iterator[Receipt]:
+        """Of chunks that were asked, and that another worker had committed by then."""
+        return each(self.store, lambda name: load_receipt(self.store, name), list(self.store.marks("lost")))
+
     def pending(self, shard: int) -> list[int]:
         """Chunks of a shard without a receipt, ascending."""
         done = self.attempts(shard)
         return [chunk for chunk in range(len(self.plan.shards[shard].chunks)) if chunk not in done]
 
     def chunk_receipts(self, shard: int) -> Iterator[list[Receipt]]:
-        """The receipts of each committed chunk of a shard, by attempt.
+        """The receipts of each committed chunk of a shard, by attempt, from the one on that holds all of the chunk's rows.
 
         Raises:
             ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
@@ -156,7 +175,21 @@ class RunFolder:
         names = [one.receipt_name for ids in chunks for one in ids]
         receipts = each(self.store, lambda name: self._receipt(name, marks[name]), names)
         for ids in chunks:
-            yield list(itertools.islice(receipts, len(ids)))
+            yield self._checked(list(itertools.islice(receipts, len(ids))))
+
+    def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
+        """A chunk's receipts, without those that a later one replaced; they agree with each other and with the plan."""
+        first = max((at for at, receipt in enumerate(receipts) if receipt.replaces), default=0)
+        receipts = receipts[first:]
+        planned = self.plan.shards[receipts[0].shard]
+        if not agree(receipts, planned.chunks[receipts[0].chunk]):
+            rows_by_chunk = chunk_row_ids(self.store, planned)
+            self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)  # raises, and says which rows
+        return receipts
+
+    def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
+        """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
+        yield from self._read_chunks(found.marks)
 
     def snapshot(self, *, believes_manifest: bool = True) -> Snapshot:
         """What all receipts say together.
@@ -171,7 +204,7 @@ class RunFolder:
             manifest = load_manifest(self.store)
             if manifest is not None and manifest.get("receipts_mark") == mark:
                 with contextlib.suppress(KeyError, TypeError, ValueError):  # it lacks a part, or was edited: the receipts are the truth
-                    return _snapshot_of(manifest, self.plan.num_chunks)
+                    return _snapshot_of(manifest, self.plan.num_chunks, marks)
         labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
@@ -208,7 +241,7 @@ class RunFolder:
         plain = {stage: dict(counts) for stage, counts in stages.items()}
         tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
         reused_from = list(sources.values())
-        return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark)
+        return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark, marks)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -237,68 +270,61 @@ class RunFolder:
             raise ManifestError(f"{path}: not readable as Parquet. Restore it, or move its receipt away to redo the chunk.") from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
-        if columns is None and not table.schema.equals(schema):
+        if not table.schema.equals(schema if columns is None else pa.schema([schema.field(name) for name in columns])):
             raise ManifestError(f"{path}: its schema is not this version's. Read it with the relabel that wrote it.")
         return table
 
-    def prove_shard(self, shard: int, *, check_bytes: bool) -> int:
-        """Prove that a shard's rows are all there, each once: as multisets of row ids, planned = labelled + quarantined.
+    def prove(self, found: Snapshot, *, check_bytes: bool) -> Fates:
+        """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
 
         Args:
-            check_bytes: also compare every file's sha256 (`verify`); otherwise only the row ids are read.
-        Returns:
-            Rows accounted for.
+            found: the receipts; commits that came after it are not looked at.
+            check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
         Raises:
-            ManifestError: names the chunk, and up to ten row ids that are lost or doubled.
+            ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or doubled.
         """
-        planned_R = shard_row_ids(self.store, self.plan.shards[shard])
-        bounds = [0, *itertools.accumulate(self.plan.shards[shard].chunks)]
-        chunks = list(self.chunk_receipts(shard))
-        rows = each(self.store, lambda receipts: self._rows_of(receipts, check_bytes=check_bytes), chunks)
-        for receipts, found_R in zip(chunks, rows, strict=True):
-            chunk = receipts[0].chunk
-            _compare(planned_R[bounds[chunk] : bounds[chunk + 1]], found_R, f"{self.store.root}: shard {shard}, chunk {chunk}")
-        done = {receipts[0].chunk for receipts in chunks}
-        missing = [chunk for chunk in range(len(bounds) - 1) if chunk not in done]
-        if missing:
+        for shard, left in self.open_chunks(found).items():
             raise ManifestError(
-                f"{self.store.root}: shard {shard} is not finished: {len(missing)} of {len(bounds) - 1} chunks have no receipt "
-                f"(the first is {missing[0]}). Run the job again."
+                f"{self.store.root}: shard {shard} is not finished: {len(left)} of {len(self.plan.shards[shard].chunks)} chunks have no "
+                f"receipt (the first is {left[0]}). Run the job again."
             )
-        return len(planned_R)
+        total = NOTHING
+        for shard, chunks in itertools.groupby(self.receipts_of(found), key=lambda receipts: receipts[0].shard):
+            rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
 
-    def _rows_of(self, receipts: list[Receipt], *, check_bytes: bool) -> np.ndarray:
-        kept: list[np.ndarray] = []
-        waiting = np.array([], dtype=np.int64)
-        for receipt in receipts:
-            labelled = self._row_ids(receipt.labels, LABELS, check_bytes=check_bytes)
-            quarantined = self._row_ids(receipt.quarantine, QUARANTINE, check_bytes=check_bytes)
-            if receipt.attempt > 1:
-                asked = np.concatenate([labelled, quarantined])
-                stray = np.setdiff1d(asked, waiting)
-                if len(stray) or len(np.unique(asked)) != len(asked):
-                    name = ChunkId(receipt.shard, receipt.chunk, receipt.attempt).receipt_name
-                    raise ManifestError(f"{self.store.root}/{name}: a retry of rows that were not in quarantine: {stray[:10].tolist()}.")
-                waiting = np.setdiff1d(waiting, asked)
-            kept.append(labelled)
-            waiting = np.concatenate([waiting, quarantined])
-        return np.concatenate([*kept, waiting])
+            def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
+                return self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=check_bytes)
 
-    def _row_ids(self, file: FileRef | None, schema: pa.Schema, *, check_bytes: bool) -> np.ndarray:
-        if file is None:
-            return np.array([], dtype=np.int64)
-        found: np.ndarray = self.table(file, schema, ["row_id"], check_bytes=check_bytes).column("row_id").to_numpy()
-        return found
+            total = functools.reduce(Fates.plus, each(self.store, proved, chunks), total)
+        return total
+
+    def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
+        return prove_chunk(receipts, planned_R, functools.partial(self.table, check_bytes=check_bytes), root=self.store.root)
+
+    def open_chunks(self, *found: Snapshot) -> dict[int, list[int]]:
+        """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of them has."""
+        done = {(shard, chunk) for one in found for shard, chunks in self._by_shard(one.marks).items() for chunk in chunks}
+        planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
+        left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
+        return {shard: chunks for shard, chunks in left.items() if chunks}
 
     def _receipt(self, name: str, mark: str) -> Receipt:
         known = self._known.get(name)
         if known is not None and known[0] == mark:
             return known[1]
-        receipt = load_receipt(self.store, name)
+        try:
+            receipt = load_receipt(self.store, name)
+        except FileNotFoundError as exc:
+            raise ManifestError(f"{self.store.root}/{name}: it was there a moment ago, and is gone. Run the same command again.") from exc
         if receipt.fingerprint != self.plan.fingerprint:
             raise ManifestError(
                 f"{self.store.root}/{name}: belongs to another job (fingerprint {receipt.fingerprint[:12]}, "
                 f"the plan's is {self.plan.fingerprint[:12]}). Move it away to have the chunk done again."
+            )
+        if receipt.id != parse_receipt_name(name):
+            raise ManifestError(
+                f"{self.store.root}/{name}: holds the receipt {receipt.id.receipt_name}. Restore both from a copy, or move them "
+                "away to have their chunks done again."
             )
         if len(self._known) < RECEIPTS_KEPT:
             self._known[name] = mark, receipt
@@ -309,7 +335,7 @@ def _seconds(spans: Iterable[tuple[str, str]]) -> float:
     return round(sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3)
 
 
-def _snapshot_of(manifest: dict[str, Any], num_chunks: int) -> Snapshot:
+def _snapshot_of(manifest: dict[str, Any], num_chunks: int, marks: dict[str, str]) -> Snapshot:
     """What the receipts say by the word of a manifest that was made of them."""
     rows = manifest["rows"]
     tally = Tally(
@@ -332,6 +358,7 @@ def _snapshot_of(manifest: dict[str, Any], num_chunks: int) -> Snapshot:
         reused_from,
         manifest["receipts_sha256"],
         manifest["receipts_mark"],
+        marks,
     )
 
 
@@ -365,8 +392,8 @@ def build_manifest(
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
     plan, tally = folder.plan, found.tally
-    proved = sum(folder.prove_shard(shard, check_bytes=False) for shard in range(len(plan.shards)))
-    failed = tally.num_quarantined / proved if proved else 0.0
+    fates = folder.prove(found, check_bytes=False)
+    failed = fates.num_quarantined / fates.rows if fates.rows else 0.0
     return {
         "version": MANIFEST_VERSION,
         "relabel": relabel_version,
@@ -375,9 +402,9 @@ def build_manifest(
         "plan_sha256": _plan_digest(folder),
         "receipts_sha256": found.digest,
         "receipts_mark": found.mark,
-        "rows": {"in": proved, "labelled": tally.labelled, "reused": tally.reused, "quarantined": tally.num_quarantined},
-        "quarantined_by_status": dict(sorted(tally.quarantined.items())),
-        "conservation": "rows in = labelled + reused + quarantined, compared as multisets of row ids",
+        "rows": fates.by_kind(),
+        "quarantined_by_status": dict(fates.quarantined),
+        "conservation": "rows in = labelled + reused + quarantined, each row once, compared with the plan as multisets of row ids",
         "failed_fraction": round(failed, 6),
         "max_failed_fraction": max_failed_fraction,
         "over_limit": failed > max_failed_fraction,
@@ -404,6 +431,15 @@ def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
     failpoints.hit("after_manifest")
 
 
+def _check_sums(manifest: ManifestCore) -> None:
+    """Raise unless its rows add up, and its files hold them."""
+    rows = manifest.rows
+    in_files = {kind: sum(file.rows for file in getattr(manifest, kind)) for kind in ("labels", "quarantine")}
+    said = {"labels": rows["labelled"] + rows["reused"], "quarantine": rows["quarantined"]}
+    if said != in_files or rows["in"] != sum(said.values()):
+        raise ValueError(f"its rows {rows} do not add up, or not to those of its files, {in_files}")
+
+
 def load_manifest(store: Store) -> dict[str, Any] | None:
     """The manifest of an output, or None if the run has not finished.
 
@@ -414,7 +450,7 @@ def load_manifest(store: Store) -> dict[str, Any] | None:
         held: dict[str, Any] = json.loads(store.read(MANIFEST_NAME))
         version = held["version"]
         if version == MANIFEST_VERSION:
-            checked(ManifestCore, held)
+            _check_sums(checked(ManifestCore, held))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as exc:
@@ -422,15 +458,3 @@ def load_manifest(store: Store) -> dict[str, Any] | None:
     if version != MANIFEST_VERSION:
         raise ManifestError(f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
     return held
-
-
-def _compare(planned_R: np.ndarray, found_R: np.ndarray, where: str) -> None:
-    planned_R, found_R = np.sort(planned_R), np.sort(found_R)
-    if np.array_equal(planned_R, found_R):
-        return
-    want, have = Counter(planned_R.tolist()), Counter(found_R.tolist())
-    lost, doubled = want - have, have - want
-    raise ManifestError(
-        f"{where}: {lost.total()} rows lost (row ids {sorted(lost)[:10]}), {doubled.total()} doubled or foreign ({sorted(doubled)[:10]}). "
-        "Move the chunk's receipt away and run the job again to redo it."
-    )

@@ -22,13 +22,14 @@ from manifests.filesystems import filesystem_of
 from manifests.object_store import PROBE_NAME, ObjectStore
 from manifests.objects import ConditionFailedError
 from manifests.retries import Retries, TryAgainError
-from manifests.s3_objects import S3Objects
+from manifests.s3_objects import S3Objects, field
 from manifests.store import parts_of
 
 BLOCK_BYTES = 16 << 20
 """Bytes a ranged read: at 50 ms a request the waiting stays under a fifth."""
 PART_BYTES = 32 << 20
 """Bytes a part of an upload, held in memory: S3's 10,000 parts make 320 GB."""
+_LISTED = {"Contents": ("Key", "Size", "LastModified"), "CommonPrefixes": ("Prefix",), "Uploads": ("Key", "UploadId")}
 ASKED_AT_ONCE = 16
 """Objects looked at side by side."""
 
@@ -71,7 +72,7 @@ class S3Depot:
 
     def size(self, name: str) -> int | None:
         try:
-            return int(self._ask("head_object", name, "looking at it")["ContentLength"])
+            return int(self._ask("head_object", name, "looking at it", needs=("ContentLength",))["ContentLength"])
         except FileNotFoundError:
             return None
 
@@ -96,7 +97,7 @@ class S3Depot:
         tick(len(data))
 
     def digest(self, name: str, tick: Tick) -> Held:
-        reply = self._ask("head_object", name, "looking at it", ChecksumMode="ENABLED")
+        reply = self._ask("head_object", name, "looking at it", needs=("ContentLength",), ChecksumMode="ENABLED")
         size, checksum = int(reply["ContentLength"]), reply.get("ChecksumSHA256", "")
         if checksum and "-" not in checksum and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
             with contextlib.suppress(ValueError):
@@ -143,7 +144,8 @@ class S3Depot:
         return swept
 
     def _upload_parts(self, name: str, source: Path, held: Held, tick: Tick) -> None:
-        upload = self._ask("create_multipart_upload", name, "uploading it", ChecksumAlgorithm="SHA256")["UploadId"]
+        begun = self._ask("create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256")
+        upload = begun["UploadId"]
         found = hashlib.sha256()
         parts: list[dict[str, Any]] = []
         try:
@@ -162,7 +164,8 @@ class S3Depot:
 
     def _upload_part(self, name: str, upload: str, number: int, data: bytes) -> dict[str, Any]:
         checksum, verb = _checksum(data), f"uploading part {number}"
-        reply = self._ask("upload_part", name, verb, UploadId=upload, PartNumber=number, Body=data, ChecksumSHA256=checksum)
+        sent = {"UploadId": upload, "PartNumber": number, "Body": data, "ChecksumSHA256": checksum}
+        reply = self._ask("upload_part", name, verb, needs=("ETag",), **sent)
         return {"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": checksum}
 
     def _complete(self, name: str, upload: str, parts: list[dict[str, Any]], held: Held) -> None:
@@ -202,17 +205,35 @@ class S3Depot:
                 return
             wanted |= marks
 
-    def _ask(self, method: str, name: str, verb: str, **wanted: Any) -> dict[str, Any]:
+    def _ask(self, method: str, name: str, verb: str, *, needs: Sequence[str] = (), **wanted: Any) -> dict[str, Any]:
+        """A request about an object; a reply that lacks one of the fields in `needs` is none."""
         key = self._key(name)
         bucket, _, inner = key.partition("/")
-        call = functools.partial(self._objects.request, key, method, {"Bucket": bucket, "Key": inner, **wanted})
-        reply: dict[str, Any] = self._retried(call, name, verb)
-        return reply
+
+        def call() -> dict[str, Any]:
+            reply = self._objects.request(key, method, {"Bucket": bucket, "Key": inner, **wanted})
+            for need in needs:
+                field(reply, need)
+            return reply
+
+        found: dict[str, Any] = self._retried(call, name, verb)
+        return found
 
     def _ask_bucket(self, method: str, **wanted: Any) -> dict[str, Any]:
-        call = functools.partial(self._objects.request, self._prefix, method, {"Bucket": self._prefix.partition("/")[0], **wanted})
-        reply: dict[str, Any] = self._retried(call, "", "listing it")
-        return reply
+        """A listing; one that lacks what each of its entries has is none."""
+
+        def call() -> dict[str, Any]:
+            reply = self._objects.request(self._prefix, method, {"Bucket": self._prefix.partition("/")[0], **wanted})
+            for kind, needs in _LISTED.items():
+                for entry in reply.get(kind, ()):
+                    for need in needs:
+                        field(entry, need)
+            if method == "list_objects_v2" and reply.get("IsTruncated"):
+                field(reply, "NextContinuationToken")
+            return reply
+
+        found: dict[str, Any] = self._retried(call, "", "listing it")
+        return found
 
     def _retried(self, call: Callable[[], Any], name: str, verb: str) -> Any:
         return self._retries.call(call, f"{self.url}/{name}: {verb}".replace("/:", ":"))

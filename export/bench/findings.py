@@ -63,7 +63,7 @@ def model_findings(model: Mapping[str, Any], *, max_tokens: int) -> list[Finding
         found.append(Finding("over_max_tokens", where, text))
     for slo in model["slo"]:
         if slo["highest_rate"] is None:
-            text = f"{slo['preset']}: no rate that was tried keeps p99 under {slo['slo_ms']:g} ms with enough requests to tell."
+            text = f"{slo['preset']}: no rate that was tried keeps {slo['figure']} under {slo['slo_ms']:g} ms with enough requests to tell."
             found.append(Finding("slo_missed", where, text))
     return found
 

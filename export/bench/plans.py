@@ -12,7 +12,7 @@ from export.loader import PROVIDERS, Machine, engine_fault
 from manifests.errors import MissingExtraError, UsageError
 
 CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0
-"""Shares of the time: a sweep is seven rates and three more around the bound."""
+"""Shares of the time: a sweep is seven rates and three more around each bound."""
 
 
 @dataclass(frozen=True)

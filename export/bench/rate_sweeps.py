@@ -1,11 +1,11 @@
-"""Latency against offered load, and the highest rate that keeps p99 under a bound."""
+"""Latency against offered load, and the highest rate that keeps p99, or the mean, under a bound."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
@@ -15,7 +15,26 @@ HALVINGS = 3
 """Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
 
 Point = dict[str, Any]
-"""What one rate gave: `offered_rate`, `p99_ms` (None where it is not known), `unanswered`, and whatever else was measured."""
+"""What one rate gave: `offered_rate`, `mean_ms` and `p99_ms` (None where not known), `samples`, `warm_up`, `unanswered`, and more."""
+
+
+class Bound(NamedTuple):
+    """What a latency must not exceed: the mean, as papers and dashboards state it, or p99, which nearly every request keeps to."""
+
+    figure: Literal["mean", "p99"]
+    ms: float
+
+    def value(self, point: Point) -> float | None:
+        """The figure at a rate; None where too few requests came to know it. A mean takes as many as a rate should get."""
+        if self.figure == "mean" and point["warm_up"] + point["samples"] < FEWEST_REQUESTS:
+            return None
+        found: float | None = point[f"{self.figure}_ms"]
+        return found
+
+    def is_broken(self, point: Point) -> bool:
+        """Whether a rate breaks it: by its latency, or by a queue that only grew."""
+        value = self.value(point)
+        return bool(point["unanswered"]) or (value is not None and value > self.ms)
 
 
 @dataclass(frozen=True)
@@ -23,14 +42,14 @@ class HighestRate:
     """The most requests a second under a bound.
 
     Args:
-        slo_ms: the bound of p99.
         rate: offered requests/s; None where no rate held it, or none was measured well enough.
-        p99_ms: at that rate.
+        mean_ms, p99_ms: at that rate, where known.
         is_at_least: no rate that was tried broke the bound, so the true one may be higher.
     """
 
-    slo_ms: float
+    bound: Bound
     rate: float | None
+    mean_ms: float | None
     p99_ms: float | None
     is_at_least: bool
 
@@ -75,17 +94,17 @@ class SweepTime:
 def sweep(
     measure: Callable[[float], Point],
     rates: Sequence[float],
-    slo_ms: float | None,
+    bounds: Sequence[Bound],
     *,
     halvings: int = HALVINGS,
     is_spent: Callable[[], bool] = lambda: False,
 ) -> list[Point]:
-    """Measure rate after rate, and closer around the bound if one is given.
+    """Measure rate after rate, and closer around each bound.
 
     Args:
         measure: one rate.
         rates: rising. The sweep ends after the first whose queue only grew.
-        slo_ms: bound of p99.
+        bounds: may be none.
         is_spent: asked before each rate between others, which is left out when it says so.
     Returns:
         By offered rate.
@@ -95,37 +114,35 @@ def sweep(
         points.append(measure(rate))
         if points[-1]["unanswered"]:
             break
-    for _ in range(halvings if slo_ms is not None else 0):
-        gap = _gap(points, slo_ms)
-        if gap is None or is_spent():
-            break
-        points.append(measure(sum(gap) / 2))
-        points.sort(key=lambda point: float(point["offered_rate"]))
+    for bound in bounds:
+        for _ in range(halvings):
+            gap = _gap(points, bound)
+            if gap is None or is_spent():
+                break
+            points.append(measure(sum(gap) / 2))
+            points.sort(key=lambda point: float(point["offered_rate"]))
     return points
 
 
-def highest_rate(points: Sequence[Point], slo_ms: float) -> HighestRate:
-    """The highest measured rate below the first that breaks the bound. A rate with too few requests for a p99 neither holds nor breaks."""
-    best: Point = {"offered_rate": None, "p99_ms": None}
+def highest_rate(points: Sequence[Point], bound: Bound) -> HighestRate:
+    """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither holds nor breaks."""
+    best: Point = {"offered_rate": None, "mean_ms": None, "p99_ms": None}
     is_open = True
     for point in sorted(points, key=lambda point: float(point["offered_rate"])):
-        if _breaks(point, slo_ms):
+        if bound.is_broken(point):
             is_open = False
             break
-        if point["p99_ms"] is not None:
+        if bound.value(point) is not None:
             best = point
-    return HighestRate(slo_ms, best["offered_rate"], best["p99_ms"], is_at_least=is_open and best["p99_ms"] is not None)
+    rate = best["offered_rate"]
+    return HighestRate(bound, rate, best["mean_ms"], best["p99_ms"], is_at_least=is_open and rate is not None)
 
 
-def _breaks(point: Point, slo_ms: float | None) -> bool:
-    return slo_ms is not None and (bool(point["unanswered"]) or (point["p99_ms"] is not None and point["p99_ms"] > slo_ms))
-
-
-def _gap(points: Sequence[Point], slo_ms: float | None) -> tuple[float, float] | None:
+def _gap(points: Sequence[Point], bound: Bound) -> tuple[float, float] | None:
     """The highest rate that holds (0 where even the lowest breaks) and the lowest that breaks; None where none between would tell."""
     low: float | None = 0.0
     for point in points:
-        if _breaks(point, slo_ms):
+        if bound.is_broken(point):
             return None if low is None else (low, point["offered_rate"])
-        low = None if point["p99_ms"] is None else point["offered_rate"]
+        low = None if bound.value(point) is None else point["offered_rate"]
     return None

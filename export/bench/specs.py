@@ -33,7 +33,8 @@ class BenchSpec(Spec):
     max_wait_ms: float = Field(2.0, ge=0.0)
     """How long the oldest request waits for company."""
     slo_ms: float | None = Field(None, gt=0.0)
-    """Bound of p99 for which the highest rate is sought; 150 for `serving` where none is named."""
+    """Bound of p99 for which the highest rate is sought. `serving` seeks it for the mean as well, and bounds both by 150 where none is
+    named."""
     threads: int = Field(0, ge=0)
     """Of the CPU; 0 is every core that this process may use, or as many as its quota of CPU time keeps busy."""
     seconds: float = Field(120.0, gt=0.0)

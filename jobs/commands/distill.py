@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import emit, output_option, table
 from jobs.exits import Exit
 from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
+from jobs.planning.old_places import old_place, where_it_lives
+from jobs.planning.spec_places import Places, placed, resolved
 from manifests.errors import UsageError
 from manifests.filesystems import use_storage_options
 
 LINE_EVERY_S = 15.0
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
+STUDENT_MARKS = ("manifest.json", "checkpoints/training.json")
 SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
 
 
@@ -38,6 +42,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     training curves and a model card. A student that a gate (`require`) refuses is kept, and the exit code is 5.
     """
     from distill.distilling import distill as train
+    from distill.distilling import holds_student
     from distill.specs import DistillSpec
     from manifests.specs import validate_spec
 
@@ -45,15 +50,24 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
         raise UsageError("--resume and --restart: one goes on, the other begins anew; give one of them.")
     start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
-    values, beside, _ = read_settings(spec_file, overrides=overrides, kind=kind)
-    spec = validate_spec(DistillSpec, values, where=f"{spec_file} with {', '.join(beside)}" if beside else spec_file)
-    use_storage_options(spec.storage_options)
+    settings = read_settings(spec_file, overrides=overrides, kind=kind)
+    where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
     cache = os.environ.get(CACHE_VARIABLE)
+    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
+
+    def read(places: Places) -> DistillSpec:
+        spec = resolved(validate_spec(DistillSpec, settings.values, where=where), places)
+        use_storage_options(spec.storage_options)
+        return spec
+
+    before = old_place(settings.values, settings.places, marks=STUDENT_MARKS)
+    is_there = functools.partial(holds_student, cache_dir=cache_dir)
+    spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
     is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
     say = _teller() if is_first else lambda _: None
     try:
         with sigterm_ends():
-            report = train(spec, start=start, cache_dir=Path(cache) if cache else None, say=say, is_writer=is_first)
+            report = train(spec, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     except KeyboardInterrupt:
         if is_first:
             click.echo("The last whole checkpoint is kept. Go on with the same command and --resume.", err=True)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     "--resamples", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Bootstrap resamples; 0 for no intervals."
 )
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples and split.")
+@click.option("--pass-at", metavar="K,...", help="The k of pass@k: any of k samples equals the human grade.  [default: 1, 2, 4, …, all]")
 @click.option("--allow-partial", is_flag=True, help="Judge a run that is not finished or is over its quarantine limit.")
 @output_option
 def evaluate(
@@ -65,6 +66,7 @@ def evaluate(
     calibrate: Any,
     resamples: int,
     seed: int,
+    pass_at: str | None,
     allow_partial: bool,
     output: str,
 ) -> int:
@@ -93,12 +95,15 @@ def evaluate(
         duplicates=duplicates,
         where=_pairs(where),
         allow_partial=allow_partial,
+        pass_at=_counts(pass_at),
     )
     gates = [parse_flag(text) for text in require]
     if len(labels) == 1 or pool:
         if qrels is None:
             raise click.UsageError("Missing option '--qrels'. One set is judged by human grades; give a second set to compare it with.")
         return _judge(labels, options, gates, calibrate, resamples, seed, output)
+    if options.pass_at and qrels is None:
+        raise click.UsageError("--pass-at: samples are judged by human grades. Name them with --qrels.")
     if calibrate is not None:
         raise click.UsageError("--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool.")
     return _compare(labels, options, gates, resamples, seed, output)
@@ -114,7 +119,7 @@ def _judge(
     from manifests.gates import judge_gates
 
     judging = judge(labels, options)
-    found = evaluation.evaluate(judging.judged, resamples=resamples, seed=seed, calibrate=calibrate)
+    found = evaluation.evaluate(judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at)
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
     code = _code(verdicts)
     result = {
@@ -165,6 +170,14 @@ def _concluded(verdicts: list[GateVerdict], code: Exit) -> int:
         if not verdict.has_passed:
             log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
     return code
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    """The k of `--pass-at 1,2,5`."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part[:10]) > 0 and len(part) < 10 for part in parts):
+        raise click.UsageError(f"--pass-at {text}: want whole numbers from 1 on, for instance 1,2,5.")
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:

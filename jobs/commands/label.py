@@ -127,6 +127,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "rows": found.rows,
         "queries": found.queries,
         "files": len(found.files),
+        "left_out": dict(opened.dataset.left_out),
         "shards": len(found.shards),
         "chunks": found.num_chunks,
         "chunks_open": sum(todo),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from jobs import log_format
 from manifests.errors import UsageError
+from manifests.redaction import redacted_values
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -88,9 +90,20 @@ def check_grade_options(
         raise UsageError(f"--grade, --by, --doc, --map and --duplicates speak of {option}, which is not given.")
 
 
+def local_folder(text: str, what: str) -> Path:
+    """A folder on this machine.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if "://" in text:
+        raise UsageError(f"{text}: {what} is a folder on this machine.")
+    return Path(text)
+
+
 def emit(result: dict[str, Any], text: str, output: str) -> None:
     """Print a result: `text` for people, `result` as one JSON object for programs."""
-    click.echo(json.dumps(result, ensure_ascii=False) if output == "json" else text)
+    click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
 
 
 def table(rows: list[tuple[str, str]]) -> str:

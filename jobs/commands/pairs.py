@@ -90,35 +90,53 @@ def cited(
 @click.option("--k", type=click.IntRange(1, 4), default=4, show_default=True, help="Context documents a query.")
 @click.option("--corpus", metavar="FILE", help="Take them from this corpus. Default: from the documents of PAIRS.")
 @click.option("--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters.")
+@click.option(
+    "--noisy",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    metavar="SHARE",
+    help="Replace this share (0.5, 1) of each query's context, of PAIRS where it has one, by random documents.",
+)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of --noisy.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
-def context(pairs_file: str, to: str, k: int, corpus: str | None, max_chars: int, force: bool, output: str) -> int:
+def context(
+    pairs_file: str, to: str, k: int, corpus: str | None, max_chars: int, noisy: float | None, seed: int, force: bool, output: str
+) -> int:
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
-    Stands in for high-click documents where there are no clicks. Grades are never looked at.
+    Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random documents take the
+    place of a share of them: how much noise does the teacher bear?
     """
-    from jobs.pairs.contexts import with_context
+    from jobs.pairs.contexts import ContextRule, with_context
+    from jobs.pairs.noise import NoiseRule
     from jobs.pairs.tables import check_target, publish
 
     started = time.perf_counter()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), force=force)
-    frame, counts = with_context(pairs_file, k=k, corpus_path=corpus, max_chars=max_chars)
+    rule = ContextRule(k, max_chars, None if noisy is None else NoiseRule(noisy, seed))
+    frame, counts = with_context(pairs_file, rule, corpus_path=corpus)
     rows = publish(frame, to, source=pairs_file)
     if counts.queries_without:
-        _say(f"{counts.queries_without:,} queries share no word with any document; their context is empty")
+        _say(f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with any document")
     result = {
         "output": to,
         "pairs": rows,
         "queries": counts.queries,
         "queries_without_context": counts.queries_without,
         "documents": counts.documents,
+        "context_documents": counts.context_documents,
         "k": k,
+        "noisy": noisy,
+        "replaced": counts.replaced,
+        "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
     lines = [
         ("queries", f"{counts.queries:,}, {counts.queries_without:,} without context"),
         ("documents", f"{counts.documents:,} distinct, from {corpus or pairs_file}"),
     ]
+    if noisy is not None:
+        lines.append(("noise", f"{counts.replaced:,} of {counts.context_documents:,} context documents of the queries, seed {seed}"))
     emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
     return Exit.DONE
 

@@ -1,25 +1,23 @@
-"""`publish`, `pull`, `channel`, `rollback`, `list`, `show` and `gc`: bundles on their way to whoever deploys them, and back."""
+"""`publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own."""
 
 from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import emit, local_folder, output_option, table
+from jobs.commands.pull import is_destination, show_destination
 from jobs.exits import Exit
 
 if TYPE_CHECKING:
-    from export.signatures import SigningKey, TrustedKeys
+    from export.signatures import SigningKey
     from manifests.depots import Depot
 
 SIGN_KEY_VARIABLE = "RELABEL_SIGN_KEY"
-TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
 KEEP_MOVES = 10
 SHORT_DIGITS = 12
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
@@ -60,7 +58,7 @@ def publish(
     options = PublishOptions(name, version, channel, _signing_key(sign_key), reread)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
-        done = publish_bundle(open_bundle(_local(bundle, "BUNDLE")), depot, options, display)
+        done = publish_bundle(open_bundle(local_folder(bundle, "BUNDLE")), depot, options, display)
     code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
     result = {
         "url": depot.url,
@@ -76,59 +74,12 @@ def publish(
     }
     rows = [
         ("version", f"{done.version.version}, {len(done.version.files)} files, {size_text(done.version.size_bytes)}"),
-        ("uploaded", f"{done.uploaded} of {done.objects} objects, {size_text(done.uploaded_bytes)}; the rest was there"),
+        ("uploaded", _uploaded_text(done)),
     ]
     if done.channel is not None:
         rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
     state = "published" if done.has_changed else "nothing to do, all of it is there"
     emit(result, f"{depot.url}/{done.version.name}: {state}\n" + table(rows), output)
-    return code
-
-
-@click.command(epilog="Example: relabel pull s3://bucket/models/ecom@stable models/ecom")
-@click.argument("arguments", nargs=-1, metavar="URL/NAME[@CHANNEL|@VERSION] DEST")
-@click.option(
-    "--key", "keys", multiple=True, metavar="FILE", help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}."
-)
-@click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
-@click.option("--watch", type=click.FloatRange(1), metavar="SECONDS", help="Follow the channel: pull again every so often, until SIGTERM.")
-@click.option("--rollback", is_flag=True, help="Serve again what served before; takes DEST alone and needs no network.")
-@click.option("--unhold", is_flag=True, help="Switch to what somebody rolled back from.")
-@output_option
-def pull(
-    arguments: tuple[str, ...], keys: tuple[str, ...], keep: int, watch: float | None, rollback: bool, unhold: bool, output: str
-) -> int:
-    """Let DEST/current be the version that a channel points to (stable by default).
-
-    What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A damaged or hostile
-    bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what serves goes on serving. After
-    --rollback, pulls leave DEST alone until the channel moves on.
-    """
-    if rollback:
-        if len(arguments) != 1 or keys or watch is not None or unhold:
-            raise click.UsageError("--rollback takes one argument, DEST, and no other option but --output.")
-        return _roll_back_here(_local(arguments[0], "DEST"), output)
-    if len(arguments) != 2:
-        raise click.UsageError("Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom")
-    from export.destinations import Destination
-    from export.pulling import PullOptions
-    from export.pulling import pull as pull_version
-    from export.versions import parse_address
-    from jobs.transfers import TransferDisplay
-    from manifests.depots import open_depot
-
-    address = parse_address(arguments[0])
-    destination = Destination(_local(arguments[1], "DEST"))
-    depot = open_depot(address.url)
-    options = PullOptions(_trusted_keys(keys), keep, unhold)
-    if watch is not None:
-        with TransferDisplay() as display:
-            seen = _watch(lambda: pull_version(depot, address, destination, options, display), destination, watch, display)
-        return _emit_watch(seen, destination, output)
-    with TransferDisplay() as display:
-        pulled = pull_version(depot, address, destination, options, display)
-    code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
-    emit({**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output)
     return code
 
 
@@ -190,10 +141,17 @@ def list_bundles(url: str, output: str) -> int:
 
 
 @click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
-@click.argument("bundle", metavar="URL/NAME[@CHANNEL|@VERSION]")
+@click.argument("bundle", metavar="URL/NAME[@CHANNEL|@VERSION]|DEST")
 @output_option
 def show(bundle: str, output: str) -> int:
-    """Show a bundle's versions and the history of its channels; with @, one version's files and facts."""
+    """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that was pulled to,
+    what serves there.
+
+    Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was pulled. Writes
+    nothing and needs no network.
+    """
+    if is_destination(bundle):
+        return show_destination(Path(bundle), output)
     from export.catalog import bundle_in, version_in
     from export.versions import parse_address
     from manifests.depots import open_depot
@@ -252,77 +210,13 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     return code
 
 
-def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
-    from jobs.watching import follow
-
-    def once() -> bool:
-        pulled = pull_once()
-        if pulled.has_switched:
-            display.say(_pull_text(pulled, destination))
-        return bool(pulled.has_switched)
-
-    return follow(once, every_s, display.say)
-
-
-def _emit_watch(watch: Any, destination: Any, output: str) -> int:
-    state = destination.reconciled()  # the signal may have come between a switch and its being noted
-    served = state.served[0].version if state and state.served else None
-    by_hand = watch.stopped_by is not None and watch.stopped_by.name == "SIGINT"
-    code = Exit.STOPPED if by_hand else Exit.DONE
-    result = {
-        "destination": str(destination.folder),
-        "version": served,
-        "pulls": watch.pulls,
-        "switches": watch.switches,
-        "refused": watch.refused,
-        "exit_code": int(code),
-    }
-    text = f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} refused or in trouble"
-    emit(result, text, output)
-    return code
-
-
-def _roll_back_here(folder: Path, output: str) -> int:
-    from export.destinations import Destination
-
-    started_s = time.monotonic()
-    served = Destination(folder).roll_back()
-    seconds = round(time.monotonic() - started_s, 3)
-    text = (
-        f"{folder}: serves {served.version} again, after {seconds:.2f} s. Pulls leave it so until the channel moves on (or --unhold). "
-        "To take others along: relabel rollback URL/NAME CHANNEL."
-    )
-    emit({"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": 0}, text, output)
-    return Exit.DONE
-
-
-def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
-    served = pulled.served
-    return {
-        "destination": str(destination.folder),
-        "current": str(destination.serving()),
-        "version": served.version,
-        "channel": served.channel,
-        "sequence": served.sequence,
-        "has_switched": pulled.has_switched,
-        "is_held": pulled.is_held,
-        "fetched_bytes": pulled.fetched_bytes,
-    }
-
-
-def _pull_text(pulled: Any, destination: Any) -> str:
+def _uploaded_text(done: Any) -> str:
     from jobs.transfers import size_text
 
-    served = pulled.served
-    if pulled.is_held:
-        return (
-            f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the channel's next move; "
-            "--unhold follows now."
-        )
-    if not pulled.has_switched:
-        return f"{destination.folder}: serves {served.version} already."
-    by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
-    return f"{destination.folder}: serves {served.version}{by}, {size_text(pulled.fetched_bytes)} fetched."
+    if not done.uploaded:
+        return f"nothing, all {done.objects} objects were there"
+    moved = f"{done.uploaded} of {done.objects} objects, {size_text(done.uploaded_bytes)}"
+    return moved if done.uploaded == done.objects else f"{moved}; the rest was there"
 
 
 def _emit_move(depot: Depot, moved: Any, output: str, code: Exit) -> int:
@@ -381,26 +275,10 @@ def _bundle_at(text: str) -> tuple[Depot, str]:
     return open_depot(address.url), address.name
 
 
-def _local(text: str, what: str) -> Path:
-    if "://" in text:
-        raise click.UsageError(f"{text}: {what} is a folder on this machine.")
-    return Path(text)
-
-
 def _signing_key(source: str | None) -> SigningKey | None:
     from export.signatures import SigningKey
 
     return SigningKey(source) if source else None
-
-
-def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
-    """The keys of the command line, else of the environment."""
-    import os
-
-    from export.signatures import TrustedKeys
-
-    named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
-    return TrustedKeys(named) if named else None
 
 
 def _seconds(text: str) -> float:

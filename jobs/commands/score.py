@@ -20,7 +20,7 @@ from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.deadlines import Deadline, choose_deadline
 from jobs.running.progress import Display
-from jobs.running.run_text import report_json, verdict
+from jobs.running.run_text import in_vain_rows, report_json, verdict
 from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
@@ -189,6 +189,7 @@ def _text(report: RunReport) -> str:
             ("quarantined", f"{tally.num_quarantined:,}"),
             ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
             ("tokens", f"{did['prompt_tokens']:,}, {did['prompt_tokens'] / seconds:,.0f} tokens/s"),
+            *in_vain_rows(did["in_vain"]),
             ("scores", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"),
         ]
     )

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from distill.label_tables import read_pairs
-from manifests.dataset import changed_files, open_dataset
-from manifests.errors import InputError, RelabelError
+from manifests.errors import RelabelError
 from manifests.label_sets import RunLabels
 from manifests.labels import Pair
+from manifests.run_inputs import open_run_input
 from manifests.schemas import LABELS
-from manifests.specs import Columns, InputSpec
 
 TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""
@@ -93,15 +92,10 @@ def _pairs(run: RunLabels, row_ids: list[int]) -> dict[int, Pair]:
     """Query and document of some rows of a run's input.
 
     Raises:
-        InputError: the input is gone, or is not any more what was labelled.
+        InputError, ManifestError: the input is gone, or is not any more what was labelled.
     """
-    columns = Columns(**run.plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
-    paths = tuple(file.path for file in run.plan.files)
-    dataset = open_dataset(InputSpec(path=paths, columns=columns), reads_context=False)
-    changed = changed_files(run.plan.files, dataset.files)
-    if changed:
-        raise InputError(f"{run.root}: its input changed since: {changed[0]}")
-    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64))}
+    dataset, readings = open_run_input(run.root, run.folder.store, run.plan)
+    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64), readings=readings)}
 
 
 def _reasoning(run: RunLabels, rows: list[dict[str, Any]], letter: str) -> dict[int, str | None]:

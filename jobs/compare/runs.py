@@ -12,6 +12,7 @@ from manifests.dataset import changed_files
 from manifests.errors import InputError, UsageError
 from manifests.filesystems import place_of
 from manifests.label_sets import RunLabels, is_run, open_run_labels
+from manifests.readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
 from manifests.store import each
 from manifests.triangle import BY_IDS, BY_ROW
@@ -49,8 +50,11 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
     """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input, else by ids."""
     changed = changed_files(first.plan.files, tuple(second.plan.files))
     ids = [tuple(run.plan.parts["columns"][name] for name in ("query_id", "doc_id")) for run in (first, second)]
-    if not changed and ids[0] == ids[1]:
+    other = None if changed else differing_readings(first.folder.store, second.folder.store)
+    if not changed and other is None and ids[0] == ids[1]:
         return BY_ROW, []
+    if other is not None:
+        changed = [f"{first.plan.files[other[0]].path}: its row group {other[1]} was written over between the two"]
     why = f"their inputs differ ({changed[0]})" if changed else f"they read ids from other columns ({ids[0]} and {ids[1]})"
     return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.commands.options import table
 from jobs.evaluate.comparison_text import signed_text
-from jobs.evaluate.text import aligned, confusion_text, figure_name, interval_text, notes_text, value_text
+from jobs.evaluate.text import aligned, confusion_text, figure_name, interval_text, notes_text, sides_title, value_text
 
 NAMES = {
     "agreement": "agreement",
@@ -115,7 +115,8 @@ def _against_humans(found: dict[str, Any]) -> str:
         first, second = (value_text(side[name]["value"]) if name in side else "-" for side in (ours, theirs))
         step = found["difference"].get(name)
         interval = "-" if step is None or step["low"] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
-        rows.append((figure_name(name), first, second, "-" if step is None else signed_text(step["value"]), interval))
+        title = sides_title(name, {"A": ours, "B": theirs})
+        rows.append((title, first, second, "-" if step is None else signed_text(step["value"]), interval))
     return aligned(rows)
 
 

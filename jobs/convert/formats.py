@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from manifests.errors import UsageError
 from manifests.filesystems import is_url
-from manifests.input_files import PARQUET_SUFFIXES
+from manifests.input_folders import PARQUET_SUFFIXES
 from manifests.label_sets import is_run
 from manifests.plans import PLAN_NAME
 from manifests.table_files import JSON_SUFFIXES

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.crew.suspects import ChunkCase
 from jobs.planning.job_files import STORAGE_KEY, Job, build_job, read_secrets
+from jobs.planning.spec_places import absolute
 from jobs.running.deadlines import Deadline
 from jobs.running.sessions import Session
 from manifests.receipts import ChunkId
@@ -25,7 +26,7 @@ class Assignment:
         retries: the round of retries, chosen once for all workers: one that comes late must not begin the next round.
         deadline: when the run must have ended, in seconds since the epoch, and what was asked for.
         name: what the worker is called.
-        helps: see `Session`.
+        helps, execution: see `Session`.
         storage: the job's storage options, which a spec never dumps; secrets, so that an assignment goes through a pipe and nowhere else.
     """
 
@@ -39,6 +40,7 @@ class Assignment:
     name: str = ""
     cases: list[Any] = field(default_factory=list)
     helps: bool = False
+    execution: str = ""
     storage: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def as_line(self) -> str:
@@ -65,11 +67,12 @@ def assign(session: Session) -> Assignment:
     """What a session leaves to its workers."""
     job, deadline = session.opened.job, session.stop.deadline
     return Assignment(
-        values=job.spec.model_dump(mode="json"),
+        values=absolute(job.spec).model_dump(mode="json"),
         where=job.where,
         variables=dict(job.variables),
         shards=session.shards,
         helps=True,  # workers of one command share its shards, whether or not `--shard` chose them
+        execution=session.execution,
         storage=job.spec.storage_options,
         is_retry=session.is_retry,
         retries=[(shard, chunk, attempt) for shard, chunks in session.left.retries.items() for chunk, attempt in chunks.items()],

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from jobs.crew.assignments import Assignment, plain_cases
+from jobs.crew.done import Done
 from jobs.crew.process_guard import ProcessGuard, kill_group
 from jobs.crew.suspects import ChunkCase
 from manifests.receipts import ChunkId
 
 READ_BYTES = 1 << 16
-COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reused")
 
 
 class Life:
@@ -47,13 +47,7 @@ class Life:
         """Rows that the engine is at, and the number of the chunk that each is of."""
         self.apart: tuple[int, list[int]] | None = None
         """The group that is asked apart: its chunk's number and its rows."""
-        self.num_commits = 0
-        self.rows_committed = 0
-        self.statuses_committed: Counter[str] = Counter()
-        self.lost = 0
-        self.pairs = 0
-        self.statuses: Counter[str] = Counter()
-        self.counts = dict.fromkeys(COUNTS, 0)
+        self.did = Done()
         self.is_engine_up = False
         self.end: dict[str, Any] | None = None
         self.failure: dict[str, Any] | None = None
@@ -65,7 +59,7 @@ class Life:
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "jobs.crew.workers", str(write_end)],
+                [sys.executable, "-P", "-u", "-m", "jobs.crew.workers", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -203,15 +197,16 @@ class Life:
 
     def _commits(self, report: dict[str, Any]) -> None:
         report["chunk"] = self.chunks.pop(report["number"], None)
-        self.num_commits += 1
-        self.lost += not report["was_first"]
-        self.rows_committed += sum(report["statuses"].values())
-        self.statuses_committed.update(report["statuses"])
+        if report["was_first"]:
+            self.did.commits += 1
+            self.did.committed.update(report["counts"])
+        else:
+            self.did.losses += 1
+            self.did.lost.update(report["counts"])
+            self.did.lost_statuses.update(report["statuses"])
 
     def _counts(self, report: dict[str, Any]) -> None:
-        self.pairs = report["pairs"]
-        self.statuses = Counter(report["statuses"])
-        self.counts = {name: report[name] for name in COUNTS}
+        self.did.answered, self.did.statuses = Counter(report["counts"]), Counter(report["statuses"])
 
     def _engine(self, report: dict[str, Any]) -> None:
         self.is_engine_up = True

@@ -16,17 +16,17 @@ import socket
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jobs.crew.assignments import Assignment, assign, deadline_of
-from jobs.crew.lives import COUNTS
+from jobs.crew.done import Done, show
 from jobs.crew.results import Results
 from jobs.crew.slots import Slot
 from jobs.crew.supervise import GRACE_S, Supervisor, error_of
+from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
@@ -35,14 +35,14 @@ from jobs.running.stops import Stop
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError, TerminalError
 from manifests.extras import require
 from manifests.filesystems import is_url
+from manifests.redaction import redacted
 from manifests.stdout import stdout_apart
 
 PURPOSE = "--backend ray"
-PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "RELABEL_", "VLLM_")
+PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "PYTHONSAFEPATH", "RELABEL_", "VLLM_")
 """Variables that workers get from the driver, beside those that hold the engine's secrets."""
 MAX_RESTARTS = 64
 """How often Ray places one actor again. A cluster of machines that come and go loses one now and then; more is a fault of its own."""
-COUNTED = (*COUNTS, "pairs", "chunks_committed", "chunks_lost")
 LISTEN_S = 0.25
 LOOK_EVERY_S = 10.0
 """How often the receipts are counted while actors are under way, seconds: one that can't be placed must not hold up a run that is done."""
@@ -64,12 +64,12 @@ class Place:
         if Path(folder).is_dir():
             os.chdir(folder)
         os.environ.update(environment)  # this process reads and writes the store too, not its workers alone
+        keep_environment(os.environ)
         self._assignment = Assignment(**assignment)
         self._environment = dict(os.environ)
         self._life = secrets.token_hex(8)
-        self._past: Counter[str] = Counter()
-        self._past_statuses: Counter[str] = Counter()
-        self._progress = Progress()
+        self._past = Done()
+        self._supervisor: Supervisor | None = None
         self._stop = Stop(deadline_of(self._assignment))
         self._lines: list[str] = []
         self._guard = threading.Lock()
@@ -80,12 +80,12 @@ class Place:
         try:
             session = self._session()
             slot = Slot(self._assignment.name, {})
-            supervisor = Supervisor(session, [slot], environment=self._environment, say=self._say)
+            supervisor = self._supervisor = Supervisor(session, [slot], environment=self._environment, say=self._say)
             supervisor.work()
         except (RelabelError, RuntimeError) as exc:
             failure = {
                 "error": type(exc).__name__,
-                "message": str(exc),
+                "message": redacted(str(exc)),  # the driver may not know this node's secrets
                 "is_terminal": isinstance(exc, TerminalError),
                 "is_ours": isinstance(exc, RelabelError),
             }
@@ -96,8 +96,11 @@ class Place:
         """Counts since the actor was placed, and the lines since the last look."""
         with self._guard:
             lines, self._lines = self._lines, []
-        counts = self._past + Counter({name: getattr(self._progress, name) for name in COUNTED})
-        return {"life": self._life, "counts": counts, "statuses": self._past_statuses + self._progress.statuses, "lines": lines}
+        done = Done()
+        done.add(self._past)
+        for one in self._supervisor.done() if self._supervisor is not None else ():
+            done.add(one)
+        return {"life": self._life, "done": done, "lines": lines}
 
     def stop(self, reason: str) -> None:
         """Begin no chunk any more."""
@@ -105,21 +108,21 @@ class Place:
 
     def _session(self) -> Session:
         before = self.look()
-        self._past, self._past_statuses, self._lines = before["counts"], before["statuses"], before["lines"]
-        self._progress = Progress()
+        self._past, self._lines, self._supervisor = before["done"], before["lines"], None
         assignment = self._assignment
         return Session(
             open_run(assignment.job(self._environment), may_plan=False),
             assignment.shards,
             is_retry=assignment.is_retry,
             stop=self._stop,
-            progress=self._progress,
+            progress=Progress(),
             retries=assignment.round() if assignment.is_retry else None,
+            execution=assignment.execution,
         )
 
     def _say(self, line: str) -> None:
         with self._guard:
-            self._lines.append(line)
+            self._lines.append(redacted(line))
 
 
 @dataclass(slots=True)
@@ -345,12 +348,7 @@ class Driver:
                 actor.call = None
 
     def _count(self) -> None:
-        lives = [life for actor in self._actors for life in actor.lives.values()]
-        progress = self._session.progress
-        counts: Counter[str] = sum((life["counts"] for life in lives), Counter())
-        for name in COUNTED:
-            setattr(progress, name, counts[name])
-        progress.statuses = sum((life["statuses"] for life in lives), Counter())
+        show(self._session.progress, [life["done"] for actor in self._actors for life in actor.lives.values()])
 
 
 def passed_on(session: Session, environment: Mapping[str, str]) -> dict[str, str]:
@@ -370,7 +368,8 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         _reach(where)
-        with warnings.catch_warnings():
+        # Ray puts the working directory of this moment first on its workers' path: they get one that they have there anyhow
+        with warnings.catch_warnings(), contextlib.chdir(Path(ray.__file__).parent / "_private" / "workers"):
             warnings.simplefilter("ignore", FutureWarning)  # of Ray's own next defaults
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None if address else False)
     except (OSError, RuntimeError, ValueError) as exc:  # a ConnectionError is an OSError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from dataclasses import dataclass, field
 
+from jobs.crew.done import Done
 from jobs.crew.gpus import VISIBLE
 from jobs.crew.lives import Life
 from manifests.errors import RelabelError
@@ -19,6 +19,7 @@ class Slot:
         variables: what its environment has beside the supervisor's own.
         starts_s: when its next life begins, on `time.perf_counter`; None if none is due.
         error: why it was given up.
+        past: what the lives before did.
     """
 
     name: str
@@ -28,11 +29,7 @@ class Slot:
     num_lives: int = 0
     crashes: int = 0
     error: RelabelError | RuntimeError | None = None
-    pairs: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    commits: int = 0
-    lost: int = 0
+    past: Done = field(default_factory=Done)
 
 
 def cpu_slots(count: int) -> list[Slot]:

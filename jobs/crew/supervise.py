@@ -11,12 +11,12 @@ import logging
 import os
 import selectors
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jobs.crew.assignments import Assignment, assign, plain_cases, worker_name
-from jobs.crew.lives import COUNTS, Life
+from jobs.crew.done import Done, show
+from jobs.crew.lives import Life
 from jobs.crew.process_guard import ProcessGuard
 from jobs.crew.results import Results
 from jobs.crew.slots import Slot, log_name
@@ -200,11 +200,9 @@ class Supervisor:
     def _ended(self, slot: Slot, life: Life) -> None:
         """A worker's process is gone: take note of what it did, and decide what follows."""
         slot.life = None
-        slot.pairs += life.rows_committed if life.end is None else life.pairs
-        slot.statuses += life.statuses_committed if life.end is None else life.statuses
-        slot.counts.update(life.counts)
-        slot.commits += life.num_commits - life.lost
-        slot.lost += life.lost
+        if life.end is None:
+            life.did.cut_off()
+        slot.past.add(life.did)
         if life.end is not None:
             self._finished(life.end)
             return
@@ -278,7 +276,7 @@ class Supervisor:
         return count > self._limits.condemned and count > self._limits.condemned_share * self._committed_rows()
 
     def _committed_rows(self) -> int:
-        return sum(slot.pairs + (slot.life.rows_committed if slot.life is not None else 0) for slot in self.slots)
+        return sum(done.committed["pairs"] for done in self.done())
 
     def _lost(self, slot: Slot, life: Life, words: str) -> RelabelError | RuntimeError:
         text = (
@@ -373,23 +371,12 @@ class Supervisor:
 
     def _count(self) -> None:
         """Bring the session's progress up to date: what was committed, and what living workers have in hand."""
-        progress = self.session.progress
-        statuses: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        progress.pairs = progress.chunks_committed = progress.chunks_lost = 0
-        for slot in self.slots:
-            life = slot.life
-            progress.pairs += slot.pairs + (life.pairs if life is not None else 0)
-            progress.chunks_committed += slot.commits + (life.num_commits - life.lost if life is not None else 0)
-            progress.chunks_lost += slot.lost + (life.lost if life is not None else 0)
-            statuses.update(slot.statuses)
-            counts.update(slot.counts)
-            if life is not None:
-                statuses.update(life.statuses)
-                counts.update(life.counts)
-        progress.statuses = statuses
-        for name in COUNTS:
-            setattr(progress, name, counts[name])
+        show(self.session.progress, self.done())
+
+    def done(self) -> list[Done]:
+        """What each worker did, in its lives before and in this one."""
+        lives = [slot.life for slot in self.slots]
+        return [slot.past for slot in self.slots] + [life.did for life in lives if life is not None]
 
 
 def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:

@@ -1,6 +1,6 @@
 """A worker process: an ordinary worker of a run, watched over by the process that started it (`supervise.py`).
 
-Started as `python -m jobs.crew.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say what is suspect and when to
+Started as `python -P -m jobs.crew.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say what is suspect and when to
 stop; the end of stdin means that its supervisor is gone, and it ends at once with all that its engine started. It reports in JSON lines:
 which chunk it began, which rows its engine is at, what it committed. Receipts stay the truth; reports only say what a crash cost.
 """
@@ -20,16 +20,19 @@ from typing import Any, TextIO
 
 from jobs.crew.assignments import Assignment, deadline_of, read_cases, worker_name
 from jobs.crew.process_guard import kill_group
+from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
 from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
+from jobs.running.counts import COUNTED, Progress
 from jobs.running.labeling import work
 from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
+from jobs.streams import redacted_streams
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError, TerminalError
 from manifests.receipts import ChunkId
+from manifests.redaction import redacted
 
 PROGRESS_EVERY_S = 0.5
 
@@ -86,11 +89,8 @@ class Reporter:
 
     def commits(self, work: ChunkWork, *, was_first: bool) -> None:
         """Called from a commit thread."""
-        statuses: dict[str, int] = {}
-        for row in work.rows:
-            if row is not None:
-                statuses[row.status] = statuses.get(row.status, 0) + 1
-        self.say("commits", number=self._numbers[work.id], was_first=was_first, statuses=statuses)
+        number = self._numbers[work.id]
+        self.say("commits", number=number, was_first=was_first, counts=dict(work.counts()), statuses=dict(work.statuses()))
 
     def tick(self) -> None:
         """Counts, twice a second: they also show that the loop turns."""
@@ -101,17 +101,8 @@ class Reporter:
 
     def counts(self) -> None:
         """Counts as they stand."""
-        progress = self._progress
-        self.say(
-            "counts",
-            pairs=progress.pairs,
-            statuses=dict(progress.statuses),
-            requests=progress.requests,
-            prompt_tokens=progress.prompt_tokens,
-            cached_tokens=progress.cached_tokens,
-            output_tokens=progress.output_tokens,
-            reused=progress.reused,
-        )
+        counts = {name: getattr(self._progress, name) for name in COUNTED}
+        self.say("counts", counts=counts, statuses=dict(self._progress.statuses))
 
 
 def main() -> int:
@@ -125,6 +116,13 @@ def main() -> int:
     reporter.cases = read_cases(assignment.cases)
     stop = Stop(deadline_of(assignment))
     threading.Thread(target=_heed, args=(sys.stdin, reporter, stop), daemon=True).start()
+    keep_environment(os.environ)
+    with redacted_streams():
+        return _ended(assignment, reporter, stop, progress)
+
+
+def _ended(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Progress) -> int:
+    """Do the work and report how it ended; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         with stopping(stop, lambda text: print(text, file=sys.stderr)):  # noqa: T201
@@ -136,7 +134,9 @@ def main() -> int:
         if not is_ours:
             traceback.print_exception(exc)
         reporter.counts()
-        reporter.say("fails", error=type(exc).__name__, message=str(exc), is_terminal=isinstance(exc, TerminalError), is_ours=is_ours)
+        reporter.say(
+            "fails", error=type(exc).__name__, message=redacted(str(exc)), is_terminal=isinstance(exc, TerminalError), is_ours=is_ours
+        )
         return 1
     return 0
 
@@ -152,6 +152,7 @@ def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Prog
         progress=progress,
         retries=retries,
         helps=assignment.helps,
+        execution=assignment.execution,
     )
     session.worker = worker_name(os.getpid(), assignment.name)
     session.watch = reporter

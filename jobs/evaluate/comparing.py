@@ -99,7 +99,8 @@ def compare_sets(arguments: tuple[str, ...], options: JudgingOptions, gates: lis
     comparisons = []
     for student in students:
         theirs = _gathered(student.labels, grades, options)
-        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, resamples, seed)
+        drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
+        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, drawn)
         comparisons.append(Comparison(teacher.name, student.name, triangle, joined_by, judge_gates(gates, *_figures(triangle))))
     about = [_about(one, "teacher" if one is teacher else "student") for one in (teacher, *students)]
     return Comparing(grades, about, comparisons, [*(note for one in sets for note in one.notes), *notes])
@@ -129,16 +130,16 @@ class _Humans:
 
 
 def _triangle(
-    sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, resamples: int, seed: int
+    sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, drawn: dict[str, Any]
 ) -> tuple[Triangle, str | None]:
-    """The triangle of a teacher and one student, and how their rows met human grades."""
+    """The triangle of a teacher and one student, and how their rows met human grades; `drawn` says of which resamples and samples."""
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
     if not len(match.teacher):
         raise InputError(_nothing_matched(*rows, match))
     if humans is None:
-        return compare(*rows, match, None, [], grades=grades, resamples=resamples, seed=seed), None
+        return compare(*rows, match, None, [], grades=grades, **drawn), None
     joined_by, golds, is_known = humans.of(sets, rows, match)
-    triangle = compare(*rows, match, golds, is_known, grades=grades, resamples=resamples, seed=seed)
+    triangle = compare(*rows, match, golds, is_known, grades=grades, **drawn)
     if triangle.teacher is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in {humans.qrels}, joined by "

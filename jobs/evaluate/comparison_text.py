@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.commands.options import table
-from jobs.evaluate.text import aligned, figure_name, gates_text, interval_text, notes_text, value_text
+from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
 
 AGAINST_TEACHER = {
     "kl": "mean KL(teacher ‖ student), nats",
@@ -70,7 +70,8 @@ def _against_humans(found: dict[str, Any]) -> str:
     rows = [("figure", "teacher", "student", "student - teacher", "95 % interval")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         first, second = (value_text(side[name]["value"]) if name in side else "-" for side in (ours, theirs))
-        rows.append((figure_name(name), first, second, *_difference(found["difference"].get(name))))
+        title = sides_title(name, {"teacher": ours, "student": theirs})
+        rows.append((title, first, second, *_difference(found["difference"].get(name))))
     return aligned(rows)
 
 

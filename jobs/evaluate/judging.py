@@ -23,7 +23,8 @@ MOST_GRADES = 10
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody judges."""
+    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody judges; `pass_at` is
+    empty where the k of pass@k were left open."""
 
     qrels: str | None
     label: str
@@ -36,6 +37,7 @@ class JudgingOptions:
     duplicates: Duplicates
     where: Mapping[str, str]
     allow_partial: bool
+    pass_at: tuple[int, ...] = ()
 
 
 @dataclass

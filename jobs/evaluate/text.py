@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.commands.options import table
@@ -84,7 +84,8 @@ def _and(count: int, what: str) -> str:
 def _figures(figures: dict[str, dict[str, Any]]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append((figure_name(name), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+        title = figure_title(name, {"labels": figure["is_by_grade"]})
+        rows.append((title, value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
     return aligned(rows)
 
 
@@ -94,6 +95,24 @@ def figure_name(figure: str) -> str:
         return NAMES[figure]
     kind, _, rest = figure.partition("_")
     return {"f1": f"F1 of grade {rest}", "auc": f"AUC {rest}"}.get(kind, figure)
+
+
+def figure_title(figure: str, is_by_grade: Mapping[str, bool]) -> str:
+    """A figure's name, with a word where it ranks by the written grade for want of distributions.
+
+    Args:
+        is_by_grade: of each side that has the figure, by the side's name.
+    """
+    sides = [side for side, is_so in is_by_grade.items() if is_so]
+    if not sides:
+        return figure_name(figure)
+    whose = "" if len(sides) == len(is_by_grade) else f" of {' and '.join(sides)}"
+    return f"{figure_name(figure)} by written grade{whose}"
+
+
+def sides_title(figure: str, sides: Mapping[str, Mapping[str, Any]]) -> str:
+    """The name of a figure that sides have beside each other; `sides` are their figures as JSON has them."""
+    return figure_title(figure, {side: figures[figure]["is_by_grade"] for side, figures in sides.items() if figure in figures})
 
 
 def value_text(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Context documents for `r3a`: each query's best documents by BM25, where there are no clicks to tell.
+"""Context documents for `r3a`: each query's best documents by BM25, where there are no clicks to tell; with noise among them if asked.
 
 One list a query, the same for all its rows, so that the first stage is still asked once a query. Grades are never looked at: a context
 picked by grade would tell the teacher the answer.
@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.pairs.tables import document_of, load_polars, refuse_null, scan, told
+from jobs.pairs.noise import Deck, NoiseRule
+from jobs.pairs.tables import Kind, document_of, load_polars, refuse_null, scan, told
 from manifests.errors import InputError
 from manifests.extras import require
 
@@ -21,6 +22,7 @@ MOST_CONTEXT = 4
 """Documents that a job reads from the context column at most."""
 COLUMN = "context"
 _WORD = r"(?u)\w+"
+_KEY = "query id as text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class ContextCounts:
     queries: int
     queries_without: int
     documents: int
+    context_documents: int
+    replaced: int
 
 
 class Bm25Index:
@@ -67,52 +71,97 @@ class Bm25Index:
         return [text for _, text in ranked[:k]]
 
 
-def with_context(pairs_path: str, *, k: int, corpus_path: str | None, max_chars: int) -> tuple[Any, ContextCounts]:
-    """The pairs with a column `context`, as a lazy frame in the order of the input.
-
-    Holds the distinct documents and one context a query in memory (up to k × max_chars characters each); rows stream.
+@dataclass(frozen=True, slots=True)
+class ContextRule:
+    """What becomes a query's context.
 
     Args:
-        k: documents a query.
-        corpus_path: where contexts are taken from; None for the documents of the pairs themselves.
-        max_chars: each context document is cut to this many characters; `r3a` cuts to `max_context_chars` in any case.
+        k: documents a query, where there is no context yet.
+        max_chars: each is cut to this many characters; `r3a` cuts to `max_context_chars` in any case.
+        noise: replaces a share of them; None for none.
+    """
+
+    k: int = MOST_CONTEXT
+    max_chars: int = 2000
+    noise: NoiseRule | None = None
+
+
+def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None) -> tuple[Any, ContextCounts]:
+    """The pairs with a column `context`, as a lazy frame in the order of the input.
+
+    Holds the distinct documents and one context a query in memory (up to k x max_chars characters each); rows stream. With noise, a
+    context that the pairs have already is what is replaced from, and the documents that a query judges are held as well.
+
+    Args:
+        corpus_path: where documents are taken from; None for the documents of the pairs themselves.
     Raises:
-        InputError: a file or column is off, the pairs have a context already, or a query has two texts.
+        InputError: a file or column is off, the pairs have a context already and no noise is asked for, a query has two texts or two
+            contexts, or the corpus is too small for the noise.
     """
     polars = load_polars()
     col = polars.col
-    pairs, text_columns = scan(pairs_path, {"query_id": "id", "query": "text"}, has_text=True, role="PAIRS")
-    if COLUMN in pairs.collect_schema():
-        raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first.")
+    noise = rule.noise
+    is_given = noise is not None and COLUMN in scan(pairs_path, {}, role="PAIRS")[0].collect_schema()
+    wanted: dict[str, Kind] = {"query_id": "id", "query": "text"}
+    pairs, text_columns = scan(pairs_path, {**wanted, COLUMN: "texts"} if is_given else wanted, has_text=True, role="PAIRS")
+    names = pairs.collect_schema().names()
+    if COLUMN in names and not is_given:
+        raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first; --noisy alone goes on from it.")
     for name in ("query_id", "query"):
         refuse_null(pairs, name, path=pairs_path)
+    document = document_of(text_columns)
     source, source_path = pairs, pairs_path
     if corpus_path is not None:
         source_path = corpus_path
         source, text_columns = scan(corpus_path, {}, has_text=True, role="--corpus")
-    key = "query id as text"
     with told(source_path):
-        texts = (
-            source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique().collect(engine="streaming")
-        )
-    with told(pairs_path):
-        queries = (
-            pairs.select(col("query_id").cast(polars.String).alias(key), "query").unique().sort(key, "query").collect(engine="streaming")
-        )
-    twice = queries.filter(polars.len().over(key) > 1)
-    if twice.height:
-        (query, one), (_, other) = twice.row(0), twice.row(1)
-        raise InputError(f"{pairs_path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of its own.")
-    index = Bm25Index(texts["text"].to_list())
-    found = {text: [best[:max_chars] for best in index.best(text, k)] for text in queries["query"].unique().to_list()}
-    contexts = polars.DataFrame(
-        {key: queries[key], COLUMN: [found[text] for text in queries["query"]]},
-        schema={key: polars.String, COLUMN: polars.List(polars.String)},
+        found = source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique()
+        documents = found.with_columns(key=col("text").hash()).collect(engine="streaming")
+    queries = _queries(pairs, pairs_path, is_given=is_given)
+    if is_given:
+        contexts = [context[:MOST_CONTEXT] for context in queries[COLUMN].to_list()]
+    else:
+        index = Bm25Index(documents["text"].to_list())
+        best = {text: index.best(text, rule.k) for text in queries["query"].unique().to_list()}
+        contexts = [best[text] for text in queries["query"]]
+    replaced = 0
+    if noise is not None:
+        with told(pairs_path):
+            keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
+        judged = {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
+        deck = Deck(documents.select("text", "key").iter_rows(), noise, max_chars=rule.max_chars, where=source_path)
+        replaced = sum(noise.replaced(len(context)) for context in contexts)
+        contexts = [deck.noisy(query, context, judged[query]) for query, context in zip(queries["query"], contexts, strict=True)]
+    column = polars.DataFrame(
+        {_KEY: queries[_KEY], COLUMN: [[text[: rule.max_chars] for text in context] for context in contexts]},
+        schema={_KEY: polars.String, COLUMN: polars.List(polars.String)},
     )
     frame = (
-        pairs.with_columns(col("query_id").cast(polars.String).alias(key))
-        .join(contexts.lazy(), on=key, how="left", maintain_order="left")
-        .drop(key)
+        pairs.select(name for name in names if name != COLUMN)
+        .with_columns(col("query_id").cast(polars.String).alias(_KEY))
+        .join(column.lazy(), on=_KEY, how="left", maintain_order="left")
+        .select(names if is_given else [*names, COLUMN])
     )
-    without = sum(not context for context in contexts[COLUMN].to_list())
-    return frame, ContextCounts(queries.height, without, texts.height)
+    sizes = [len(context) for context in contexts]
+    return frame, ContextCounts(queries.height, sizes.count(0), documents.height, sum(sizes), replaced)
+
+
+def _queries(pairs: Any, path: str, *, is_given: bool) -> Any:
+    """Ids (as text) and texts of the queries, with the context that each has where it is given: one row a query, by id.
+
+    Raises:
+        InputError: a query has two texts, or two contexts.
+    """
+    polars = load_polars()
+    col = polars.col
+    context = col(COLUMN).cast(polars.List(polars.String)).list.drop_nulls().fill_null([])
+    with told(path):
+        held = pairs.select(col("query_id").cast(polars.String).alias(_KEY), "query", *([context] if is_given else []))
+        found = held.unique().sort(_KEY, "query").collect(engine="streaming")
+    twice = found.filter(polars.len().over(_KEY) > 1)
+    if twice.height:
+        query, one, other = twice[_KEY][0], twice["query"][0], twice["query"][1]
+        if one != other:
+            raise InputError(f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of its own.")
+        raise InputError(f"{path}: query `{query}` has rows with different contexts. Give all rows of a query the same list.")
+    return found

@@ -14,12 +14,18 @@ from manifests.dataset import open_parquet
 from manifests.errors import InputError, UsageError
 from manifests.extras import require
 from manifests.filesystems import is_url
-from manifests.input_files import PARQUET_SUFFIXES, list_files
+from manifests.input_files import list_files
+from manifests.input_folders import PARQUET_SUFFIXES
 from manifests.specs import nearest
 from manifests.url_files import UrlFile, fetched
 
-Kind = Literal["id", "text", "ids"]
-_KINDS: dict[Kind, str] = {"id": "a string or an integer", "text": "a string", "ids": "a list of strings or integers"}
+Kind = Literal["id", "text", "ids", "texts"]
+_KINDS: dict[Kind, str] = {
+    "id": "a string or an integer",
+    "text": "a string",
+    "ids": "a list of strings or integers",
+    "texts": "a list of strings",
+}
 _ROWS_PER_GROUP = 16_384
 
 
@@ -187,6 +193,8 @@ def _check(polars: Any, schema: Mapping[str, Any], name: str, kind: Kind, *, fil
     inner = getattr(dtype, "inner", None)
     if kind == "ids":
         fits = inner is not None and _is_id(polars, inner)
+    elif kind == "texts":
+        fits = inner in (polars.String, polars.Categorical, polars.Null)
     elif kind == "id":
         fits = _is_id(polars, dtype)
     else:

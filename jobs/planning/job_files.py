@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +17,22 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import SecretStr
 
+from jobs.planning.old_places import old_place, where_it_lives
+from jobs.planning.spec_places import Places, mark_of, path_of, placed, places_of, resolved
 from jobs.planning.spec_variables import spec_variables
+from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
 from manifests.dataset import Dataset, Known, open_dataset
-from manifests.errors import ConfigError, RelabelError, UsageError
+from manifests.errors import ConfigError, UsageError
 from manifests.filesystems import is_url, place_of, use_storage_options
-from manifests.label_keys import stage_digests
-from manifests.plans import fingerprint_parts
+from manifests.label_keys import BY_CONTENT, stage_digests
+from manifests.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
+from manifests.redaction import keep_secret, secret_in
 from manifests.retries import use_limit
-from manifests.specs import EngineSpec, JobSpec, validate_spec
-from manifests.url_files import read_url
+from manifests.secret_names import names_secret
+from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
+from manifests.store import open_store
 
 ENVIRONMENT_PREFIX = "RELABEL_"
 STORAGE_KEY = "storage_options"
@@ -70,6 +75,7 @@ class Job:
         """What the fingerprint is made of. May resolve a model reference, never loads a model."""
         engine = self.spec.engine
         args = engine.args.model_dump(mode="json")
+        args |= {key: BY_CONTENT for key, info in type(engine.args).model_fields.items() if mark_of(info) and args[key] is not None}
         return fingerprint_parts(
             dataset,
             limit=self.spec.input.limit,
@@ -124,11 +130,13 @@ class Settings(NamedTuple):
     Args:
         beside: which variables and flags set some of them.
         variables: what the values' variables (`date`, `env.REGION`) were resolved to.
+        places: what relative paths among them count from.
     """
 
     values: dict[str, Any]
     beside: list[str]
     variables: dict[str, str]
+    places: Places
 
 
 def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None) -> Job:
@@ -141,14 +149,40 @@ def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[s
         ConfigError: the file can't be read, or a key, value or variable is off; one sentence a fault.
         UsageError: an override without `=`, or a day that is none.
     """
-    values, beside, variables = read_settings(path, overrides=overrides, environment=environment, day=day)
-    try:
-        job = build_job(values, where=path, cache_dir=environment.get(CACHE_VARIABLE))
-        return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=variables)
-    except ConfigError as exc:
-        if not beside:
-            raise
-        raise ConfigError(f"{exc} (set beside the file: {', '.join(beside)})") from exc
+    settings = read_settings(path, overrides=overrides, environment=environment, day=day)
+
+    def build(places: Places) -> Job:
+        try:
+            job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=places)
+        except ConfigError as exc:
+            if not settings.beside:
+                raise
+            raise ConfigError(f"{exc} (set beside the file: {', '.join(settings.beside)})") from exc
+        return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
+
+    before = old_place(settings.values, settings.places, marks=(PLAN_NAME,))
+    return build(settings.places) if before is None else where_it_lives(before, build, settings.places, holds=_holds_its_plan)
+
+
+def output_of(path: str, *, day: str | None = None) -> str:
+    """Where a job lives, for commands that need no more of it. Sets the process's storage options.
+
+    Raises:
+        ConfigError, UsageError: see `load_job`.
+    """
+    settings = read_settings(path, day=day)
+    if old_place(settings.values, settings.places, marks=(PLAN_NAME,)) is not None:
+        return load_job(path, day=day).spec.output
+    use_storage(settings.values, where=path)
+    output = settings.values.get("output", "")
+    if not isinstance(output, str) or not output:
+        raise ConfigError(f"{path}: `output` is missing")
+    return path_of(output, PathMark.PATH, settings.places, ("output",))
+
+
+def _holds_its_plan(job: Job) -> bool:
+    plan = load_plan(open_store(job.spec.output, single_writer=job.spec.run.single_writer))
+    return plan is not None and is_plan_of(plan, job.parts(job.open_dataset()))
 
 
 def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str, SecretStr]:
@@ -157,7 +191,10 @@ def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str
     Which options name one, an engine's option model says in `secret_variables`.
     """
     names = {option: getattr(engine.args, option) for option in sorted(getattr(engine.args, "secret_variables", ()))}
-    return {option: SecretStr(environment[name]) for option, name in names.items() if name in environment}
+    held = {option: name for option, name in names.items() if name in environment}
+    for name in held.values():
+        keep_secret(environment[name], f"the variable {name}")
+    return {option: SecretStr(environment[name]) for option, name in held.items()}
 
 
 def read_settings(
@@ -173,17 +210,19 @@ def read_settings(
     Args:
         kind: whose keys variables may set.
     Raises:
-        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, or a string names a variable
-            that there is not.
+        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, a string names a variable
+            that there is not, or holds a secret.
         UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
-    values = read_yaml(path, kind=kind)
+    values = read_spec_file(path, beginning=kind.beginning, keys=kind.fields)
     beside = []
+    outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in kind.fields:
             _set(values, keys, text, where=f"variable {name}")
             beside.append(f"variable {name}")
+            outside.add(tuple(keys))
         elif name.startswith(ENVIRONMENT_PREFIX):
             # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST, for a service)
             meant = difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
@@ -195,12 +234,13 @@ def read_settings(
     beside += map(_shown, overrides)
     variables = spec_variables(environment, day)
     storage = values.pop(STORAGE_KEY, None)
-    resolved = variables.resolved(values, where=path)
+    plain = variables.resolved(values, where=path)
+    refuse_secrets(plain, where=path)
     if storage is not None:
-        resolved[STORAGE_KEY] = _resolved_secrets(storage, environment, where=path)
+        plain[STORAGE_KEY] = _resolved_secrets(storage, environment, where=path)
     if day is not None and not any(name.partition(":")[0] == "date" for name in variables.used):
         raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
-    return Settings(resolved, beside, variables.used)
+    return Settings(plain, beside, variables.used, places_of(path, environment=environment, outside=frozenset(outside)))
 
 
 def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str = JOB.example) -> dict[str, Any]:
@@ -223,8 +263,31 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
 def _shown(override: str) -> str:
     """A flag as errors show it: without the value of a key that holds secrets, or may have been meant to."""
     key = override.partition("=")[0]
-    section = key.partition(".")[0].strip().lower()
-    return f"--set {key}=…" if difflib.get_close_matches(section, [STORAGE_KEY]) else f"--set {override}"
+    return f"--set {key}=…" if _is_secret(key.split(".")) else f"--set {override}"
+
+
+def _is_secret(keys: list[str]) -> bool:
+    """Whether what a key holds is not to be shown."""
+    return bool(difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY])) or names_secret(keys[-1])
+
+
+def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:
+    """Refuse a spec that holds a secret: what it says is written into plans, manifests and pages.
+
+    Raises:
+        ConfigError: names the key, and never shows what it holds.
+    """
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            refuse_secrets(inner, where=where, key=f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            refuse_secrets(inner, where=where, key=key)
+    elif isinstance(value, str) and (found := secret_in(value)) is not None:
+        raise ConfigError(
+            f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys from the environment "
+            "(engine.args.api_key_env), stores by the usual variables and profiles, or storage_options."
+        )
 
 
 def use_storage(values: Mapping[str, Any], *, where: str) -> None:
@@ -243,7 +306,7 @@ def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str)
     """Storage options with `${env.NAME}` in their strings replaced; unlike other variables these are neither recorded nor shown."""
     if isinstance(value, dict):
         return {name: _resolved_secrets(inner, environment, where=where) for name, inner in value.items()}
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "${" not in value:
         return value
 
     def found(match: re.Match[str]) -> str:
@@ -254,14 +317,16 @@ def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str)
     return re.sub(r"\$\{env\.(\w+)\}", found, value)
 
 
-def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None) -> Job:
-    """Check plain values and resolve the labeler and engine that they name.
+def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None, places: Places | None = None) -> Job:
+    """Check plain values and resolve the labeler and engine that they name, and where relative paths lead.
 
     Args:
         where: what to call the values' source in an error.
         cache_dir: where engines keep fetched models, unless the values say.
+        places: what relative paths count from; the working directory by default.
     """
-    values = dict(values)
+    values, here = dict(values), str(Path.cwd())
+    places = places or Places(where, here, here)
     labeler = _section(values, "labeler", where)
     engine = _section(values, "engine", where)
     try:
@@ -274,67 +339,13 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     if not isinstance(args, dict):
         raise ConfigError(f"{where}: `engine.args` = {args!r}: want a mapping of options")
     if cache_dir and "cache_dir" in found_engine.Args.model_fields:
-        args = {"cache_dir": cache_dir, **args}
+        args = {"cache_dir": placed(cache_dir, places.here), **args}
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
-    spec = validate_spec(JobSpec, values, where=where)
+    spec = resolved(validate_spec(JobSpec, values, where=where), places)
     use_storage_options(spec.storage_options)  # before the labeler, whose templates may lie at a URL
     use_limit(spec.run.store_retry_s)
     return Job(spec, found_labeler(spec.labeler), found_engine, where)
-
-
-def read_yaml(path: str, *, kind: SpecKind = JOB) -> dict[str, Any]:
-    """A YAML mapping; a key that stands twice is an error, not a silent last-one-wins.
-
-    Raises:
-        ConfigError: there is none, it is no YAML, or no mapping; says where, and what belongs there.
-    """
-    try:
-        text = read_url(path).decode() if is_url(path) else Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{path}: no such file. {kind.beginning}.") from exc
-    except RelabelError:
-        raise
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: can't be read ({exc}).") from exc
-    try:
-        values = yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = ", ".join(filter(None, (getattr(exc, "context", None), getattr(exc, "problem", None)))) or str(exc).replace("\n", " ")
-        raise ConfigError(f"{path}{place}: not YAML: {what}.") from exc
-    except (ValueError, RecursionError) as exc:  # `!!int x`, or brackets a thousand deep
-        raise ConfigError(f"{path}: holds a value that can't be read as YAML ({exc}).") from exc
-    if values is None:
-        raise ConfigError(f"{path}: is empty. {kind.beginning}.")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(kind.fields)}; got {type(values).__name__}.")
-    return values
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice, and reads dates as the text they are: a job has no dates, but it may be named by one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping, or refuse a key that stands twice or can't be one."""
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, f"{key} can't be a key", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key `{key}` stands twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_UniqueKeys.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -361,11 +372,11 @@ def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> N
     for key in keys[:-1]:
         held = inner.setdefault(key, {})
         if not isinstance(held, dict):
-            shown = "a text" if keys[0] == STORAGE_KEY else repr(held)
+            shown = "a text" if _is_secret(keys) else repr(held)
             raise ConfigError(f"{where}: `{key}` is {shown}, not a mapping")
         inner = held
     try:
-        inner[keys[-1]] = yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        shown = "its value" if keys[0] == STORAGE_KEY else repr(text)
-        raise ConfigError(f"{where}: {shown} is not YAML.") from exc
+        inner[keys[-1]] = parse_yaml(text)
+    except yaml.YAMLError as exc:
+        what = "its value is not YAML" if _is_secret(keys) else f"{text!r} is not YAML: {yaml_fault(exc)}"
+        raise ConfigError(f"{where}: {what}.") from exc

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jobs.planning.job_files import Job
 from manifests.dataset import Dataset
 from manifests.plans import Plan
+from manifests.readings import Readings
 from manifests.runs import RunFolder
 from manifests.store import Store
 
@@ -20,4 +21,5 @@ class OpenRun:
     store: Store
     plan: Plan
     folder: RunFolder
+    readings: Readings
     was_planned_now: bool

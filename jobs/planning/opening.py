@@ -7,8 +7,9 @@ from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
 from manifests.dataset import Dataset
 from manifests.errors import ManifestError, StaleRunError
-from manifests.known_inputs import known_dataset, known_file, load_known
+from manifests.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
 from manifests.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
+from manifests.readings import Readings
 from manifests.runs import MANIFEST_NAME, RunFolder
 from manifests.store import Store, open_store
 
@@ -26,7 +27,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     run = job.spec.run
     store = open_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
     plan = load_plan(store)
-    dataset = _open_dataset(job, store, plan)
+    known = None if plan is None else load_known(store, plan)
+    dataset = _open_dataset(job, plan, known)
     parts = job.parts(dataset)
     was_planned_now = False
     if plan is None:
@@ -47,7 +49,14 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             was_planned_now = write_plan(store, plan, beside)
             plan = load_plan(store) or plan
     check_plan(plan, dataset, parts, output=job.spec.output)
-    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
+    readings = Readings(
+        store,
+        where=job.spec.output,
+        block_rows=plan.parts["cut"]["chunk_rows"],
+        keeps=may_write,
+        changed=() if known is None else files_written_since(known, plan, dataset),
+    )
+    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
     if was_planned_now:
         keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
     return opened
@@ -61,9 +70,8 @@ def _holds_manifest(store: Store) -> bool:
     return True
 
 
-def _open_dataset(job: Job, store: Store, plan: Plan | None) -> Dataset:
+def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dataset:
     """Find the input; where a listing shows it as it was planned, its footers need no further look."""
-    known = None if plan is None else load_known(store, plan)
     if plan is None or known is None:
         return job.open_dataset()
     return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, reads_context=job.labeler.uses_context))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from jobs.commands.options import table
 from jobs.planning.open_runs import OpenRun
 from labelers.engines.decision_costs import DecisionCost
+from manifests.input_files import left_out_text
 from manifests.plans import Plan
 
 
 def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> str:
     """A plan as `plan` shows it: rows, queries, shards, chunks, and what distributions cost."""
     found: Plan = opened.plan
+    left_out = opened.dataset.left_out
     sizes = [shard.rows for shard in found.shards]
     lies = (
         f"scattered: shards carry row ids, and together read {found.read_ratio:.1f} times the data"
@@ -20,6 +22,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> s
     return f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, {opened.job.spec.output}/plan.json\n" + table(
         [
             ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
+            *([("left out", left_out_text(left_out))] if left_out else []),
             ("queries", f"{found.queries:,}, {lies}"),
             ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
             ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),

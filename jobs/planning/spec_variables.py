@@ -13,6 +13,8 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from manifests.errors import ConfigError, UsageError
+from manifests.redaction import secret_in
+from manifests.secret_names import names_secret
 from manifests.specs import nearest
 
 DATE_VARIABLE = "RELABEL_DATE"
@@ -20,10 +22,6 @@ DATE_VARIABLE = "RELABEL_DATE"
 KNOWN = ("date", "date:FORMAT", "env.NAME")
 DATE_DIRECTIVES = frozenset("YymdjGVu%")
 """Of strftime, those that a day has; an hour would be 00 whenever the run starts."""
-SECRET_WORDS = frozenset(
-    {"AUTH", "CREDENTIAL", "CREDENTIALS", "KEY", "APIKEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PAT", "SECRET", "TOKEN"}
-)
-"""A variable with one of these words in its name is taken for a secret."""
 _MARK = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 
 
@@ -51,7 +49,7 @@ class SpecVariables:
             return {name: self.resolved(inner, where=where, key=f"{key}.{name}" if key else str(name)) for name, inner in value.items()}
         if isinstance(value, list):
             return [self.resolved(inner, where=where, key=key) for inner in value]
-        if not isinstance(value, str):
+        if not isinstance(value, str) or "${" not in value:
             return value
 
         def replaced(found: re.Match[str]) -> str:
@@ -82,14 +80,15 @@ class SpecVariables:
         return value
 
     def _from_environment(self, name: str) -> str:
-        if SECRET_WORDS & set(name.upper().split("_")):
+        value = self.environment.get(name)
+        if names_secret(name, value or "") or (value is not None and secret_in(value)):
             raise ConfigError(
                 f"${{env.{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read keys from the "
-                "environment themselves (engine.args.api_key_env), stores by the usual AWS variables"
+                "environment themselves (engine.args.api_key_env), stores by the usual AWS variables or storage_options"
             )
-        if name not in self.environment:
+        if value is None:
             raise ConfigError(f"${{env.{name}}}: the variable {name} is not set")
-        return self.environment[name]
+        return value
 
 
 def spec_variables(environment: Mapping[str, str], day: str | None = None) -> SpecVariables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from export.bundles import read_manifest
-from manifests.dataset import Dataset, changed_files, open_dataset
+from jobs.running.counts import asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.filesystems import is_url, place_of, scheme_of
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.receipts import Receipt
+from manifests.run_inputs import RunInput, open_run_input
 from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
-from manifests.specs import Columns, InputSpec
 from manifests.store import Store, open_store
 
 STUDENT = "student.json"
@@ -90,24 +91,22 @@ class RunArtifact:
         """Every receipt, by the time of its commit."""
         return sorted((_commit(receipt) for receipt in self._receipts()), key=lambda commit: commit.committed)
 
+    @cached_property
+    def in_vain(self) -> Counter[str]:
+        """What was asked for chunks that another worker had committed first: `pairs`, `requests` and tokens."""
+        return asked_for(self.folder.lost_receipts())
+
     def _receipts(self) -> Iterator[Receipt]:
         for shard in range(len(self.plan.shards)):
             yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
 
-    def texts(self) -> Dataset:
+    def texts(self) -> RunInput:
         """The run's own input, to read texts from.
 
         Raises:
-            InputError: it is not there any more, or not what was labelled.
+            InputError, ManifestError: it is not there any more, or not what was labelled.
         """
-        columns = Columns(**self.plan.parts["columns"]).model_copy(update={"gold": None, "context": None})
-        limit = self.plan.parts.get("limit")
-        dataset = open_dataset(
-            InputSpec(path=tuple(file.path for file in self.plan.files), columns=columns, limit=limit), reads_context=False
-        )
-        if changes := changed_files(self.plan.files, dataset.files):
-            raise InputError(f"{'; '.join(changes[:3])}.")
-        return dataset
+        return open_run_input(self.path, self.store, self.plan)
 
 
 @dataclass

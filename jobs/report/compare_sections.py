@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.compare.text import difference_text, name_of, outcome_text
-from jobs.evaluate.text import figure_name
+from jobs.evaluate.text import sides_title
 from jobs.report.downloads import csv_download
 from jobs.report.page import Block, Cell, Facts, Figure, Fold, Page, Section, Side, Table, Text, confusion_table, render_page
 from jobs.report.plots import Bars, Interval, draw_bars, draw_intervals
@@ -114,7 +114,8 @@ def _humans(gold: dict[str, Any]) -> list[Block]:
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         step = gold["difference"].get(name) or {"value": None, "low": None, "high": None}
         values = [side[name]["value"] if name in side else None for side in (ours, theirs)]
-        rows.append((figure_name(name), *values, step["value"], step["low"], step["high"]))
+        title = sides_title(name, {"A": ours, "B": theirs})
+        rows.append((title, *values, step["value"], step["low"], step["high"]))
     steps = [Interval(str(row[0]), float(row[3]), row[4], row[5]) for row in rows if isinstance(row[3], float)]  # type: ignore[arg-type]
     blocks: list[Block] = [
         Facts(

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
+from manifests.redaction import redacted
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -41,10 +45,11 @@ def csv_download(stem: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) 
     writer.writerow(head)
     count = 0
     for row in rows:
-        writer.writerow([_plain(value) for value in row])
+        writer.writerow([_plain(redacted(value) if isinstance(value, str) else value) for value in row])
         count += 1
     data = base64.b64encode(sink.getvalue().encode("utf-8", "replace")).decode()
-    return Download(f"{file_stem(stem)}.csv", f"data:text/csv;charset=utf-8;base64,{data}", count)
+    # markup: base64 of what was redacted above, which must reach the page as it is
+    return Download(f"{file_stem(stem)}.csv", Markup(f"data:text/csv;charset=utf-8;base64,{data}"), count)
 
 
 def file_stem(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from markupsafe import Markup
 
 from jobs.report.downloads import Download
+from manifests.redaction import redacted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -221,7 +222,12 @@ def _environment() -> Environment:
     import jinja2
 
     found = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: redacted(value) if type(value) is str else value,  # records of others may hold a secret; Markup is ours
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     found.filters["figure"] = show_number
     return found

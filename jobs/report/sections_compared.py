@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.evaluate.comparing import Comparison, compare_sets
 from jobs.evaluate.comparison_text import AGAINST_TEACHER
-from jobs.evaluate.text import figure_name
+from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice
@@ -93,10 +93,10 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     for key, ours in triangle.teacher.figures.items():
         theirs, step = triangle.student.figures.get(key), triangle.difference.get(key)
         is_apart = step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
+        held = ((_clip(teacher), ours), (_clip(student), theirs))
+        title = figure_title(key, {name: figure.is_by_grade for name, figure in held if figure is not None})
         ends = (None, None, None) if step is None else (step.value, step.low, step.high)
-        rows.append(
-            [figure_name(key), ours.value, None if theirs is None else theirs.value, *ends, Badge("differs", "warn") if is_apart else ""]
-        )
+        rows.append([title, ours.value, None if theirs is None else theirs.value, *ends, Badge("differs", "warn") if is_apart else ""])
     head = ("figure", _clip(teacher), _clip(student), "difference", "low", "high", "verdict")
     save = csv_download(f"triangle-{teacher}-{student}", (*head[:-1], "differs"), [[*row[:-1], "yes" if row[-1] else "no"] for row in rows])
     alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobs.evaluate.judging import Judging, judge
-from jobs.evaluate.text import figure_name
+from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
@@ -144,12 +144,16 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
 def shown_figures(figures: Mapping[str, EvaluatedFigure]) -> list[Interval]:
     """The figures of `DRAWN` that are defined."""
     held = [(name, figures[name]) for name in DRAWN if name in figures]
-    return [Interval(figure_name(name), one.value, one.low, one.high) for name, one in held if one.value is not None]
+    return [Interval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None]
+
+
+def _title(name: str, figure: EvaluatedFigure) -> str:
+    return figure_title(name, {"labels": figure.is_by_grade})
 
 
 def _figure_rows(judged: Sequence[JudgedRun]) -> list[tuple[Any, ...]]:
     return [
-        (one.name, figure_name(name), figure.value, figure.low, figure.high, figure.over, figure.unit)
+        (one.name, _title(name, figure), figure.value, figure.low, figure.high, figure.over, figure.unit)
         for one in judged
         for name, figure in one.evaluation.figures.items()
     ]

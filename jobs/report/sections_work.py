@@ -15,6 +15,7 @@ from jobs.report.plots import Line, draw_lines
 from jobs.report.sections_runs import TalliedRun
 
 TIME_BINS = 48
+TOTALS = "Work in all; a row that is retried is asked twice. In vain: chunks that another worker had committed first, counted nowhere else"
 SHORTEST_S = 1e-3
 """Receipts tell times to the millisecond."""
 
@@ -128,18 +129,20 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
         made = tally.labelled + tally.num_quarantined
         asked = sum(commit.asked for commit in run.commits)
         if made and asked:
-            totals.append([run.name, made, asked, tokens, tally.worker_seconds, tokens / made, tokens / asked, cost])
+            lost = run.in_vain
+            lost_tokens = lost["prompt_tokens"] + lost["output_tokens"]
+            figures = (tally.worker_seconds, tokens / made, tokens / asked)
+            totals.append([run.name, made, asked, tokens, lost["pairs"], lost["requests"], lost_tokens, *figures, cost])
     head = ("run", "stage", "requests", "prompt tokens", "output tokens", "share of cached prompt tokens")
     blocks: list[Block] = []
     if rows:
         blocks.append(Table(head, rows, "Requests and tokens by stage; a shared answer counts once", csv_download("tokens", head, rows)))
     if totals:
-        total_head = ["run", "rows", "rows asked with retries", "tokens", "worker seconds", "tokens a row", "tokens a row asked"]
+        total_head = ["run", "rows", "rows asked with retries", "tokens", "rows in vain", "requests in vain", "tokens in vain"]
+        total_head += ["worker seconds", "tokens a row", "tokens a row asked"]
         total_head += ["cost"] if is_priced else []
         totals = [row[: len(total_head)] for row in totals]
-        blocks.append(
-            Table(total_head, totals, "Work in all; a row that is retried is asked twice", csv_download("cost", total_head, totals))
-        )
+        blocks.append(Table(total_head, totals, TOTALS, csv_download("cost", total_head, totals)))
         if not is_priced:
             blocks.append(
                 Text("The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts.")

@@ -176,12 +176,13 @@ def texts_of(run: RunArtifact, row_ids: list[int]) -> dict[int, Pair]:
     """Pairs by row id, read again from the run's input.
 
     Raises:
-        InputError: it is not there any more, or not what was labelled.
+        InputError, ManifestError: it is not there any more, or not what was labelled.
     """
     from distill.label_tables import read_pairs
 
     wanted = np.array(sorted(row_ids), dtype=np.int64)
-    return {pair.row_id: pair for pair in read_pairs(run.texts(), wanted)}
+    dataset, readings = run.texts()
+    return {pair.row_id: pair for pair in read_pairs(dataset, wanted, readings=readings)}
 
 
 def _add_labels(found: LabelTally, table: pa.Table) -> None:

@@ -49,6 +49,18 @@ class ChunkWork:
         self.left -= 1
         self.asked -= 1
 
+    def counts(self) -> Counter[str]:
+        """Rows asked and what they were asked with, named as in `Progress`; `reused` rows were not."""
+        requests, prompt, cached, output = (sum(counts[place] for counts in self.stages.values()) for place in range(4))
+        tokens = {"prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+        return Counter({"pairs": self.asked, "reused": len(self.pairs) - self.asked, "requests": requests, **tokens})
+
+    def statuses(self) -> Counter[str]:
+        """Rows that were asked and are in, by status; rows that were taken over are labels."""
+        found = Counter(row.status for row in self.rows if row is not None)
+        found["ok"] -= self.sources.total()
+        return +found
+
     def stage_counts(self) -> dict[str, dict[str, int]]:
         names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
         return {stage: dict(zip(names, counts, strict=True)) for stage, counts in sorted(self.stages.items())}

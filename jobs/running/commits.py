@@ -28,7 +28,7 @@ class Commits:
         self._progress = progress
         self._watch = watch
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="commit")
-        self._under_way: set[Future[bool]] = set()
+        self._under_way: set[Future[tuple[ChunkWork, bool]]] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -65,21 +65,23 @@ class Commits:
                 break
         return has_news
 
-    def _count(self, done: set[Future[bool]]) -> BaseException | None:
+    def _count(self, done: set[Future[tuple[ChunkWork, bool]]]) -> BaseException | None:
         """Take note of all of these, which have ended; the error of one that failed, if any did."""
         failed = None
         for future in done:
             error = future.exception()
             if error is not None:
                 failed = failed or error
-            elif future.result():
+                continue
+            work, was_first = future.result()
+            if was_first:
                 self._progress.chunks_committed += 1
             else:
-                self._progress.chunks_lost += 1
+                self._progress.lose(work)
         return failed
 
-    def _make_durable(self, work: ChunkWork) -> bool:
+    def _make_durable(self, work: ChunkWork) -> tuple[ChunkWork, bool]:
         was_first = self._commit(work)
         if self._watch is not None:
             self._watch.commits(work, was_first=was_first)
-        return was_first
+        return work, was_first

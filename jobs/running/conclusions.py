@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 from jobs.exits import Exit
 from jobs.planning.estimating import plan_against_actual
 from jobs.planning.open_runs import OpenRun
+from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
+from jobs.running.counts import ASKED
 from jobs.running.sessions import Session
 from manifests.errors import GateError
 from manifests.mixing import engines_differ
 from manifests.runs import Snapshot, Tally, build_manifest, load_manifest, write_manifest
+from manifests.specs import EngineArgs
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class RunReport:
         over_limit, failed_fraction: None until every chunk is in.
         stopped: why the run was cut short, if it was.
         seconds, engine_start_s: wall time of all, and of starting the engine.
-        did: counts of this execution alone.
+        did: counts of this execution alone: what it committed, and what it asked `in_vain` beside.
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
     """
@@ -76,6 +80,7 @@ def conclude(session: Session) -> RunReport:
     if is_complete:
         found, was_finished_now = _finish(opened, found)
     failed = found.tally.num_quarantined / opened.plan.rows
+    progress.settle(session.own_receipts(found))
     report = RunReport(
         exit=Exit.DONE,
         name=spec.name,
@@ -88,13 +93,10 @@ def conclude(session: Session) -> RunReport:
         failed_fraction=failed if is_complete else None,
         stopped=session.stop.reason,
         did={
-            "pairs": progress.pairs,
+            **{name: progress.kept(name) for name in ASKED},
             "reused": progress.reused,
             "statuses": dict(progress.statuses),
-            "requests": progress.requests,
-            "prompt_tokens": progress.prompt_tokens,
-            "cached_tokens": progress.cached_tokens,
-            "output_tokens": progress.output_tokens,
+            "in_vain": {**progress.in_vain(), "cost": _price(spec.engine.args, progress.in_vain())},
             "chunks_committed": progress.chunks_committed,
             "chunks_lost": progress.chunks_lost,
             "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
@@ -102,6 +104,14 @@ def conclude(session: Session) -> RunReport:
     )
     report.exit = _exit(report, session, was_finished_now=was_finished_now)
     return report
+
+
+def _price(args: EngineArgs, asked: Mapping[str, int]) -> float | None:
+    """What tokens cost with an engine that is paid by them; None where it names no price."""
+    prices = [getattr(args, f"price_per_million_{way}", None) for way in ("input", "output")]
+    if prices == [None, None]:
+        return None
+    return ((prices[0] or 0.0) * asked["prompt_tokens"] + (prices[1] or 0.0) * asked["output_tokens"]) / 1e6
 
 
 def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
@@ -140,7 +150,7 @@ def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
     manifest = build_manifest(
         opened.folder,
         found,
-        spec=spec.model_dump(mode="json"),
+        spec=absolute(spec).model_dump(mode="json"),
         max_failed_fraction=spec.run.max_failed_fraction,
         relabel_version=version("relabel"),
         canaries=[asdict(result) for result in load_results(opened.store)],

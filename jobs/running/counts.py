@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs.running.chunks import ChunkWork
+    from manifests.receipts import Receipt
+
+ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
+"""What asking is counted in."""
+COUNTED = (*ASKED, "reused")
 
 
 class Progress:
-    """Counts since the start, for whoever shows them; written by the loop alone."""
+    """Counts since the start, for whoever shows them; written by the loop alone.
+
+    `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits first was asked in
+    vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once whoever asks it again.
+    """
 
     def __init__(self) -> None:
         self.pairs = 0
@@ -19,5 +33,56 @@ class Progress:
         self.output_tokens = 0
         self.chunks_committed = 0
         self.chunks_lost = 0
+        self.lost: Counter[str] = Counter()
+        self.lost_statuses: Counter[str] = Counter()
         self.engine_starts = 0
         self.started_s = time.perf_counter()
+
+    def lose(self, work: ChunkWork) -> None:
+        """Note a chunk that another worker had committed."""
+        self.chunks_lost += 1
+        self.lost.update(work.counts())
+        self.lost_statuses.update(work.statuses())
+
+    def kept(self, name: str) -> int:
+        """One of the counts without what was asked in vain."""
+        found: int = getattr(self, name) - self.lost[name]
+        return max(0, found)
+
+    @property
+    def kept_statuses(self) -> Counter[str]:
+        """Pairs by status, without those that were asked in vain."""
+        return self.statuses - self.lost_statuses
+
+    def settle(self, receipts: Iterable[Receipt]) -> None:
+        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given up at a stop or
+        cut off by a kill, was in vain."""
+        done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
+        for receipt in receipts:
+            chunks += 1
+            reused += receipt.rows_reused
+            statuses.update(receipt.statuses)
+            done += asked_for([receipt])
+        statuses["ok"] -= reused
+        for name in ASKED:
+            answered = max(getattr(self, name), done[name])  # a worker that was killed had no time to tell of its last answers
+            setattr(self, name, answered)
+            self.lost[name] = answered - done[name]
+        self.statuses, self.lost_statuses = +statuses, Counter()
+        self.reused, self.lost["reused"] = reused, 0
+        self.chunks_committed = chunks
+
+    def in_vain(self) -> dict[str, int]:
+        """What was asked in vain."""
+        return {name: self.lost[name] for name in ASKED}
+
+
+def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
+    """Rows asked and what they were asked with, named as in `Progress`."""
+    found = Counter[str]()
+    for receipt in receipts:
+        found["pairs"] += receipt.rows - receipt.rows_reused
+        for counts in receipt.stages.values():
+            found["requests"] += counts.get("asks", 0)
+            found.update({name: counts.get(name, 0) for name in ASKED[2:]})
+    return found

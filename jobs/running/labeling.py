@@ -16,7 +16,7 @@ from jobs.running.canary import CanaryResult, Draw, ask_canary, draw_canary, has
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, Commits
 from jobs.running.conclusions import RunReport, conclude, refuse_mixing
-from jobs.running.loop import RunLoop
+from jobs.running.loop import IDLE_S, RunLoop
 from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
@@ -159,6 +159,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
                 break
             if work is None:  # too many shards are open
                 commits.settle(wait_for_all=True)
+                time.sleep(IDLE_S)
             elif work.left:
                 commits.settle(wait_for_all=True)
                 return work
@@ -239,6 +240,7 @@ def _has_waited_for(lock: Lock, stop: Stop) -> bool:
 def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], tick: Callable[[], None]) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
+    session.helping.rows_in_hand = max(1, engine.capacity)
     loop = RunLoop(
         job.labeler,
         job.spec.labeler,

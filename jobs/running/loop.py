@@ -20,7 +20,7 @@ from jobs.running.counts import Progress
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.running.patience import Patience
 from jobs.running.stops import Stop
-from jobs.running.trajectories import OpenPair, Trajectory, row_of
+from jobs.running.trajectories import OpenPair, Trajectory, check_nodes, row_of
 from jobs.running.watch import Watch
 from labelers.registry import Labeler
 from manifests.asks import Answer, Ask, Engine, Request
@@ -36,7 +36,8 @@ SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is looked at again, while it has work."""
-
+IDLE_S = 0.02
+"""Between two looks for work while there is nothing to ask, seconds."""
 MOST_TOKENS = 100_000_000
 """More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run."""
 
@@ -194,7 +195,9 @@ class RunLoop:
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
-                self._commits.settle(wait_for_all=True)  # all is answered; the next chunk waits for commits
+                self._commits.settle(wait_for_all=True)  # all is answered; the next chunk waits for commits, or for other workers
+                time.sleep(IDLE_S)
+                self.tick()
                 continue
             for answer in answers:
                 self._deliver(answer)
@@ -433,6 +436,8 @@ class RunLoop:
 
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open
+        if trajectory.label is not None:
+            check_nodes(trajectory.label, labeler=self.options.name)
         open_pair.outcomes.append(trajectory)
         if len(open_pair.outcomes) < self.options.samples:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.exits import Exit
+from manifests.errors import InputError
 
 if TYPE_CHECKING:
     from jobs.running.conclusions import RunReport
@@ -60,6 +62,7 @@ class MetricsFile:
         self._started_s = time.perf_counter()
         self._next_s = 0.0
         self._has_failed = False
+        _check_target(self._path)
         self._last_success = _last_success(self._path)
         self.progress: Progress | None = None
         self.report: RunReport | None = None
@@ -122,17 +125,21 @@ def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
 
 
 def _of_progress(progress: Progress) -> list[Metric]:
-    statuses = dict(progress.statuses)
+    statuses, pairs = dict(progress.kept_statuses), progress.kept("pairs")
     quarantined = sum(count for status, count in statuses.items() if status != "ok")
-    tokens = {"prompt": progress.prompt_tokens, "cached": progress.cached_tokens, "output": progress.output_tokens}
+    tokens = {kind: progress.kept(f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
+    lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
     chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
-    fraction = quarantined / progress.pairs if progress.pairs else 0.0
+    fraction = quarantined / pairs if pairs else 0.0
     return [
         Metric("relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})),
         Metric("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
         Metric("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
         Metric("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
-        Metric("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.requests)]),
+        Metric("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
+        Metric("relabel_run_in_vain_rows", "Rows asked in vain: another was first, or the end came.", [Sample(progress.lost["pairs"])]),
+        Metric("relabel_run_in_vain_requests", "Requests asked in vain.", [Sample(progress.lost["requests"])]),
+        Metric("relabel_run_in_vain_tokens", "Tokens asked in vain.", _by("kind", lost_tokens)),
         Metric("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
     ]
 
@@ -155,6 +162,20 @@ def _by(label: str, counts: Mapping[str, float]) -> list[Sample]:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _check_target(path: Path) -> None:
+    """Refuse what is no file and would be replaced by one; a folder is told when it is written.
+
+    Raises:
+        InputError: it is a device, a pipe or a socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"--metrics {path}: is no file, and would be replaced by one. Name a file.")
 
 
 def _last_success(path: Path) -> float | None:

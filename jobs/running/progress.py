@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from jobs import log_format
-from jobs.running.counts import Progress
+from jobs.running.counts import ASKED, Progress
 
 LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25
@@ -77,11 +77,14 @@ class Display:
             return
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
-            self._bars.update(self._task, completed=self._progress.pairs + self._progress.reused, rates=self._rates(now))
+            self._bars.update(self._task, completed=self._rows_done(), rates=self._rates(now))
         else:
             self._next_s = now + LINE_EVERY_S
-            line = f"{self._progress.pairs + self._progress.reused:,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}"
+            line = f"{self._rows_done():,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}"
             self.say(line, event="progress", **self._counts(now))
+
+    def _rows_done(self) -> int:
+        return self._progress.kept("pairs") + self._progress.kept("reused")
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields stand in the JSON form alone."""
@@ -93,13 +96,11 @@ class Display:
     def _counts(self, now: float) -> dict[str, Any]:
         progress = self._progress
         return {
-            "pairs": progress.pairs,
-            "reused": progress.reused,
+            **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
+            "reused": progress.kept("reused"),
             "pairs_to_ask": self._total,
-            "statuses": dict(progress.statuses),
-            "requests": progress.requests,
-            "prompt_tokens": progress.prompt_tokens,
-            "output_tokens": progress.output_tokens,
+            "statuses": dict(progress.kept_statuses),
+            "in_vain": progress.in_vain(),
             "chunks_committed": progress.chunks_committed,
             "seconds": round(now - progress.started_s, 3),
         }
@@ -107,14 +108,14 @@ class Display:
     def _rates(self, now: float) -> str:
         seconds = max(now - self._progress.started_s, 1e-9)
         progress = self._progress
-        quarantined = progress.pairs - progress.statuses["ok"]
-        return (
-            f"{progress.pairs / seconds:,.1f} pairs/s · {progress.output_tokens / seconds:,.0f} output tokens/s · {quarantined} quarantined"
-        )
+        pairs, tokens = progress.kept("pairs"), progress.kept("output_tokens")
+        quarantined = pairs - progress.kept_statuses["ok"]
+        return f"{pairs / seconds:,.1f} pairs/s · {tokens / seconds:,.0f} output tokens/s · {quarantined} quarantined"
 
     def _eta(self, now: float) -> str:
-        if not self._progress.pairs:
+        pairs = self._progress.kept("pairs")
+        if not pairs:
             return "unknown"
-        left_s = (self._total - self._progress.reused - self._progress.pairs) * (now - self._progress.started_s) / self._progress.pairs
+        left_s = max(0, self._total - self._rows_done()) * (now - self._progress.started_s) / pairs
         hours, rest = divmod(int(left_s), 3600)
         return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

@@ -56,6 +56,7 @@ def report_text(report: RunReport) -> str:
         ("tokens", f"{prompt:,} in, {did['output_tokens']:,} out, {(prompt + did['output_tokens']) / seconds:,.0f} tokens/s"),
         ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
+    rows += in_vain_rows(did["in_vain"])
     rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
     if "canary" in did:
         rows.append(("canary", canary_text(CanaryResult(**did["canary"]))))
@@ -64,6 +65,15 @@ def report_text(report: RunReport) -> str:
     is_finished = report.rows == tally.rows
     rows.append(("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"))
     return f"{report.name}: {verdict(report)}\n" + table(rows)
+
+
+def in_vain_rows(lost: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line of the end table about what was asked in vain; none where nothing was."""
+    if not lost["requests"] and not lost["pairs"]:
+        return []
+    cost = f", {lost['cost']:,.4f} in money" if lost["cost"] is not None else ""
+    tokens = lost["prompt_tokens"] + lost["output_tokens"]
+    return [("asked in vain", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {tokens:,} tokens{cost}")]
 
 
 def verdict(report: RunReport) -> str:

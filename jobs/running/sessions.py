@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
-import random
+import secrets
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from jobs.planning.open_runs import OpenRun
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
+from jobs.running.helping import Helping
 from jobs.running.reusing import Book, Reuse, earlier_outputs, label_keys
 from jobs.running.shard_log import ShardLogs
 from jobs.running.stops import Stop
@@ -25,19 +27,24 @@ from manifests.asks import EngineFacts
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
 from manifests.plans import shard_row_ids
-from manifests.receipts import ChunkFacts, ChunkId, commit_chunk
+from manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
 from manifests.rows import read_chunks
+from manifests.runs import Snapshot
 from manifests.schemas import LabelRow, QuarantineRow
-from manifests.store import Lock, shard_lock
+from manifests.specs import JobSpec
+from manifests.store import Lock, shard_lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_SHARDS = 32
 """Shards under way at once. Each holds an open lock file, and what one worker holds no other can take."""
-HELP_CHUNKS = 8
-"""Most chunks that a helper takes on at a time."""
 LOOK_EVERY_S = 5.0
-"""How often a shard under way is looked at for chunks that others committed, seconds."""
+"""How often a shard under way is looked at for chunks that others committed or are at, seconds, where a look is a request to a store."""
+LOOK_AT_DISK_EVERY_S = 0.2
+CHOOSE_EVERY_S = 1.0
+"""Between two tries to choose chunks to help with, where none was worth it, seconds: each is a few requests to a store."""
+WAIT_S = 0.2
+"""Between two looks for work while no engine has started, seconds."""
 
 
 class Session:
@@ -51,6 +58,7 @@ class Session:
         is_retry: ask the quarantined rows of committed chunks again, instead of every row of chunks without a receipt.
         retries: chunks of this round of retries and their attempt, by shard, where somebody chose the round already.
         helps: once no shard is free, work on open chunks of shards that others hold.
+        execution: what its receipts call the command that it works for; drawn where this is the command itself.
     """
 
     def __init__(
@@ -63,10 +71,11 @@ class Session:
         progress: Progress,
         retries: dict[int, dict[int, int]] | None = None,
         helps: bool = False,
+        execution: str = "",
     ) -> None:
         self.opened = opened
         self.is_retry = is_retry
-        self.helps = helps and not is_retry
+        self.helps = helps and not is_retry and _may_help(opened.job.spec)
         self.stop = stop
         self.progress = progress
         self.shards = shards
@@ -75,27 +84,37 @@ class Session:
         self.facts: EngineFacts | None = None
         self.watch: Watch | None = None
         self.worker = f"{socket.gethostname()}-{os.getpid()}"
+        self.execution = execution or secrets.token_hex(8)
         self.keys = label_keys(opened.job, opened.plan)
         self._logs = ShardLogs(opened.store)
         self.left = WorkLeft(opened, shards, is_retry=is_retry, retries=retries)
+        self._before = self.left.seen
         self._locks: dict[int, Lock] = {}
         self._chunks_left: dict[int, int] = {}
         self._guard = threading.Lock()
         self._upcoming = iter(shards)
         self._reached: tuple[int, dict[int, int]] | None = None
-        self._untried: dict[int, list[int]] | None = None
+        self._waits = False
+        self._next_choice_s = -math.inf
+        self._elsewhere: dict[int, list[int]] = {}
+        self._looked_s = -math.inf
+        self._claim_looks: dict[int, tuple[float, set[int]]] = {}
         self._looks: dict[int, tuple[float, dict[int, list[int]]]] = {}
 
     @functools.cached_property
-    def _chance(self) -> random.Random:
-        """Differs from worker to worker."""
-        return random.Random(self.worker)
+    def helping(self) -> Helping:
+        """Chooses what to ask of shards that others hold."""
+        return Helping(self.opened, self.worker)
+
+    @functools.cached_property
+    def _look_every_s(self) -> float:
+        return LOOK_EVERY_S if self.opened.store.readers > 1 else min(LOOK_EVERY_S, LOOK_AT_DISK_EVERY_S)
 
     def reach(self) -> bool:
         """Find the next work: lock a shard that has some and is free; when there is none left, help with those that others hold, if
         that is wanted. False when there is nothing to do; `busy` holds the shards that others have and that are not done.
         """
-        if self._reached is not None:
+        if self._reached is not None or self._waits:
             return True
         for shard in self._upcoming:
             if not self.left.todo(shard, self.left.seen):
@@ -112,6 +131,7 @@ class Session:
                 lock.release()
                 continue
             self._locks[shard] = lock
+            self.helping.ignore(shard)
             self._chunks_left[shard] = len(todo)
             self.taken.append(shard)
             self._reached = shard, todo
@@ -119,36 +139,51 @@ class Session:
         return self._help()
 
     def _help(self) -> bool:
-        """Choose chunks of the shard with the most open chunks among those that others hold. First commit wins.
+        """Choose open chunks of the shards that others hold, those with most open ones first. First commit wins.
 
-        A few at a time, since a row group that is read for one chunk can as well serve its neighbours; each chunk once. Which ones is
-        drawn, so that many helpers of one shard do not all ask the same rows; the first quarter of what is open is left to the holder.
+        Before an engine has started: wait until there is anything that could be worth one.
         """
-        if not self.helps:
-            return False
-        if self._untried is None:
-            seen = self.opened.folder.attempts_of_all() if self.busy else {}
-            self._untried = {shard: list(self.left.todo(shard, seen)) for shard in self.busy}
-        untried = self._untried
-        while untried:
-            shard = max(untried, key=lambda one: len(untried[one]))
-            now = self.left.todo(shard)
-            left = untried[shard] = [chunk for chunk in untried[shard] if chunk in now]
-            if not left:
-                del untried[shard]
-            elif len(left) == max(map(len, untried.values())):
-                count = max(1, min(HELP_CHUNKS, len(left) // 2))
-                first = self._chance.randrange(len(left) // 4, len(left) - count + 1)
-                some = left[first : first + count]
-                untried[shard] = left[:first] + left[first + count :]
-                self._reached = shard, dict.fromkeys(some, 1)
-                if shard not in self.taken:
-                    self.taken.append(shard)
+        while self.helps and (still_open := self._open_elsewhere()):
+            if self.helping.rows_in_hand and time.monotonic() < self._next_choice_s:
+                self._waits = True
                 return True
+            for shard in sorted(still_open, key=lambda one: -len(still_open[one])):
+                if not self.helping.rows_in_hand and not self._is_worth_an_engine(shard, still_open[shard]):
+                    continue
+                if not self.helping.rows_in_hand:
+                    return True
+                some = self.helping.choose(shard, still_open[shard])
+                if some and (now := self.left.todo(shard)) and (some := [chunk for chunk in some if chunk in now]):
+                    self._reached = shard, dict.fromkeys(some, 1)
+                    if shard not in self.taken:
+                        self.taken.append(shard)
+                    return True
+            if self.helping.rows_in_hand:
+                self._waits = True
+                self._next_choice_s = time.monotonic() + min(self._look_every_s, CHOOSE_EVERY_S)
+                return True
+            self.stop.mind(0.0)
+            if self.stop.reason is not None:
+                return False
+            time.sleep(WAIT_S)
         return False
 
+    def _open_elsewhere(self) -> dict[int, list[int]]:
+        """Open chunks of shards that others hold and that this worker has not at hand."""
+        now = time.monotonic()
+        if now - self._looked_s >= self._look_every_s or not self._elsewhere:
+            seen = self.opened.folder.attempts_of_all() if self.busy else {}
+            self._looked_s = now
+            self._elsewhere = {shard: found for shard in self.busy if (found := list(self.left.todo(shard, seen)))}
+        return self._elsewhere
+
+    def _is_worth_an_engine(self, shard: int, still_open: list[int]) -> bool:
+        """One chunk is surely in its holder's hands, as long as there is one."""
+        return len(still_open) > 1 or not self.opened.store.is_locked(shard_lock_name(shard))
+
     def chunks(self) -> Iterator[ChunkWork | None]:
-        """Rows to ask, chunk by chunk, shard after shard; None while too many shards are open to begin another."""
+        """Rows to ask, chunk by chunk, shard after shard; None while too many shards are open to begin another, or while waiting for
+        other workers' chunks is better than to ask them here."""
         opened = self.opened
         while True:
             if len(self._locks) - (self._reached is not None) >= MAX_OPEN_SHARDS:
@@ -156,21 +191,31 @@ class Session:
                 continue
             if not self.reach():
                 return
-            assert self._reached is not None
+            if self._reached is None:
+                self._waits = False
+                yield None
+                continue
             shard, attempts = self._reached
             self._reached = None
-            for folder in ("labels", "quarantine", "answers", "receipts"):
+            for folder in ("labels", "quarantine", "answers", "receipts", "lost", "claims"):
                 opened.store.sweep(f"{folder}/shard-{shard:05d}")
             planned = opened.plan.shards[shard]
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            for chunk, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted):
+            rows = read_chunks(opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted)
+            for chunk, pairs in rows:
                 if self._is_lost(shard):
                     self._give_up(shard, [one for one in attempts if one >= chunk])
                     break
                 if self._has_it_now(shard, chunk, attempts[chunk]):
                     self._logs.write(shard, f"chunk {chunk}: another worker committed it; not asked")
+                    self._leave(shard)
+                    continue
+                if shard in self._locks and chunk in self._claimed_now(shard):
+                    self._logs.write(shard, f"chunk {chunk}: another worker is at it")
+                    if shard not in self.busy:
+                        self.busy.append(shard)
                     self._leave(shard)
                     continue
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs)
@@ -183,18 +228,25 @@ class Session:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed, if nobody was faster."""
         self._logs.write(shard, f"lease lost: {len(chunks)} chunks are left to the worker that took it over")
         self.busy.append(shard)
-        if self.helps:
-            self._untried = {**(self._untried or {}), shard: chunks}
         self._leave(shard, len(chunks))
 
     def _has_it_now(self, shard: int, chunk: int, attempt: int) -> bool:
         """Whether somebody else committed a chunk since its shard was reached; looked up now and then."""
         now = time.monotonic()
         looked_s, done = self._looks.setdefault(shard, (now, {}))
-        if now - looked_s > LOOK_EVERY_S:
+        if now - looked_s > self._look_every_s:
             done = self.opened.folder.attempts(shard)
             self._looks[shard] = now, done
         return attempt in done.get(chunk, ())
+
+    def _claimed_now(self, shard: int) -> set[int]:
+        """Chunks of a shard of ours that helpers are at; looked up now and then."""
+        now = time.monotonic()
+        looked_s, claimed = self._claim_looks.get(shard, (-math.inf, set()))
+        if now - looked_s > self._look_every_s:
+            claimed = self.helping.claimed(shard)
+            self._claim_looks[shard] = now, claimed
+        return claimed
 
     def _leave(self, shard: int, count: int = 1) -> None:
         """Note that so many chunks of a shard need no more of this session; with the last one its lock is let go."""
@@ -245,9 +297,12 @@ class Session:
             answers=sorted({row.key: row for row in work.answers}.values()),
             reused=self.reuse.sources(work) if self.reuse is not None else [],
             reused_answers=work.reused_answers,
+            execution=self.execution,
         )
         receipt = commit_chunk(self.opened.store, facts, labels, quarantine)
         shard, chunk = work.id.shard, work.id.chunk
+        if work.asked:
+            self.helping.asked(facts.seconds)
         if receipt is None:
             self._logs.write(shard, f"chunk {chunk}: another worker committed it first; our rows are dropped")
         else:
@@ -261,6 +316,11 @@ class Session:
         self._leave(shard)
         return receipt is not None
 
+    def own_receipts(self, found: Snapshot) -> Iterator[Receipt]:
+        """What was committed for this execution, by all its workers, among the receipts that are there now."""
+        receipts = self.opened.folder.new_receipts(self._before, found.marks)
+        return (receipt for receipt in receipts if receipt.execution == self.execution)
+
     def close(self) -> None:
         """Let go of every lock; safe to call twice."""
         for shard in list(self._locks):
@@ -270,3 +330,10 @@ class Session:
 
 def _utc(clock_s: float) -> str:
     return datetime.fromtimestamp(clock_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _may_help(spec: JobSpec) -> bool:
+    """What the spec says; by default unless a chunk that two ask is paid twice."""
+    if spec.run.help is not None:
+        return spec.run.help
+    return all(getattr(spec.engine.args, f"price_per_million_{way}", None) is None for way in ("input", "output"))

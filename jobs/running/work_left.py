@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from jobs.planning.open_runs import OpenRun
+from manifests.errors import StoreUnreachableError
 
 
 class WorkLeft:
@@ -72,17 +73,28 @@ class WorkLeft:
         for shard in self.shards:
             for receipts in folder.chunk_receipts(shard):
                 if receipts[-1].quarantine is not None:
-                    chunk, attempt = receipts[0].chunk, len(receipts) + 1
+                    chunk, attempt = receipts[0].chunk, receipts[-1].attempt + 1
                     found.setdefault(shard, {})[chunk] = attempt
                     if attempt <= level:
                         lagging.setdefault(shard, {})[chunk] = attempt
         return lagging or found
 
     def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
-        """Row ids in quarantine, by chunk of a shard."""
-        folder = self.opened.folder
-        return {
-            receipts[-1].chunk: {row["row_id"] for row in folder.quarantined_rows(receipts[-1])}
+        """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever came since.
+
+        Raises:
+            StoreUnreachableError: a listing lacks receipts that were seen before.
+        """
+        folder, attempts = self.opened.folder, self.retries.get(shard, {})
+        found = {
+            receipt.chunk: {row["row_id"] for row in folder.quarantined_rows(receipt)}
             for receipts in folder.chunk_receipts(shard)
-            if receipts[-1].quarantine is not None
+            for receipt in receipts
+            if receipt.attempt + 1 == attempts.get(receipt.chunk)
         }
+        if missing := attempts.keys() - found.keys():
+            raise StoreUnreachableError(
+                f"{folder.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, chunks {sorted(missing)[:5]}). "
+                "Run the same command again."
+            )
+        return found

@@ -14,18 +14,16 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from labelers.engines.api_connections import Connections
+from labelers.engines.api_connections import Connections, HttpReply
 from labelers.engines.api_costs import Costs
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import Complaint, ReplyError, read_complaint, read_model_names, shown
+from labelers.engines.api_replies import Complaint, ReplyError, parse_reply, read_complaint, read_model_names, reply_limit, shown
 from manifests.asks import Finish
-from manifests.errors import EngineCrashError, ModelError
+from manifests.disk_errors import out_of_files
+from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require
-
-if TYPE_CHECKING:
-    import httpx
 
 ReadT = TypeVar("ReadT")
 
@@ -134,10 +132,11 @@ class ApiClient:
         self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], ReadT], *, is_trial: bool
     ) -> ReadT | Failure:
         content = None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        limit_bytes = reply_limit(body, len(content or b""))
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
-            outcome = await self._try(method, path, content, read, is_trial=is_trial)
+            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial)
             if not isinstance(outcome, _Try):
                 return outcome
             tries.append(outcome)
@@ -159,7 +158,7 @@ class ApiClient:
         return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
 
     async def _try(
-        self, method: str, path: str, content: bytes | None, read: Callable[[Any], ReadT], *, is_trial: bool
+        self, method: str, path: str, content: bytes | None, read: Callable[[Any], ReadT], limit_bytes: int, *, is_trial: bool
     ) -> ReadT | Failure | _Try:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
@@ -167,39 +166,38 @@ class ApiClient:
         trouble: _Try | None = None
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
-                response = await self._connections.send(method, path, content)
+                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             trouble = _Try(f"no reply within {self._args.timeout_s:g} s")
         except (library.ConnectError, library.ConnectTimeout) as exc:
+            if (why := out_of_files(exc)) is not None:
+                raise StoreError(f"engine.args.concurrency is {self._args.concurrency}, and {why}") from None
             trouble = _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
         except library.TransportError as exc:
             trouble = _Try(f"the connection broke ({type(exc).__name__})")
-        except library.DecodingError:
-            trouble = _Try("the reply's compression is damaged")
+        except ReplyError as exc:
+            trouble = _Try(str(exc))
         if trouble is not None:
             return trouble
         self._num_heard += 1
-        payload = self._payload(response)
-        if response.status_code == 200:
-            try:
-                if payload is None:
-                    raise ReplyError("the reply is no whole JSON")
-                found = read(payload)
-            except ReplyError as exc:
-                return _Try(str(exc))
-            if method == "POST":  # some list their models to anybody
-                self._num_answered += 1
-                self._failed_in_a_row = self._forbidden_in_a_row = 0
-            return found
-        return await self._refused(response, read_complaint(payload), is_trial=is_trial)
+        if reply.status != 200:
+            return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
+        try:
+            found = read(parse_reply(self._without_key(reply.body)))
+        except ReplyError as exc:
+            return _Try(str(exc))
+        if method == "POST":  # some list their models to anybody
+            self._num_answered += 1
+            self._failed_in_a_row = self._forbidden_in_a_row = 0
+        return found
 
-    async def _refused(self, response: httpx.Response, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
-        status = response.status_code
+    async def _refused(self, reply: HttpReply, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
+        status = reply.status
         said = f"HTTP {status}" + (f": {complaint.message}" if complaint.message else "")
         if status == 429 and complaint.code == "insufficient_quota":
             raise EngineCrashError("the server says that the key's quota is used up; raise it there, and the same command goes on.")
         if status in _RETRIED or (status >= 500 and status != 501):
-            return _Try(said, self._wanted_wait(response))
+            return _Try(said, self._wanted_wait(reply))
         if status in (401, 403):
             self._forbidden_in_a_row += 1
             if status == 401 or self._num_answered == 0 or self._forbidden_in_a_row > FAILED_IN_A_ROW or await self._is_locked_out():
@@ -226,10 +224,11 @@ class ApiClient:
     async def _is_locked_out(self) -> bool:
         """Whether the key opens nothing any more, as against one request that was not liked."""
         try:
-            response = await self._connections.send("GET", "/models")
-        except self._library.TransportError:
+            async with asyncio.timeout(self._args.timeout_s):
+                reply = await self._connections.send("GET", "/models", limit_bytes=reply_limit(None, 0))
+        except (TimeoutError, self._library.TransportError, ReplyError):
             return False
-        return response.status_code in (401, 403)
+        return reply.status in (401, 403)
 
     async def _wait(self, num_failed: int, wanted_s: float) -> None:
         args = self._args
@@ -244,10 +243,10 @@ class ApiClient:
         self.costs.waited_s += seconds
         await self._pause(seconds)
 
-    def _wanted_wait(self, response: httpx.Response) -> float:
+    def _wanted_wait(self, reply: HttpReply) -> float:
         """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
-        milliseconds = response.headers.get("retry-after-ms", "")
-        text = response.headers.get("retry-after", "")
+        milliseconds = reply.headers.get("retry-after-ms", "")
+        text = reply.headers.get("retry-after", "")
         try:
             if milliseconds:
                 return _bounded(float(milliseconds) / 1000.0)
@@ -259,15 +258,18 @@ class ApiClient:
         except (ValueError, TypeError, OverflowError):
             return 0.0
 
-    def _payload(self, response: httpx.Response) -> Any:
-        """The reply's JSON, None if it is none. A server that repeats our key is not quoted."""
-        raw = response.content
-        if self._key is not None and len(self._key) > 3 and self._key.encode() in raw:
-            raw = raw.replace(self._key.encode(), b"***")
+    def _complaint(self, raw: bytes) -> Complaint:
+        """What an error says, as far as it can be read."""
         try:
-            return json.loads(raw)
-        except (ValueError, RecursionError):
-            return None
+            return read_complaint(parse_reply(self._without_key(raw)))
+        except ReplyError:
+            return Complaint("", "")
+
+    def _without_key(self, raw: bytes) -> bytes:
+        """A server that repeats our key is not quoted."""
+        if self._key is not None and len(self._key) > 3 and self._key.encode() in raw:
+            return raw.replace(self._key.encode(), b"***")
+        return raw
 
 
 def _bounded(seconds: float) -> float:

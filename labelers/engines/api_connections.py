@@ -7,9 +7,12 @@ take 1 ms (2026-11-20). So a request takes a client of its own, and puts it back
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from labelers.engines.api_options import OpenAiArgs
+from labelers.engines.api_replies import ReplyError, shown
 from manifests.extras import require
 
 if TYPE_CHECKING:
@@ -17,6 +20,14 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 """Longest wait for a connection."""
+
+
+class HttpReply(NamedTuple):
+    """A whole reply: its body is unpacked."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Connections:
@@ -32,7 +43,7 @@ class Connections:
     def __init__(self, args: OpenAiArgs, key: str | None) -> None:
         self._library = library = require("httpx", extra="openai", purpose="The openai engine")
         self._base = args.base_url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"accept-encoding": "gzip", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout = library.Timeout(args.timeout_s, connect=min(CONNECT_S, args.timeout_s))
         self._certificates: ssl.SSLContext | None = None
         if self._base.startswith("https:"):  # 0.1 s to read them, so only where there is a connection to prove
@@ -41,16 +52,24 @@ class Connections:
         self._free: list[httpx.AsyncClient] = []
         self._all: list[httpx.AsyncClient] = []
 
-    async def send(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+    async def send(self, method: str, path: str, content: bytes | None = None, *, limit_bytes: int) -> HttpReply:
         """One request and its whole reply.
 
+        Args:
+            limit_bytes: most that the reply's body may hold once it is unpacked; more is not read.
         Raises:
-            httpx.TransportError, httpx.DecodingError: as they come. They hold the request, and that the key: not to be chained.
+            ReplyError: the body is longer, or its compression can't be read.
+            httpx.TransportError: as it comes. It holds the request, and that the key: not to be chained.
         """
         client = self._free.pop() if self._free else self._open()
         try:
             headers = {"content-type": "application/json"} if content is not None else {}
-            return await client.request(method, self._base + path, content=content, headers=headers)
+            request = client.build_request(method, self._base + path, content=content, headers=headers)
+            response = await client.send(request, stream=True)
+            try:
+                return HttpReply(response.status_code, response.headers, await _body(response, limit_bytes))
+            finally:
+                await response.aclose()
         finally:
             self._free.append(client)
 
@@ -66,3 +85,26 @@ class Connections:
         )
         self._all.append(client)
         return client
+
+
+async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
+    """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64 MiB.
+
+    Raises:
+        ReplyError: it is longer than the limit, or its compression can't be read.
+    """
+    coding = response.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "gzip", "deflate"):
+        raise ReplyError(f"the reply came in a compression that was not asked for ({shown(coding)})")
+    unpacker = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
+    body = bytearray()
+    try:
+        async for block in response.aiter_raw():
+            body += block if unpacker is None else unpacker.decompress(block, limit_bytes + 1 - len(body))
+            if len(body) > limit_bytes:
+                raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than it can rightly hold")
+    except zlib.error:
+        raise ReplyError("the reply's compression is damaged") from None
+    if unpacker is not None and not unpacker.eof:
+        raise ReplyError("the reply's compression is damaged")
+    return bytes(body)

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field, SecretStr
 
 from manifests.errors import ConfigError
-from manifests.specs import EngineArgs, EngineSpec
+from manifests.specs import EngineArgs, EngineSpec, PathText
 
 KEY_OPTION = "api_key_env"
 """The option that names the variable with the key, and the key's name among an engine's secrets."""
@@ -82,7 +82,7 @@ class OpenAiArgs(EngineArgs):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of every request that generates text (`{reasoning_effort: low}`); null takes a field away that would be sent. No
     secrets here: it is stored with the run."""
-    cache_dir: str | None = None
+    cache_dir: PathText | None = None
     """Where fetched tokenizers are kept. Default: `~/.cache/relabel`."""
 
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from labelers.engines.api_costs import Usage
 from manifests.asks import Finish
+from manifests.redaction import redacted
 
 _STOPS = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _LENGTHS = frozenset({"length", "max_tokens"})
 _TOKEN_KEY = "token_id:"
 _SHOWN_CHARS = 200
+
+MAX_COUNT = 10_000_000
+"""No request has more tokens; what a server says beyond that is no count."""
+MAX_TOKEN_ID = 2**31 - 1
+MAX_ID_DIGITS = 10
+ROUNDING = 1e-3
+"""How far above 0 a log-probability may lie."""
+MAX_DIGITS = 40
+"""A number with more of them is none of the API's."""
+
+REPLY_BASE_BYTES = 1 << 20
+REPLY_BYTES_PER_SENT = 4
+"""Some servers repeat the prompt, as text or ids."""
+REPLY_BYTES_PER_TOKEN = 1024
+REPLY_BYTES_PER_LOGPROB = 256
+TOKENS_UNLIMITED = 32_768
+"""An answer's tokens where `extra_body` takes the limit away."""
 
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "string_above_max_length"})
 _TOO_LONG_TEXTS = ("maximum context length", "maximum model length", "context length exceeded", "context window", "prompt is too long")
@@ -20,6 +40,33 @@ _FILTER_CODES = frozenset({"content_filter", "content_policy_violation", "modera
 
 class ReplyError(ValueError):
     """A reply without the API's form. Caught by the client, which asks again."""
+
+
+def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
+    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their log-probabilities.
+
+    Args:
+        body: the request; None for a list of models, for which the base must do.
+        sent_bytes: its length.
+    """
+    if body is None:
+        return 16 * REPLY_BASE_BYTES
+    tokens = next((body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)), TOKENS_UNLIMITED)
+    logprobs = max((int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0)
+    per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
+    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + tokens * per_token
+
+
+def parse_reply(raw: bytes) -> Any:
+    """A reply's JSON.
+
+    Raises:
+        ReplyError: it is none: cut off, nested too deep, a key twice in one object, NaN, numbers of more than `MAX_DIGITS` digits.
+    """
+    try:
+        return json.loads(raw, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_object)
+    except (ValueError, RecursionError):
+        raise ReplyError("the reply is no whole JSON") from None
 
 
 class Reply(NamedTuple):
@@ -64,7 +111,7 @@ def read_completion(payload: Any) -> Reply:
     """
     choice, usage = _only_choice(payload)
     text = choice.get("text")
-    if not isinstance(text, str):
+    if not _is_text(text):
         raise ReplyError("the choice holds no `text`")
     finish, detail = _finish(choice.get("finish_reason"))
     return Reply(
@@ -83,7 +130,7 @@ def read_chat(payload: Any) -> Reply:
     if not isinstance(message, dict):
         raise ReplyError("the choice holds no `message`")
     content, refusal = message.get("content"), message.get("refusal")
-    if not isinstance(content, str | None) or not isinstance(refusal, str | None):
+    if not all(one is None or _is_text(one) for one in (content, refusal)):
         raise ReplyError("the message's `content` or `refusal` is no text")
     if refusal:
         return Reply("", "refused", usage, detail=f"the model declined: {shown(refusal)}")
@@ -96,19 +143,21 @@ def read_complaint(payload: Any) -> Complaint:
     error = payload.get("error", payload) if isinstance(payload, dict) else payload
     if not isinstance(error, dict):
         return Complaint("", shown(error) if isinstance(error, str) else "")
-    message = error.get("message") or error.get("detail") or ""
-    return Complaint(str(error.get("code") or error.get("type") or ""), shown(message if isinstance(message, str) else repr(message)))
+    code, message = error.get("code") or error.get("type"), error.get("message") or error.get("detail")
+    return Complaint(str(code) if isinstance(code, str | int) else "", shown(message) if isinstance(message, str) else "")
 
 
 def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
     """What `/models` lists, by name; nothing if it has another form."""
     data = payload.get("data") if isinstance(payload, dict) else None
-    return {str(model["id"]): model for model in data if isinstance(model, dict) and "id" in model} if isinstance(data, list) else {}
+    models = [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+    return {model["id"]: model for model in models if _is_text(model.get("id"))}
 
 
 def shown(text: str) -> str:
     """A server's words in one short line without control characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN_CHARS]).split())
+    plain = redacted(text[: 64 * _SHOWN_CHARS])  # a server may echo the key; before a part is taken, which would go unnoticed
+    line = " ".join("".join(c if c.isprintable() else " " for c in plain[: 4 * _SHOWN_CHARS]).split())
     return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"
 
 
@@ -122,15 +171,38 @@ def _only_choice(payload: Any) -> tuple[dict[str, Any], Usage]:
     return choices[0], _usage(payload.get("usage"))
 
 
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= MAX_DIGITS else _refuse("too many digits")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _refuse("a key twice")
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether it is text that can be written down: JSON may hold half a character (`\\ud800`)."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def _finish(reason: Any) -> tuple[Finish, str]:
+    if not _is_text(reason):
+        raise ReplyError("the answer was cut off (no finish_reason)")
     if reason in _STOPS:
         return "stop", ""
     if reason in _LENGTHS:
         return "length", ""
     if reason == "content_filter":
         return "refused", "the server's content filter stopped the answer"
-    if not isinstance(reason, str) or reason in ("abort", "error"):
-        raise ReplyError(f"the answer was cut off (finish_reason {shown(str(reason))})")
+    if reason in ("abort", "error"):
+        raise ReplyError(f"the answer was cut off (finish_reason {reason})")
     return "error", f"the answer ended with finish_reason {shown(reason)!r}"
 
 
@@ -143,21 +215,34 @@ def _usage(usage: Any) -> Usage:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    return value if _is_number_to(value, MAX_COUNT) else 0
+
+
+def _is_number_to(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _ids(value: Any) -> list[int] | None:
-    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value):
+    if value is None:
         return None
+    if not isinstance(value, list) or not all(_is_number_to(one, MAX_TOKEN_ID) for one in value):
+        raise ReplyError("the token ids are no list of ids")
     return value
 
 
 def _logprobs(value: Any) -> dict[int, float]:
-    tops = value.get("top_logprobs") if isinstance(value, dict) else None
-    first = tops[0] if isinstance(tops, list) and tops else None
+    """Log-probabilities by token id at the first position, of what names its tokens by id; nothing where none were given."""
+    tops = value.get("top_logprobs") if isinstance(value, dict) else value
+    first = tops[0] if isinstance(tops, list) and tops else None if tops == [] else tops
+    if first is None:
+        return {}
+    if not isinstance(tops, list) or not isinstance(first, dict):
+        raise ReplyError("the log-probabilities are of another form")
     found: dict[int, float] = {}
-    for key, logprob in first.items() if isinstance(first, dict) else ():
+    for key, logprob in first.items():
         number = key.removeprefix(_TOKEN_KEY)
-        if key != number and number.isdecimal() and isinstance(logprob, int | float) and math.isfinite(logprob):
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob > ROUNDING:
+            raise ReplyError("a log-probability is none")
+        if key != number and number.isascii() and number.isdecimal() and len(number) <= MAX_ID_DIGITS:
             found[int(number)] = float(logprob)
     return found

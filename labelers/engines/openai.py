@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from labelers.engines.api_chat import ChatMode
 from labelers.engines.api_client import ApiClient
 from labelers.engines.api_options import OpenAiArgs, args_of, key_of
+from labelers.engines.api_replies import MAX_COUNT, shown
 from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.loop_thread import LoopThread
@@ -66,6 +67,7 @@ class OpenAi:
                 "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the server's model."
             )
         self._args = args
+        self._server: dict[str, Any] = {}
         self._version = f"httpx-{httpx.__version__}"
         self._digest = served_digest(args, folder)
         self._capacity = args.concurrency * WAITING_PER_SLOT
@@ -179,17 +181,20 @@ class OpenAi:
         args = self._args
         models = self._loop.call(self._client.model_names())
         if models and args.served_model not in models:
-            raise ModelError(f"the server has no model {args.served_model!r}; it serves {', '.join(sorted(models)[:20])}.")
+            raise ModelError(f"the server has no model {args.served_model!r}; it serves {shown(', '.join(sorted(models)[:20]))}.")
         served = (models or {}).get(args.served_model, {})
-        self._server = {name: served[name] for name in ("owned_by", "root", "max_model_len") if isinstance(served.get(name), str | int)}
+        self._server |= {name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)}
+        context = served.get("max_model_len")
+        if isinstance(context, bool) or not isinstance(context, int) or not 0 < context <= MAX_COUNT:
+            context = None
+        if context is not None:
+            self._server["max_model_len"] = context
         if args.mode == "chat" or folder is None:
             own = folder.control_texts() if folder is not None else None
             return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=own)
         from labelers.engines.api_tokens import TokensMode
 
         tokenizer = folder.load()
-        length = served.get("max_model_len")
-        context = length if isinstance(length, int) and length > 0 else None
         tokens = TokensMode(self._client, spec, args, tokenizer, reference=folder.reference, context=context, overlong=overlong)
         why = tokens.detect(self._loop)
         if why is None and (args.mode == "tokens" or tokens.has_distributions):

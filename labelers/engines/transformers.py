@@ -25,7 +25,7 @@ from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.models import ResolvedModel
-from manifests.specs import EngineArgs, EngineSpec
+from manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
     import torch
@@ -65,9 +65,9 @@ class TransformersArgs(EngineArgs):
     because threads wait for each other at every layer."""
     quantization: Literal["8bit", "4bit"] | None = None
     """Weights quantized on loading by bitsandbytes; GPU only."""
-    lora: str | None = None
+    lora: PathText | None = None
     """Directory with a PEFT adapter to lay over the model; its files enter the digest."""
-    cache_dir: str | None = None
+    cache_dir: PathText | None = None
     """Where fetched models are kept. Default: `~/.cache/relabel`."""
 
 

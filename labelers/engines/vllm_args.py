@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from labelers.engines.checkpoints import adapter_dir
 from manifests.errors import ModelError
-from manifests.specs import EngineArgs, EngineSpec
+from manifests.specs import EngineArgs, EngineSpec, PathText
 
 OURS = frozenset({"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"})
 """Arguments of vLLM that the engine's exactness rests on; `extra` may not set them."""
@@ -47,7 +47,7 @@ class VllmArgs(EngineArgs):
     """GPUs that hold one copy of the model together."""
     quantization: str | None = Field(None, pattern=r"^[a-z0-9_-]+$")
     """Quantization by vLLM's name for it; `fp8` quantizes 16-bit weights on loading. Weights that come quantized say so themselves."""
-    lora: str | None = None
+    lora: PathText | None = None
     """Directory with a PEFT adapter that answers every request; its files enter the digest."""
     constrain: bool = True
     """Hold answers to their format while decoding. Off: the model writes freely until the last closing tag."""
@@ -64,7 +64,7 @@ class VllmArgs(EngineArgs):
     """Memory for keys and values, GiB. Default: 4 on a CPU; on a GPU what `gpu_memory_utilization` leaves."""
     enforce_eager: bool | None = None
     """No compilation and no CUDA graphs: starts sooner, runs slower on a GPU. Default: on for a CPU, off for a GPU."""
-    cache_dir: str | None = None
+    cache_dir: PathText | None = None
     """Where fetched models are kept. Default: `~/.cache/relabel`."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, as they are (`max_num_batched_tokens: 16384`)."""

@@ -77,7 +77,7 @@ def test_a_bench_is_written_into_the_bundle_which_stays_whole(
     if comparison["rounds"] >= 6:
         assert comparison["low"] <= comparison["ratio"] <= comparison["high"]
 
-    assert Student(bundle, provider="cpu", check_digests=True).grades([("red shoe", "shoe")]).shape == (1,)
+    assert Student(bundle, provider="cpu").grades([("red shoe", "shoe")]).shape == (1,)
     assert relabel("publish", "bundle", "store").code == 0
     assert relabel("show", f"store/tiny@{opened.version}").code == 0
     assert relabel("pull", f"store/tiny@{opened.version}", "dest").code == 0
@@ -158,7 +158,8 @@ def test_results_go_elsewhere_and_leave_the_bundle_alone(
     assert [row["cell"] for row in model["closed"]][:3] == ["table3-1", "table3-10", "table3-100"]
     assert {row["scope"] for row in (*model["closed"], *model["open"])} == {"texts"}
     assert {row["rows"] for row in model["open"]} == {100}
-    assert model["slo"][0]["slo_ms"] == 150.0
+    assert [(slo["figure"], slo["slo_ms"]) for slo in model["slo"]] == [("mean", 150.0), ("p99", 150.0)]
+    assert "mean ms" in Path("results/latency.md").read_text()
     assert {one["theirs"] for one in result["comparisons"]} == {"torch", "same"}
     assert all(one["answers_differ_by"] < 1e-4 for one in result["comparisons"])
     assert result["workload"]["from"] == "pairs"

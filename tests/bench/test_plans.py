@@ -217,8 +217,10 @@ def test_a_ratio_without_an_interval_is_shown_and_found_without_one_and_fails_it
 def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     models = choose_models(MODELS, spec(), CPU)
     cells = plan_cells(spec(), {"p50": 20, "p99": 60, "max": 64})
-    planned = planned_figures(models, cells, ["grid"], plan_sides(models, Against()), [(1, 128)], may_fall_back=False)
-    assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s", "cpu.int8.grid.highest_rate"} < set(planned)
+    bounded = [("grid", "p99"), ("serving", "mean")]
+    planned = planned_figures(models, cells, bounded, plan_sides(models, Against()), [(1, 128)], may_fall_back=False)
+    assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s"} < set(planned)
+    assert {"cpu.int8.grid.highest_rate", "cpu.int8.serving.highest_rate_by_mean"} < set(planned)
     assert {"cpu.int8/fp32.1x128.ratio", "cpu.int8/fp32.1x128.ratio_high", "cpu.int8/fp32.1x128.cpu_ratio"} < set(planned)
     cuda = choose_models(MODELS, spec(), GPU)
     names = [planned_figures(cuda, cells, [], [], [], may_fall_back=falls) for falls in (False, True)]
@@ -257,7 +259,9 @@ def test_findings_are_told_for_what_they_are() -> None:
     rates = [{"offered_rate": rate, "warm_up": 1, "samples": samples} for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))]
     scarce = of(open=rates)["too_few_requests"]
     assert scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
-    assert "slo_missed" in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": None}])
+    assert "slo_missed" in of(slo=[{"preset": "grid", "figure": "p99", "slo_ms": 5.0, "highest_rate": None}])
+    missed = of(slo=[{"preset": "serving", "figure": "mean", "slo_ms": 5.0, "highest_rate": None}])["slo_missed"]
+    assert missed == "serving: no rate that was tried keeps mean under 5 ms with enough requests to tell."
     assert "slo_missed" not in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": 3.0}])
 
 

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, poisson_arrivals, serve
 from export.bench.quantiles import quantile
-from export.bench.rate_sweeps import HALVINGS, SweepTime, highest_rate, plan_rates, requests_each, sweep
+from export.bench.rate_sweeps import FEWEST_REQUESTS, HALVINGS, Bound, SweepTime, highest_rate, plan_rates, requests_each, sweep
 from tests.bench.test_arrivals import MadeUpClock
 
 SERVICE_S = 0.01
 
 
-def served_p99(rate: float) -> dict[str, Any]:
+def point(rate: float, p99_ms: float | None, unanswered: int = 0, *, mean_ms: float | None = None, samples: int = 400) -> dict[str, Any]:
+    return {"offered_rate": rate, "mean_ms": mean_ms, "p99_ms": p99_ms, "unanswered": unanswered, "samples": samples, "warm_up": 0}
+
+
+def served(rate: float) -> dict[str, Any]:
     """A server of fixed service time, M/D/1, looked at for four thousand requests."""
     clock = MadeUpClock()
 
@@ -26,21 +30,47 @@ def served_p99(rate: float) -> dict[str, Any]:
 
     seconds = 4000 / rate
     found = serve(poisson_arrivals(rate, seconds, seed=4), Batching(), answer, stop_s=2 * seconds, clock=clock)
-    p99_s = quantile(found.latency_s, 0.99)
-    return {"offered_rate": rate, "p99_ms": p99_s * 1000 if np.isfinite(p99_s) else None, "unanswered": found.unanswered}
+    p99_s, mean_s = quantile(found.latency_s, 0.99), found.latency_s.mean()
+    known = [value * 1000 if np.isfinite(value) else None for value in (p99_s, mean_s)]
+    return point(rate, known[0], found.unanswered, mean_ms=known[1], samples=len(found.latency_s))
 
 
 def test_the_highest_rate_of_a_known_server_is_found_to_a_few_percent() -> None:
     """p99 of M/D/1 at load 0.7 and service 10 ms is near 60 ms; the true bound is searched by brute force."""
     slo_ms = 60.0
-    fine = [served_p99(rate) for rate in np.arange(50.0, 95.0, 1.0)]
+    fine = [served(rate) for rate in np.arange(50.0, 95.0, 1.0)]
     truth = next(point["offered_rate"] for point in fine if point["p99_ms"] > slo_ms)
     assert 55 < truth < 90
-    found = highest_rate(sweep(served_p99, plan_rates(1 / SERVICE_S, ()), slo_ms), slo_ms)
+    bound = Bound("p99", slo_ms)
+    found = highest_rate(sweep(served, plan_rates(1 / SERVICE_S, ()), [bound]), bound)
     assert found.rate == pytest.approx(truth, rel=0.04)
     assert found.p99_ms is not None
     assert found.p99_ms <= slo_ms
     assert not found.is_at_least
+
+
+def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() -> None:
+    """M/D/1: mean = s + s·ρ / (2(1-ρ)). 20 ms at service 10 ms is ρ = 2/3, 66.7 requests/s; p99 is far above 20 ms there."""
+    bounds = [Bound("mean", 20.0), Bound("p99", 20.0)]
+    points = sweep(served, plan_rates(1 / SERVICE_S, ()), bounds)
+    by_mean, by_p99 = (highest_rate(points, bound) for bound in bounds)
+    assert by_mean.rate == pytest.approx(66.7, rel=0.05)
+    assert by_mean.mean_ms is not None
+    assert by_mean.mean_ms <= 20.0
+    assert by_mean.p99_ms is not None
+    assert by_mean.p99_ms > 20.0
+    assert by_p99.rate is not None
+    assert by_p99.rate < 50
+
+
+def test_a_mean_of_too_few_requests_neither_holds_nor_breaks() -> None:
+    bound = Bound("mean", 10.0)
+    few = FEWEST_REQUESTS - 1
+    held = [point(1.0, None, mean_ms=5.0), point(2.0, None, mean_ms=5.0, samples=few), point(3.0, None, mean_ms=50.0, samples=few)]
+    found = highest_rate(held, bound)
+    assert (found.rate, found.is_at_least) == (1.0, True)
+    assert highest_rate([*held, point(4.0, None, mean_ms=11.0)], bound).is_at_least is False
+    assert highest_rate(held[1:], bound).rate is None
 
 
 def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
@@ -48,9 +78,9 @@ def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
 
     def measure(rate: float) -> dict[str, Any]:
         asked.append(rate)
-        return {"offered_rate": rate, "p99_ms": 5.0 if rate < 50 else None, "unanswered": 0 if rate < 50 else 9}
+        return point(rate, 5.0 if rate < 50 else None, 0 if rate < 50 else 9)
 
-    points = sweep(measure, [10.0, 40.0, 80.0, 160.0], None)
+    points = sweep(measure, [10.0, 40.0, 80.0, 160.0], [])
     assert asked == [10.0, 40.0, 80.0]
     assert [point["offered_rate"] for point in points] == asked
 
@@ -58,14 +88,16 @@ def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
 CURVES = st.lists(st.tuples(st.floats(1, 1e4), st.one_of(st.none(), st.floats(0.1, 1e3)), st.integers(0, 2)), min_size=1, max_size=12)
 
 
-@given(CURVES, st.floats(0.1, 1e3))
-def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(curve: list[Any], slo_ms: float) -> None:
-    points = [{"offered_rate": rate, "p99_ms": None if unanswered else p99, "unanswered": unanswered} for rate, p99, unanswered in curve]
-    found = highest_rate(points, slo_ms)
-    breaking = [point["offered_rate"] for point in points if point["unanswered"] or (point["p99_ms"] or 0) > slo_ms]
+@given(CURVES, st.floats(0.1, 1e3), st.sampled_from(["mean", "p99"]))
+def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(curve: list[Any], slo_ms: float, figure: Any) -> None:
+    values = [(rate, None if unanswered else value, unanswered) for rate, value, unanswered in curve]
+    points = [point(rate, value, lost) if figure == "p99" else point(rate, None, lost, mean_ms=value) for rate, value, lost in values]
+    found = highest_rate(points, Bound(figure, slo_ms))
+    breaking = [rate for rate, value, lost in values if lost or (value or 0) > slo_ms]
     if found.rate is not None:
-        assert found.p99_ms is not None
-        assert found.p99_ms <= slo_ms
+        value = found.p99_ms if figure == "p99" else found.mean_ms
+        assert value is not None
+        assert value <= slo_ms
         assert all(found.rate <= rate for rate in breaking)
     assert found.is_at_least == (found.rate is not None and not breaking)
 
@@ -75,12 +107,12 @@ def test_rates_around_the_bound_close_in_on_it(edge: float, slo_ms: float) -> No
     """A server that holds the bound below some rate and breaks it above."""
 
     def measure(rate: float) -> dict[str, Any]:
-        return {"offered_rate": rate, "p99_ms": slo_ms / 2 if rate <= edge else slo_ms * 2, "unanswered": 0}
+        return point(rate, slo_ms / 2 if rate <= edge else slo_ms * 2)
 
     rates = plan_rates(1000.0, ())
-    points = sweep(measure, rates, slo_ms)
+    points = sweep(measure, rates, [Bound("p99", slo_ms)])
     assert [point["offered_rate"] for point in points] == sorted(point["offered_rate"] for point in points)
-    found = highest_rate(points, slo_ms).rate
+    found = highest_rate(points, Bound("p99", slo_ms)).rate
     if edge < rates[0] / 2**HALVINGS:
         assert found is None
     else:
@@ -94,30 +126,32 @@ def test_rates_that_were_named_are_the_ones_tried_in_rising_order() -> None:
     assert plan_rates(100.0, ())[-1] == 100.0
 
 
-@given(st.floats(0.1, 1000), st.lists(st.floats(0.01, 500), max_size=4, unique=True), st.floats(0, 200), st.sampled_from([None, 5.0]))
+@given(st.floats(0.1, 1000), st.lists(st.floats(0.01, 500), max_size=4, unique=True), st.floats(0, 200), st.integers(0, 2))
 def test_a_sweep_keeps_to_its_time_though_its_lowest_rate_breaks_the_bound(
-    capacity: float, named: list[float], seconds: float, slo_ms: float | None
+    capacity: float, named: list[float], seconds: float, num_bounds: int
 ) -> None:
     """The bound is missed everywhere, so lower and lower rates are tried, each of them longer."""
     rates = plan_rates(capacity, named)
     clock = MadeUpClock()
-    time_left = SweepTime(rates, seconds, more=HALVINGS if slo_ms else 0, clock=clock.now)
+    bounds = [Bound("p99", 5.0), Bound("mean", 5.0)][:num_bounds]
+    time_left = SweepTime(rates, seconds, more=HALVINGS * num_bounds, clock=clock.now)
 
     def measure(rate: float) -> dict[str, Any]:
         clock.time += time_left.seconds(rate)
-        return {"offered_rate": rate, "p99_ms": 99.0, "unanswered": 0}
+        return point(rate, 99.0, mean_ms=99.0)
 
-    points = sweep(measure, rates, slo_ms, is_spent=time_left.is_spent)
+    points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
     assert clock.time <= seconds * (1 + 1e-9)
     assert {point["offered_rate"] for point in points} >= set(rates)
 
 
 def test_no_rate_between_others_is_tried_once_the_time_is_spent() -> None:
     def measure(rate: float) -> dict[str, Any]:
-        return {"offered_rate": rate, "p99_ms": rate, "unanswered": 0}
+        return point(rate, rate)
 
-    assert len(sweep(measure, [10.0, 40.0], 20.0)) == 2 + HALVINGS
-    assert [point["offered_rate"] for point in sweep(measure, [10.0, 40.0], 20.0, is_spent=lambda: True)] == [10.0, 40.0]
+    bounds = [Bound("p99", 20.0)]
+    assert len(sweep(measure, [10.0, 40.0], bounds)) == 2 + HALVINGS
+    assert [one["offered_rate"] for one in sweep(measure, [10.0, 40.0], bounds, is_spent=lambda: True)] == [10.0, 40.0]
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=9), st.floats(0.1, 1000), st.integers(0, 3))

@@ -16,6 +16,7 @@ from distill.examples import Examples, load_examples
 from distill.figures import graded_figures, teacher_figures
 from distill.specs import DistillSpec, student_schema
 from distill.splits import TRAIN, describe_split, folded, split_queries
+from manifests.errors import ConfigError
 from manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
@@ -37,6 +38,52 @@ def test_soft_targets_are_the_teachers_and_hard_ones_the_grade_that_it_wrote(exa
         np.testing.assert_allclose(soft.targets["relevance"][row], softened(pair["grade"], 3), rtol=1e-6)
         assert hard.targets["relevance"][row].tolist() == [float(grade == pair["grade"]) for grade in range(3)]
         np.testing.assert_allclose(soft.targets["subject"][row], softened(pair["subject"], 5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("targets", "hard"),
+    [
+        ("soft", set()),
+        ("hard", {"relevance", "subject", "attribute"}),
+        ({"subject": "hard", "attribute": "hard"}, {"subject", "attribute"}),
+        ({"relevance": "hard"}, {"relevance"}),
+        ({"relevance": "soft", "attribute": "hard"}, {"attribute"}),
+        ({}, set()),
+    ],
+)
+def test_each_head_may_have_targets_of_its_own_kind(examples: Callable[..., Examples], targets: Any, hard: set[str]) -> None:
+    found = examples(loss={"targets": targets})
+    for row, pair in enumerate(make_pairs()):
+        for head, name, width in (("relevance", "grade", 3), ("subject", "subject", 5), ("attribute", "attribute", 5)):
+            wanted = np.eye(width)[pair[name]] if head in hard else softened(pair[name], width)
+            np.testing.assert_allclose(found.targets[head][row], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("sfot", r"`loss\.targets` = 'sfot': want soft or hard, or a mapping of heads to them"),
+        ({"subjekt": "hard"}, "no head is called 'subjekt'; there are relevance, subject, attribute"),
+        ({"subject": True}, "and not True"),
+        (None, "and not None"),
+        (["hard"], "and not"),
+    ],
+)
+def test_targets_that_are_none_are_named(examples: Callable[..., Examples], targets: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        examples(loss={"targets": targets})
+
+
+def test_four_grades_want_a_rule_map_of_their_own(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+    """The built-in one stops at 2, and the consistency loss would pull the student off grade 3."""
+    rows = label_rows(make_pairs())
+    for row in rows:
+        row["probs"] = [*row["probs"], 0.0]
+    labels = [source(write_labels(tmp_path / "l.parquet", rows), pairs_file)]
+    with pytest.raises(ConfigError, match=r"`phi` is missing: the built-in rule map gives grades 0 to 2, and there are 4"):
+        examples(labels=labels)
+    alone = examples(labels=labels, loss={"subject": 0.0, "attribute": 0.0, "consistency": 0.0})
+    assert alone.targets["relevance"].shape[1] == 4
 
 
 def test_rows_without_a_node_are_masked_and_not_guessed(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:

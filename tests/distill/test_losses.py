@@ -170,6 +170,19 @@ def test_objective_is_equations_16_to_19_with_masks_and_weights() -> None:
     assert found == pytest.approx(wanted, rel=1e-10)
 
 
+def test_label_smoothing_softens_the_grade_and_no_node() -> None:
+    """By hand: p_r = (1/2, 1/4, 1/4), grade 0, ε = 0.3: the target is (0.8, 0.1, 0.1). The nodes' targets stay one-hot."""
+    logits = {"relevance": torch.log(torch.tensor([[0.5, 0.25, 0.25]])), "subject": torch.tensor([[4.0, 0, 0, 0, 0]]).log_softmax(-1)}
+    logits["attribute"] = torch.log(torch.tensor([[0.6, 0.1, 0.1, 0.1, 0.1]]))
+    hard = {name: torch.nn.functional.one_hot(torch.tensor([0]), values.shape[1]).float() for name, values in logits.items()}
+    held = {"targets": hard, "weights": {name: torch.ones(1) for name in logits}, "row_weight": torch.ones(1)}
+    spec = LossSection(label_smoothing=0.3, consistency=0)
+    found = Objective(spec, {name: values.shape[1] for name, values in logits.items()}, DEFAULT_PHI).sums(logits, held)
+    assert found["relevance"].item() == pytest.approx(0.8 * math.log(2) + 0.2 * math.log(4), abs=1e-6)
+    assert found["subject"].item() == pytest.approx(math.log(math.e**4 + 4) - 4, abs=1e-6)
+    assert found["attribute"].item() == pytest.approx(-math.log(0.6), abs=1e-6)
+
+
 def test_weights_of_zero_leave_the_label_alone() -> None:
     logits, held = batch()
     heads = {"relevance": 3, "subject": 5, "attribute": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,28 @@ def test_a_student_spec_that_is_not_there_names_where_to_find_one(tmp_path: Path
     found = capsys.readouterr()
     assert end.value.code == 3
     assert "absent.yaml: no such file. `relabel schema student` prints its keys, docs/students holds some to start from." in found.err
+
+
+def test_a_student_counts_from_its_file_and_goes_on_where_the_old_rule_led(
+    tmp_path: Path, spec: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["distill", str(tmp_path / "specs/student.yaml"), *arguments])
+        return int(end.value.code or 0), capsys.readouterr().err
+
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "specs/student.yaml").write_text(yaml.safe_dump(spec(train={"max_steps": 1}, output="out/student")))
+    monkeypatch.chdir(tmp_path / "here")
+    assert call("--set", "output=out/student")[0] == 0
+    assert (tmp_path / "here/out/student/manifest.json").is_file()
+    code, err = call()
+    assert (code, f"goes on in {tmp_path / 'here/out/student'}" in err) == (10, True)
+    assert "`output: ../here/out/student`" in err
+    assert not (tmp_path / "specs/out").exists()
+    shutil.copytree(tmp_path / "here/out", tmp_path / "specs/out")
+    code, err = call()
+    assert (code, "lies in two places" in err) == (3, True)
+    monkeypatch.chdir("/")
+    assert call() == (10, "")

@@ -43,10 +43,12 @@ class Json:
 
 @dataclass
 class Raw:
-    """Bytes under status 200; `missing` more are promised and never sent."""
+    """Bytes as they are; `missing` more are promised and never sent."""
 
     raw: bytes
     missing: int = 0
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Hang:
@@ -78,12 +80,19 @@ def error(status: int, message: str = "no", code: str | None = None, **headers: 
     return Json({"error": {"message": message, "code": code}}, status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 256  # an engine opens all of its connections at once
+
+
 class ScriptedServer:
-    """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None for no such list."""
+    """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None for no such list;
+    `models_raw`, where it is set, is the whole reply instead."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.models: list[dict[str, Any]] | None = [{"id": MODEL}]
+        self.models_raw: bytes | None = None
         self.calls: list[Call] = []
         self.lists = 0
         self.most_in_flight = 0
@@ -91,8 +100,7 @@ class ScriptedServer:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._over = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = False
+        self._http = _Http(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
@@ -128,6 +136,9 @@ class ScriptedServer:
 
             def do_GET(self) -> None:
                 server.lists += 1
+                if server.models_raw is not None:
+                    self._send(Raw(server.models_raw))
+                    return
                 self._send(error(404) if server.models is None else Json({"data": server.models}))
 
             def do_POST(self) -> None:
@@ -158,8 +169,8 @@ class ScriptedServer:
                     return
                 raw = reply.raw if isinstance(reply, Raw) else json.dumps(reply.payload).encode()
                 missing = reply.missing if isinstance(reply, Raw) else 0
-                self.send_response(reply.status if isinstance(reply, Json) else 200)
-                for name, value in (reply.headers if isinstance(reply, Json) else {}).items():
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
                     self.send_header(name, value)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(raw) + missing))

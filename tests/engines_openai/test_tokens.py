@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+from labelers.engines.api_replies import MAX_COUNT
+from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.tokens import PromptEncoder
 from manifests.asks import Answer, Decision, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.engines.conftest import make_model, make_tokenizer
+from tests.faults.conftest import some
 
-from .conftest import ask_for, echo, run_all
-from .scripted_server import MODEL, ScriptedServer, error
+from .conftest import GOOD, ask_for, echo, run_all
+from .mutations import mutations
+from .scripted_server import MODEL, Call, Raw, ScriptedServer, completion, error
 from .token_server import TokenServer
 
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
@@ -265,3 +270,44 @@ def test_a_document_too_long_for_a_grammar_leaves_its_quotation_free(token_serve
         ask = ask_for("q", "short", format=QUOTE_SCORE, max_tokens=3, fragment_source=text)
         run_all(engine, [Request(0, ask, 0)])
         assert ("substring_chars" in server.calls[-1].body["structured_outputs"]["grammar"]) is is_bound
+
+
+def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(token_server: Any, connect: Any, tiny: Any) -> None:
+    """Both kinds of requests: those that write, and those that take a distribution."""
+    _, server = token_server()
+    engine = connect(server, model=tiny[2], max_tries=4)
+    assert engine.prepare([ask_for("red shoes", "a", decisions=(SCORE,))]) == []
+    encoder = PromptEncoder(tiny[1])
+    labels = [encoder.encode_text(label)[0] for label in "012"]
+    logprobs = {f"token_id:{token}": -2.5 + n for n, token in enumerate(labels[::-1])}
+    written = completion(GOOD, token_ids=encoder.encode_text(GOOD), prompt_token_ids=[1, 2])
+    decided = completion("1", token_ids=labels[:1], logprobs={"top_logprobs": [{**logprobs, "token_id:7": -9999.0}]})
+    wrong = [(False, one) for one in mutations(written.payload)] + [(True, one) for one in mutations(decided.payload)]
+    wrong = some(wrong, short=250)
+    seen: Counter[tuple[int, bool]] = Counter()
+
+    def reply(call: Call) -> Any:
+        number = int(tiny[1].decode(call.body["prompt"]).split("number ")[1].split(".")[0].replace(" ", ""))
+        is_decision = call.body["max_tokens"] == 1
+        seen[number, is_decision] += 1
+        is_wrong = wrong[number][0] == is_decision and seen[number, is_decision] == 1
+        return Raw(wrong[number][1].raw) if is_wrong else decided if is_decision else written
+
+    server.script = reply
+    asks = [ask_for("red shoes", f"number {number}.", max_tokens=64, decisions=(SCORE,)) for number in range(len(wrong))]
+    answers = run_all(engine, [Request(number, ask, 1) for number, ask in enumerate(asks)])
+    expected = distribution_of_logprobs([logprobs[f"token_id:{token}"] for token in labels])
+    for number, ((is_decision, mutation), answer) in enumerate(zip(wrong, answers, strict=True)):
+        answer.text.encode()
+        assert 0 <= answer.prompt_tokens <= MAX_COUNT, mutation
+        field = mutation.path[-1] if mutation.path else ""
+        if seen[number, is_decision] == 2:
+            assert (answer.finish, answer.text, answer.distributions) == ("stop", GOOD, {"score": expected}), mutation
+        elif is_decision:  # a value that is missing is no distribution, never another one
+            assert answer.distributions.get("score", expected) == expected or str(field) in logprobs, mutation
+            assert answer.text == GOOD, mutation
+        elif field == "text":
+            assert answer.text == GOOD, mutation  # the ids say it
+        elif field not in ("finish_reason", "token_ids", "choices", 0):
+            assert (answer.finish, answer.text, answer.distributions) == ("stop", GOOD, {"score": expected}), mutation
+    assert sum(seen[number, is_decision] == 2 for number, (is_decision, _) in enumerate(wrong)) > len(wrong) / 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from sklearn import metrics
+
+from manifests.bootstrap import draw_weights
 
 LabelRows = list[dict[str, Any]]
 
@@ -156,6 +160,81 @@ def test_samples_give_pass_at_k(
     assert found["pass@1"]["value"] == pytest.approx(np.mean([np.mean(row) for row in hits]))
     assert found["pass@3"]["value"] == pytest.approx(np.mean([any(row) for row in hits]))
     assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]
+
+
+def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_grade(
+    relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    """Against every draw written out; the intervals are those of means over drawn queries."""
+    random = np.random.default_rng(4)
+    rows = [
+        {"query_id": f"q{row % 4}", "doc_id": f"d{row}", "label": 1, "grade": int(random.integers(0, 3)),
+         "samples": [int(one) for one in random.integers(0, 3, 5 + row % 3)]}
+        for row in range(24)
+    ]  # fmt: skip
+    path = write_rows(rows)
+    command = ("evaluate", path, "--qrels", path, "--label", "label", "--pass-at", "5,1, 2,2", "--resamples", "40")
+    found = relabel(*command, "--output", "json").json["figures"]
+    assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@5"]
+    drawn_G = np.concatenate(list(draw_weights(4, 40, seed=7, width=24)))
+    for k in (1, 2, 5):
+        passed = [np.mean([row["grade"] in draw for draw in itertools.combinations(row["samples"], k)]) for row in rows]
+        figure = found[f"pass@{k}"]
+        assert (figure["value"], figure["over"], figure["unit"]) == (pytest.approx(np.mean(passed)), 24, "rows")
+        by_query = np.array([np.mean(passed[query::4]) for query in range(4)])
+        low, high = np.quantile(drawn_G @ by_query / 4, [0.025, 0.975])
+        assert (figure["low"], figure["high"]) == (pytest.approx(low), pytest.approx(high))
+    text = relabel(*command).out
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  pass@")] == ["pass@1", "pass@2", "pass@5"]
+
+
+def test_a_k_beyond_the_samples_is_named(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+    rows = [{"query_id": "q", "doc_id": str(i), "label": 1, "grade": 1, "samples": [1, 0, 2][: 2 + i % 2]} for i in range(4)]
+    path = write_rows(rows)
+    command = ("evaluate", path, "--qrels", path, "--label", "label", "--pass-at")
+    relabel(*command, "1,3").refused(3, "--pass-at 3: a judged label has 2 samples, and of so many no 3 can be drawn")
+    assert relabel(*command, "2").code == 0
+    bare = write_rows([{key: value for key, value in row.items() if key != "samples"} for row in rows], "bare.jsonl")
+    relabel("evaluate", bare, "--qrels", bare, "--label", "label", "--pass-at", "1").refused(
+        3, "--pass-at 1: no judged label holds samples"
+    )
+    for wrong in ("0", "1,", "two", "-1", "1.5", "", "²", "9" * 30):
+        relabel(*command, wrong).refused(2, "--pass-at", "want whole numbers from 1 on")
+    relabel("evaluate", path, bare, "--label", "label", "--pass-at", "1").refused(2, "--pass-at: samples are judged by human grades")
+    both = relabel("evaluate", f"a={path}", f"b={bare}", "--qrels", path, "--label", "label", "--pass-at", "2", "--output", "json")
+    humans = both.json["comparisons"][0]["against_humans"]
+    assert ("pass@2" in humans["teacher"]["figures"], "pass@2" in humans["student"]["figures"]) == (True, False)
+
+
+def test_auc_without_distributions_is_by_the_written_grade_and_says_so(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    rows = random_rows(60)
+    bare = write_rows([{key: value for key, value in row.items() if key != "probs"} for row in rows], "bare.jsonl")
+    command = ("evaluate", bare, "--qrels", bare, "--label", "label")
+    found = relabel(*command, "--output", "json").json
+    labels, golds = np.array([row["label"] for row in rows]), np.array([row["grade"] for row in rows])
+    for cut, name in ((1, "auc_0/12"), (2, "auc_01/2")):
+        figure = found["figures"][name]
+        assert figure["is_by_grade"] is True
+        assert figure["value"] == pytest.approx(metrics.roc_auc_score(golds >= cut, labels))
+        assert figure["low"] < figure["value"] < figure["high"]
+    assert not {"ece", "brier"} & set(found["figures"])
+    assert any("AUC and ranking take the written grade for a score" in note for note in found["notes"])
+    text = relabel(*command).out
+    assert "AUC 0/12 by written grade" in text
+    assert "AUC 01/2 by written grade" in text
+    assert all(figure["is_by_grade"] == name.startswith("auc") for name, figure in found["figures"].items())
+
+    given = write_rows(rows)
+    whole = relabel("evaluate", given, "--qrels", given, "--label", "label", "--output", "json").json["figures"]
+    assert not any(figure["is_by_grade"] for figure in whole.values())
+    beside = ("evaluate", f"teacher={given}", f"student={bare}", "--qrels", given, "--label", "label")
+    assert "AUC 0/12 by written grade of student" in relabel(*beside).out
+    both = relabel(*beside, "--output", "json").json["comparisons"][0]
+    assert "auc_0/12" not in both["against_humans"]["difference"]
+    assert "accuracy" in both["against_humans"]["difference"]
+    assert any("not subtracted" in note for note in both["notes"])
 
 
 def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(

@@ -19,7 +19,7 @@ from tests.publish.conftest import s3_server, url  # noqa: F401
 LOADING = """
 import json
 from load import Student
-student = Student(BUNDLE, provider="cpu", threads=1, check_digests=True)
+student = Student(BUNDLE, provider="cpu", threads=1)
 pairs = [tuple(pair) for pair in json.loads(open(sys.argv[1], encoding="utf-8").read())]
 print(json.dumps(student.probabilities(pairs)["relevance"].tolist()))
 """

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,57 @@ def arm(place: str) -> None:
     from manifests import failpoints
 
     failpoints.arm(place)
+
+
+def work_in(folder: str, function: str = "", *arguments: Any) -> None:
+    """Make a folder the working directory, and then do another of these things."""
+    os.chdir(folder)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    if function:
+        globals()[function](*arguments)
+
+
+def spoil_stream(name: str, how: str) -> None:
+    """Stdout or stderr is full, closed, or a pipe whose reader has gone.
+
+    Args:
+        name: `stdout`, `stderr`.
+        how: `full`, `closed`, `broken`.
+    """
+    descriptor = {"stdout": 1, "stderr": 2}[name]
+    getattr(sys, name).flush()
+    if how == "closed":
+        os.close(descriptor)
+        setattr(sys, name, None)  # as Python has it where it finds the descriptor closed
+        setattr(sys, f"__{name}__", None)
+        return
+    if how == "full":
+        spoilt = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, spoilt = os.pipe()
+        os.close(reader)
+    os.dup2(spoilt, descriptor)
+    os.close(spoilt)
+
+
+def limit_open_files(count: int) -> None:
+    """So many files may be open besides those that are."""
+    import resource
+
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 — pathlib would open one itself
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def note_hits(log: str) -> None:
+    """Every failpoint that is come by is a line of a file."""
+    from manifests import failpoints
+
+    def hit(name: str) -> None:
+        with Path(log).open("a") as file:
+            file.write(f"{name}\n")
+
+    failpoints.hit = hit
 
 
 def jump_clocks(at_s: float, by_s: float) -> None:

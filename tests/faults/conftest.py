@@ -2,7 +2,7 @@
 
 Plain pytest takes a seeded short cut of every sweep; `RELABEL_FAULTS=full` (which `make faults` sets) takes all of them, and writes what
 was tried to out/faults.json. A sweep never runs past its share of the time: on a machine that is too busy it tries less, and the figures
-say so.
+say so. `RELABEL_FAULTS=long` (`make faults-long`) takes the same without a limit, and fails where a sweep tried less than it should.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from tests import seaweed
 from tests.faults.figures import Figures
 from tests.faults.places import ROWS, SLOW, Place
 
-IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
+LEVEL = os.environ.get("RELABEL_FAULTS") or "short"
+IS_LONG = LEVEL == "long"
+IS_FULL = LEVEL == "full" or IS_LONG
 AT_A_TIME = 2
 SHOWN = 3
 TOTAL_S = 720.0
@@ -45,7 +47,7 @@ _shares_taken: list[float] = []
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full(where): only in the full suite; with a place (`s3`), only there")
     if not config.pluginmanager.has_plugin("fault-figures"):
-        config.pluginmanager.register(Figures(config.rootpath / REPORT, is_full=IS_FULL), "fault-figures")
+        config.pluginmanager.register(Figures(config.rootpath / REPORT, LEVEL), "fault-figures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -168,7 +170,7 @@ def sweep(record_property: Callable[[str, Any], None]) -> Sweep:
         now = time.monotonic()
         part = share / max(share, ALL_SHARES - sum(_shares_taken))
         _shares_taken.append(share)
-        deadline = now + part * max(0.0, STARTED_S + TOTAL_S - now) if IS_FULL else math.inf
+        deadline = now + part * max(0.0, STARTED_S + TOTAL_S - now) if IS_FULL and not IS_LONG else math.inf
         failures: list[str] = []
 
         def one(schedule: Any) -> bool:
@@ -201,6 +203,6 @@ def some(items: Sequence[ItemT], *, short: int, seed: int = 4) -> list[ItemT]:
     return [items[number] for number in chosen]
 
 
-def count(*, full: int, short: int) -> int:
-    """How many schedules of a sweep."""
-    return full if IS_FULL else short
+def count(*, full: int, short: int, long: int | None = None) -> int:
+    """How many schedules of a sweep; without a limit of time as many as in full, unless said otherwise."""
+    return long if IS_LONG and long is not None else full if IS_FULL else short

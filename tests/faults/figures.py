@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -12,6 +13,9 @@ from typing import Any
 
 import pytest
 
+LEAST_SHARE = 0.8
+"""The part of its schedules that every sweep tries where time has no limit."""
+
 
 class Figures:
     """A pytest plugin that adds up the reports of the tests of this folder.
@@ -20,11 +24,12 @@ class Figures:
 
     Args:
         path: of the JSON file, written at the end of a full run; a table lies beside it.
+        level: `short`, `full`, or `long`, which must try `LEAST_SHARE` of the schedules of every sweep.
     """
 
-    def __init__(self, path: Path, *, is_full: bool) -> None:
+    def __init__(self, path: Path, level: str) -> None:
         self.path = path
-        self.is_full = is_full
+        self.level = level
         self.started_s = time.monotonic()
         self.found: dict[str, dict[str, Any]] = {}
 
@@ -44,21 +49,35 @@ class Figures:
         held["planned"] += said.get("planned", 1)
         held["failures"] += max(said.get("failures", 0), int(report.failed))
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the files, if all was tried."""
-        if not self.is_full or not self.found:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the files, if all was to be tried."""
+        if self.level == "short" or not self.found:
             return
+        for held in self.found.values():
+            held["share"] = share(held["schedules"], held["planned"])
         totals = {key: sum(held[key] for held in self.found.values()) for key in ("schedules", "planned", "failures", "skipped")}
         figures = {
             "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
             "load_at_end": round(os.getloadavg()[0], 1),
+            "level": self.level,
             **totals,
+            "share": share(totals["schedules"], totals["planned"]),
+            "least_share": min(held["share"] for held in self.found.values()),
             "seconds": round(time.monotonic() - self.started_s, 1),
             "tests": dict(sorted(self.found.items())),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(figures, indent=2) + "\n")
         self.path.with_suffix(".md").write_text(table(figures))
+        if self.level == "long" and figures["least_share"] < LEAST_SHARE:
+            fewer = [name for name, held in self.found.items() if held["share"] < LEAST_SHARE]
+            print(f"\ntried less than {LEAST_SHARE:.0%} of: {', '.join(sorted(fewer))}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def share(tried: int, planned: int) -> float:
+    """The part of the planned schedules that was tried, rounded down to a percent; all of none."""
+    return math.floor(100 * tried / planned) / 100 if planned else 1.0
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -70,5 +89,6 @@ def table(figures: dict[str, Any]) -> str:
         tried += f" ({held['skipped']} skipped)" if held["skipped"] else ""
         words = test.removeprefix("test_").replace("_", " ")
         lines.append(f"| {words} ({file}) | {tried} | {held['failures']} | {held['seconds']:.0f} |")
-    lines.append(f"| all | {figures['schedules']:,} | {figures['failures']} | {figures['seconds']:.0f} |")
+    tried = f"{figures['schedules']:,} of {figures['planned']:,} ({figures['share']:.0%}; the least tried {figures['least_share']:.0%})"
+    lines.append(f"| all | {tried} | {figures['failures']} | {figures['seconds']:.0f} |")
     return "\n".join(lines) + "\n"

@@ -7,14 +7,15 @@ as good as a fresh process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from multiprocessing import get_context
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +25,18 @@ WARM = (
     "labelers.r3a", "manifests.local_store", "manifests.object_store", "manifests.s3_objects", "manifests.url_files", "pyarrow.parquet",
     "rich.progress", "s3fs", "aiobotocore.session",
 )  # fmt: skip
+HEAVY = (
+    *WARM, "torch", "transformers", "onnx", "onnxruntime", "torch.onnx", "onnxscript", "polars", "jobs.commands.score", "jobs.scoring",
+    "jobs.score_loop", "jobs.commands.distill", "distill.distilling", "distill.loop", "distill.encoder", "jobs.commands.export",
+    "export.exporting", "jobs.commands.report", "jobs.report.building", "jobs.commands.convert", "jobs.commands.compare",
+)  # fmt: skip
 PATIENCE_S = 240.0
 """How long any child may take on a machine that is busy with other things, seconds."""
 
 _context = get_context("forkserver")
 _context.set_forkserver_preload(list(WARM))
+_heavy = forkserver.ForkServer()
+_heavy.set_forkserver_preload(list(HEAVY))
 _is_looking = threading.Lock()
 """An exit code can be read once. Starting a process looks at all that were started before, from whichever thread: two that look at once
 leave one of them with 255."""
@@ -62,11 +70,13 @@ class Ended(NamedTuple):
 class Child:
     """A running fork. `pid` is its own."""
 
-    def __init__(self, calls: Sequence[Sequence[str | Path]], variables: Mapping[str, str], setup: Setup | None) -> None:
+    def __init__(
+        self, calls: Sequence[Sequence[str | Path]], variables: Mapping[str, str], setup: Setup | None, *, is_heavy: bool = False
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="relabel-fork-")
         plain = [[str(word) for word in call] for call in calls]
         self._process = _context.Process(target=_live, args=(plain, dict(variables), self._folder.name, setup))
-        with _is_looking:
+        with _is_looking, _forked_from(_heavy) if is_heavy else contextlib.nullcontext():
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -101,14 +111,33 @@ class Child:
         return ended
 
 
-def start(*calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None) -> Child:
-    """Begin `relabel` commands, one after the other, in one fork."""
-    return Child(calls, variables or {}, setup)
+def start(
+    *calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None, is_heavy: bool = False
+) -> Child:
+    """Begin `relabel` commands, one after the other, in one fork.
+
+    Args:
+        is_heavy: of a parent that has imported torch and onnxruntime too; it begins at the first such call.
+    """
+    return Child(calls, variables or {}, setup, is_heavy=is_heavy)
 
 
-def call(*calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None) -> Ended:
+def call(
+    *calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None, is_heavy: bool = False
+) -> Ended:
     """The same, to the end."""
-    return start(*calls, variables=variables, setup=setup).wait()
+    return start(*calls, variables=variables, setup=setup, is_heavy=is_heavy).wait()
+
+
+@contextlib.contextmanager
+def _forked_from(server: forkserver.ForkServer) -> Iterator[None]:
+    """multiprocessing knows one fork server; while the block runs it is this one."""
+    earlier = forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = server.connect_to_new_process
+    try:
+        yield
+    finally:
+        forkserver.connect_to_new_process = earlier
 
 
 def _live(calls: list[list[str]], variables: dict[str, str], folder: str, setup: Setup | None) -> None:

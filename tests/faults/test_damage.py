@@ -93,7 +93,7 @@ def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_
     assert path.stat().st_size == other.stat().st_size
     dataset = open_dataset(InputSpec(path=(str(path),)), reads_context=False)
     shard = ShardPlan(rows, 0, None, [100] * (rows // 100), 0, 0)
-    chunks = read_chunks(dataset, shard, None, range(rows // 100))
+    chunks = read_chunks(dataset, shard, None, range(rows // 100), readings=None)
     seen = [next(chunks)]
     if how == "in place":
         path.write_bytes(other.read_bytes())

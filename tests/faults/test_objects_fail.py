@@ -163,7 +163,7 @@ def test_a_plan_that_was_read_in_part_does_not_enter_the_manifest(memory: Callab
         assert inside("verify", place.job)[0] == 0
 
 
-PROXY_HOWS = ("refuse", "drop", "503", "500", "cut", "hang", "hang after")
+PROXY_HOWS = ("refuse", "drop", "503", "500", "507", "quota", "cut", "flip", "bare", "hang", "hang after")
 READ_TIMEOUT_S = 2
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.conftest import Places, Sweep, count, instants, seconds_of_a_run
 from tests.faults.forks import Setup
-from tests.faults.places import SLOW, Place
+from tests.faults.places import ROWS, SLOW, Place
 
 
 def test_two_workers_that_race_for_every_chunk_commit_each_once(
@@ -39,6 +39,10 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
         won, lost = (sum(one[key] for one in did) for key in ("chunks_committed", "chunks_lost"))
         if won != chunks or won + lost != len(list(meeting.iterdir())) or lost == 0:
             return f"{chunks} chunks, {won} commits won and {lost} lost, {len(list(meeting.iterdir()))} tried"
+        pairs, in_vain = sum(one["pairs"] for one in did), sum(one["in_vain"]["pairs"] for one in did)
+        kept = sum(json.loads(place.store().read(name))["rows"] for name in place.store().marks("lost"))
+        if pairs != ROWS or in_vain != kept or not in_vain:
+            return f"{pairs} pairs done and {in_vain} asked in vain, of which {kept} are kept"
         return place.finish(expected)
 
     sweep(range(count(full=12, short=2 if where == "local" else 1)), attempt)

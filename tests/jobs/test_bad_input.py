@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -342,6 +343,37 @@ def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
     if pattern == ".":
         monkeypatch.chdir(folder / "in")
     assert [file.path.removeprefix("in/") for file in list_files(pattern)] == ["a.parquet", "b.parquet", "sub/c.parquet"]
+
+
+def test_plan_counts_what_rules_leave_out_of_the_input(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+    write_pairs(path="in/a.parquet")
+    for name in ("_SUCCESS", ".a.crc", "x.csv", "y.csv"):
+        (folder / "in" / name).touch()
+    job = write_job({"input": {"path": "in"}})
+    for _ in range(2):  # planned now, and planned earlier
+        found = relabel("plan", job)
+        assert re.search(r"left out +2 \*\.csv, 1 (_|\.)\*, 1 (_|\.)\*\n", found.out), found
+        assert relabel("plan", job, "--output", "json").json["left_out"] == {"*.csv": 2, "_*": 1, ".*": 1}
+    assert "left out" not in relabel("plan", write_job({"input": {"path": "in/a.parquet"}, "output": "out/2"})).out
+
+
+def test_rows_behind_a_linked_folder_are_labelled(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, folder: Path
+) -> None:
+    write_pairs(pairs[:12], path="in/a.parquet")
+    write_pairs(pairs[12:], path="elsewhere/b.parquet")
+    (folder / "in/more").symlink_to("../elsewhere")
+    label_all(relabel, write_job({"input": {"path": "in"}}), 24)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_dangling_link_among_the_data_is_refused_by_name(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, command: str
+) -> None:
+    write_pairs(path="in/a.parquet")
+    (folder / "in/b.parquet").symlink_to("../gone/b.parquet")
+    relabel(command, write_job({"input": {"path": "in"}})).refused(3, "in/b.parquet: a link to ../gone/b.parquet, which is not there")
+    assert not (folder / "out").exists()
 
 
 def test_underscored_folder_that_is_named_itself_is_read(write_pairs: WritePairs) -> None:

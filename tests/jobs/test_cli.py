@@ -293,7 +293,7 @@ CALLS = [
     ("pull store/ecom dest", _published, 0),
     ("pull store/ecom@3.0 dest", _published, 3),
     ("pull store/ecom", _nothing, 2),
-    ("pull --rollback dest", _nothing, 5),
+    ("pull --rollback dest", _nothing, 3),
     ("channel set store/ecom stable 1.0", _published, 0),
     ("channel set store/ecom stable 2.0", _published, 10),
     ("channel set store/ecom stable 3.0", _published, 3),
@@ -506,7 +506,7 @@ def test_reader_that_goes_away_is_met_with_silence(
         done = fresh(*arguments, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
-    assert done.returncode == 141
+    assert done.returncode == (3 if "absent" in arguments else 0)
     assert "Traceback" not in done.stderr
     assert "Broken" not in done.stderr
     assert "absent" in arguments or done.stderr == ""

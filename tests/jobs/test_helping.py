@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobs.planning.job_files import load_job
+from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
-from jobs.running import sessions
+from jobs.running import helping, sessions
 from jobs.running.counts import Progress
+from jobs.running.helping import Helping
 from jobs.running.stops import Stop
 from manifests.local_store import LocalStore
 from manifests.store import Lock, shard_lock
@@ -58,7 +64,6 @@ def test_without_shard_a_run_labels_the_chunks_of_a_busy_shard_and_finishes(
 def test_a_helper_leaves_the_front_to_the_holder_and_asks_each_chunk_once(
     folder: Path, planned: str, held: Lock, relabel: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "HELP_CHUNKS", 1)
     true = sessions.Session._begin
     begun: list[int] = []
 
@@ -71,26 +76,95 @@ def test_a_helper_leaves_the_front_to_the_holder_and_asks_each_chunk_once(
     assert sorted(begun) == [0, 1, 2]
 
 
-def test_helpers_of_one_shard_seldom_ask_the_same_chunks(
-    folder: Path, pairs: list[dict[str, Any]], write_pairs: Callable[..., Path], write_job: Callable[..., str]
-) -> None:
-    """Seven helpers who all chose the end of the shard would be one helper, at seven times the price."""
+@pytest.fixture
+def one_shard(folder: Path, pairs: list[dict[str, Any]], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> OpenRun:
+    """A plan of 240 chunks in one shard."""
     write_pairs([{**pairs[0], "doc_id": f"d{number}"} for number in range(240)])
-    job = load_job(write_job({"shards": 1, "run": {"chunk_rows": 1}}))
-    opened = open_run(job)
-    lock = shard_lock(opened.store, 0)
+    return open_run(load_job(write_job({"shards": 1, "run": {"chunk_rows": 1}})))
+
+
+def helper(opened: OpenRun, number: int, rows_in_hand: int = 16) -> Helping:
+    found = Helping(opened, f"node-1-gpu{number}")
+    found.rows_in_hand = rows_in_hand
+    return found
+
+
+def test_seven_helpers_of_one_shard_never_choose_the_same_chunk_and_leave_the_holders_hand(one_shard: OpenRun) -> None:
+    """Seven helpers who all chose the end of the shard would be one helper, at seven times the price."""
+    lock = shard_lock(one_shard.store, 0)
     lock.acquire()
-    chosen: list[int] = []
-    for number in range(7):
-        session = sessions.Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress(), helps=True)
-        session.worker = f"node-1-gpu{number}"
-        assert session.reach()
-        assert session._reached is not None
-        chosen += session._reached[1]
+    helpers = [helper(one_shard, number) for number in range(7)]
+    chosen = [chunk for _ in range(3) for one in helpers for chunk in one.choose(0, list(range(240)))]
+    assert len(chosen) == len(set(chosen)) == 21
+    assert min(chosen) == 240 - 21
+    assert helpers[0].claimed(0) == set(chosen) - {chunk for _, chunk in helpers[0]._mine}
+    newcomer = helper(one_shard, 7)
+    assert newcomer.choose(0, list(range(17))) == [], "all of these an engine takes at once"
     lock.release()
-    assert len(chosen) == 7 * sessions.HELP_CHUNKS
-    assert len(set(chosen)) > 0.6 * len(chosen)
-    assert min(chosen) >= opened.plan.num_chunks // 4
+    assert newcomer.choose(0, list(range(17))) == [16], "the holder is gone"
+
+
+def test_a_chunk_is_taken_only_where_its_holders_pace_says_that_waiting_is_longer_than_asking(
+    one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    lock = shard_lock(one_shard.store, 0)
+    lock.acquire()
+    one = helper(one_shard, 0, rows_in_hand=239)
+    one.asked(10.0)
+    assert one.choose(0, list(range(240))) == [], "no pace yet, and the holder may have all of them in hand"
+    clock[0] += 5
+    assert one.choose(0, list(range(230, 235))) == [], "235 commits in 5 s: five more are there in an instant"
+    clock[0] += 295  # a commit in 1.27 s, over all
+    assert one.choose(0, list(range(230, 234))) == [], "four commits away, and asking takes ten seconds"
+    clock[0] += 19
+    assert one.choose(0, list(range(230, 234))) == []
+    clock[0] += 2
+    assert one.choose(0, list(range(230, 234))) == [233], "nothing came for longer than asking twice: the holder hangs"
+    lock.release()
+
+
+def test_a_claim_whose_worker_is_dead_holds_nobody_up_for_ever(one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    dead, other, third = (helper(one_shard, number) for number in range(3))
+    for one in (other, third):
+        one.asked(2.0)
+    assert dead.choose(0, [0]) == [0]
+    assert other.choose(0, [0]) == [], "somebody is at it"
+    clock[0] += 7
+    assert other.choose(0, [0]) == [0], "for longer than three chunks take"
+    assert third.choose(0, [0]) == []
+    holder = helper(one_shard, 3)
+    holder.ignore(0)
+    assert holder.claimed(0) == set(), "claims from before its lock are of workers that are gone"
+
+
+def test_a_claim_of_a_process_that_is_gone_counts_no_more(one_shard: OpenRun) -> None:
+    """Else a worker that is started again would wait for what it claimed itself in the life before."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for chunk, process in enumerate((os.getpid(), gone.pid)):
+        assert Helping(one_shard, f"{socket.gethostname()}-{process}-w0").choose(0, [chunk]) == [chunk]
+    assert helper(one_shard, 1).claimed(0) == {0}
+    assert helper(one_shard, 1).choose(0, [0, 1]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("price", "run", "helps"), [(None, {}, True), (0.1, {}, False), (0.1, {"help": True}, True), (None, {"help": False}, False)]
+)
+def test_where_an_engine_is_paid_by_the_token_nobody_helps_unless_told_to(
+    folder: Path, write_pairs: Callable[..., Path], write_job: Callable[..., str], price: float | None, run: dict[str, Any], helps: bool
+) -> None:
+    write_pairs()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    engine: dict[str, Any] = {"name": "openai", "model": str(folder), "args": {"base_url": "http://127.0.0.1:9/v1", "served_model": "m"}}
+    engine["args"] |= {"price_per_million_input": price} if price else {}
+    opened = open_run(load_job(write_job({"engine": engine, "run": {"chunk_rows": 4, **run}})))
+    session = sessions.Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress(), helps=True)
+    assert session.helps == helps
 
 
 @pytest.mark.parametrize(("shard", "code"), [("0/1", 20), ("1/2", 75)])

@@ -12,8 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from jobs.planning.job_files import load_job, read_yaml
+from jobs.planning.job_files import JOB, load_job
 from jobs.planning.job_schema import job_schema
+from jobs.planning.spec_yaml import read_spec_file
 from labelers.engines.registry import engine_names
 from labelers.registry import labeler_names
 from manifests.errors import ConfigError, UsageError
@@ -61,6 +62,10 @@ def job_schema_check() -> jsonschema.Draft202012Validator:
     schema = job_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
+
+
+def read_job(path: str) -> dict[str, Any]:
+    return read_spec_file(path, beginning=JOB.beginning, keys=JOB.fields)
 
 
 def told(path: str, **arguments: Any) -> str:
@@ -120,20 +125,31 @@ def test_unknown_name_lists_the_known_and_the_nearest(write_job: Callable[..., s
     ("text", "parts"),
     [
         ("name: a\nshards: 2\nshards: 3\n", ("line 3, column 1", "the key `shards` stands twice")),
-        ("name: a\nengine:\n  seed: 1\n  seed: 2\n", ("line 4, column 3", "the key `seed` stands twice")),
+        ("name: a\nengine:\n  seed: 1\n  seed: 2\n", ("line 4, column 3", "the key `seed` stands twice, in lines 3 and 4")),
         ("name: a\ninput: [pairs.parquet\nshards: 2\n", ("line 3", "not YAML")),
         ("name: a\n\tshards: 2\n", ("line 2", "not YAML")),
         ("name: 'a\n", ("not YAML", "quoted scalar")),
         ("{[1]: 2}\n", ("line 1, column 2", "can't be a key")),
-        ("shards: !!int x\n", ("can't be read as YAML",)),
+        ("shards: !!int x\n", ("line 1, column 9", "'x' is no int")),
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
-        ("[" * 999, ("can't be read as YAML",)),
+        ("[" * 999, ("not YAML", "nested too deeply")),
         ("- name: a\n", ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list")),
         ("just words\n", ("want a mapping", "got str")),
         ("", ("is empty", "relabel init")),
         ("# only words\n", ("is empty",)),
         ("a: 1\n---\nb: 2\n", ("line 2", "not YAML", "another document")),
-        ("name: \x07\n", ("not YAML", "special characters")),
+        ("name: a\nshards: \x07\n", ("line 2, column 9", "U+0007", "special characters")),
+        ("name: a\n\0", ("line 2, column 1", "U+0000")),
+        ("a: &a [*a]\n", ("line 1, column 8", "*a stands within the value that it is for")),
+        ("a: &a\n  b: {<<: *a}\n", ("line 2", "*a stands within")),
+        ("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n", ("line 2", "the key `<<` stands twice")),
+        ("a: &a 1\nb: &a 2\n", ("line 2", "duplicate anchor")),
+        ("a: *b\n", ("line 1", "undefined alias")),
+        ("a: {<<: 3}\n", ("line 1", "expected a mapping")),
+        ("shards: !!bool yes please\n", ("line 1", "is no bool")),
+        ("shards: !!timestamp 2020-01-01\n", ("line 1", "could not determine a constructor")),
+        ("shards: !!binary aGk=\n", ("line 1", "could not determine a constructor")),
+        (f"shards: {'9' * 5000}\n", ("line 1", "an integer of 5000 digits")),
     ],
 )
 def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, parts: tuple[str, ...]) -> None:
@@ -142,6 +158,11 @@ def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, 
     assert message.startswith("job.yaml")
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(("changes", "where"), [({1: 2}, "job.yaml: unknown key `1`"), ({"run": {1: 2}}, "unknown key `run.1`")])
+def test_a_key_that_is_no_text_is_refused(write_job: Callable[..., str], changes: dict[Any, Any], where: str) -> None:
+    assert where in told(write_job(changes))
 
 
 def test_file_that_is_not_there_names_the_command_that_writes_one(folder: Path) -> None:
@@ -170,7 +191,7 @@ def test_a_date_is_text_so_that_a_job_may_be_named_by_one(write_job: Callable[..
 
 def test_merge_keys_and_anchors_still_work(folder: Path) -> None:
     (folder / "a.yaml").write_text("base: &base {a: 1, b: 2}\nother:\n  <<: *base\n  b: 3\n")
-    assert read_yaml("a.yaml")["other"] == {"a": 1, "b": 3}
+    assert read_job("a.yaml")["other"] == {"a": 1, "b": 3}
 
 
 def test_flag_wins_over_variable_over_file_over_default(write_job: Callable[..., str]) -> None:
@@ -246,9 +267,9 @@ def test_override_without_a_value_is_a_usage_error(write_job: Callable[..., str]
 def test_schema_accepts_the_job_the_template_and_short_forms(
     write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator
 ) -> None:
-    job_schema_check.validate(read_yaml(write_job()))
-    job_schema_check.validate(read_yaml(str(TEMPLATE)))
-    job_schema_check.validate(read_yaml(write_job({"input": {"path": ["a.parquet", "b"], "columns": {"document": "body"}}})))
+    job_schema_check.validate(read_job(write_job()))
+    job_schema_check.validate(read_job(str(TEMPLATE)))
+    job_schema_check.validate(read_job(write_job({"input": {"path": ["a.parquet", "b"], "columns": {"document": "body"}}})))
 
 
 @pytest.mark.parametrize("labeler", ["graph-grpo", "r3a", "direct"])
@@ -256,7 +277,7 @@ def test_schema_and_loader_accept_every_labeler(
     write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, labeler: str
 ) -> None:
     path = write_job({"labeler": {"name": labeler}})
-    job_schema_check.validate(read_yaml(path))
+    job_schema_check.validate(read_job(path))
     assert load_job(path, environment={}).spec.labeler.name == labeler
 
 
@@ -264,7 +285,7 @@ def test_schema_and_loader_accept_every_labeler(
 def test_schema_rejects_a_typo_at_each_level(
     write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, changes: dict[str, Any]
 ) -> None:
-    assert not job_schema_check.is_valid(read_yaml(write_job(changes)))
+    assert not job_schema_check.is_valid(read_job(write_job(changes)))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +294,7 @@ def test_schema_rejects_a_typo_at_each_level(
 def test_schema_rejects_unknown_names_bad_values_and_missing_sections(
     write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, changes: dict[str, Any]
 ) -> None:
-    assert not job_schema_check.is_valid(read_yaml(write_job(changes)))
+    assert not job_schema_check.is_valid(read_job(write_job(changes)))
 
 
 def test_schema_is_whole_json_with_a_description_for_each_field() -> None:

@@ -22,7 +22,7 @@ from manifests.file_locks import FileLock
 from manifests.local_store import LocalStore
 from manifests.store import shard_lock
 
-DATA = Path(os.environ.get("RELABEL_DATA", "../shared/data"))
+DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
 
 def job(

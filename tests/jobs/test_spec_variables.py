@@ -106,7 +106,7 @@ def test_a_run_across_midnight_keeps_the_day_that_it_began_on(
     path = write_job({"output": "out/${date}", "name": "n-${date}"})
     assert relabel("run", path).code == 0
     manifest = json.loads((folder / "out/2026-11-19/manifest.json").read_bytes())
-    assert manifest["spec"]["output"] == "out/2026-11-19"
+    assert manifest["spec"]["output"] == str(folder / "out/2026-11-19")
     assert manifest["spec"]["name"] == "n-2026-11-19"
     assert manifest["variables"] == {"date": "2026-11-19"}
     assert sorted(one.name for one in (folder / "out").iterdir()) == ["2026-11-19"]

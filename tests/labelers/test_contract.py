@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.prompts import BUILT_IN
+from labelers.prompts import BUILT_IN, SHARED
 from labelers.registry import labeler_class, labeler_names
 from manifests.asks import Answer, Ask, Distribution
 from manifests.errors import ConfigError, VerdictError
@@ -203,11 +203,11 @@ def test_an_unknown_option_names_the_nearest(name: str) -> None:
 
 def test_the_digests_name_every_template_in_use_and_follow_an_override(name: str, tmp_path) -> None:
     before = labeler(name).template_digests
-    built_in = BUILT_IN / name
+    files = {file: next(folder / file for folder in (BUILT_IN / name, SHARED) if (folder / file).is_file()) for file in before}
     for file, digest in before.items():
-        assert hashlib.sha256((built_in / file).read_bytes()).hexdigest() == digest
+        assert hashlib.sha256(files[file].read_bytes()).hexdigest() == digest
     changed = sorted(before)[0]
-    shutil.copy(built_in / changed, tmp_path / changed)
+    shutil.copy(files[changed], tmp_path / changed)
     with (tmp_path / changed).open("a") as out:
         out.write("\nBe strict.\n")
     after = labeler(name, templates=str(tmp_path)).template_digests

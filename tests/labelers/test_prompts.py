@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,33 +112,6 @@ def test_a_bad_override_fails_before_the_first_pair(tmp_path: Path) -> None:
     (tmp_path / "intent.j2").write_text("{{ query }}\n{% for c in context %}{{ contxt }}{% endfor %}")
     with pytest.raises(ConfigError, match=r"intent.j2:2: 'contxt' is undefined"):
         labeler("r3a", templates=str(tmp_path))
-
-
-GOLDENS = {
-    "complexity": ("complexity", {}),
-    "direct": ("direct", {}),
-    "graph-grpo": ("graph-grpo", {}),
-    "pointwise": ("pointwise", {}),
-    "pointwise-empty-think": ("pointwise", {"think": "empty", "instruction": "The page names a price."}),
-    "r1": ("r1", {}),
-    "umbrela": ("umbrela", {}),
-    "r3a": ("r3a", {}),
-    "r3a-single": ("r3a", {"stages": 1, "evidence": "constrained"}),
-    "r3a-bare": ("r3a", {"intent": False, "extract": False, "context": "none", "grades": 2}),
-    "r3a-noisy": ("r3a", {"context": "noisy", "grades": 5}),
-}
-
-
-@pytest.mark.parametrize("name", sorted(GOLDENS))
-def test_prompts_are_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    labeler_name, options = GOLDENS[name]
-    shown = []
-    for ask in labeler(labeler_name, **options).probe():
-        shown.append(f"=== stage {ask.stage}, max_tokens {ask.max_tokens}, prefill {ask.prefill!r}\n")
-        for message in ask.messages:
-            parts = [part if i % 2 == 0 else f"⟦{message.fields[i // 2]}: {part}⟧" for i, part in enumerate(message.parts)]
-            shown.append(f"--- {message.role}\n{''.join(parts)}\n")
-    golden(f"prompts/{name}.txt", "\n".join(shown))
 
 
 @settings(deadline=None)

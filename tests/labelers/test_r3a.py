@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from labelers.r3a import _NOISE
 from manifests.asks import Ask, Distribution
-from manifests.errors import VerdictError
+from manifests.errors import ConfigError, VerdictError
 from manifests.formats import Choice, Fragment
 from manifests.labels import Label, Pair
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
@@ -84,8 +83,10 @@ def test_a_distribution_that_the_engine_can_not_give_is_flagged() -> None:
     [
         ({}, [["think", "intent"], ["think", "extract", "score"]]),
         ({"extract": False}, [["think", "intent"], ["think", "score"]]),
-        ({"intent": False}, [["think", "extract", "score"]]),
+        ({"intent": False}, [["think"], ["think", "extract", "score"]]),
+        ({"intent": False, "extract": False, "context": "none"}, [["think"], ["think", "score"]]),
         ({"stages": 1}, [["think", "intent", "extract", "score"]]),
+        ({"stages": 1, "intent": False}, [["think", "extract", "score"]]),
         ({"stages": 1, "intent": False, "extract": False}, [["think", "score"]]),
     ],
 )
@@ -97,17 +98,49 @@ def test_the_ablations_change_the_sections(options: dict[str, Any], stages: list
     assert [tags(probe) for probe in subject.probe()] == stages
 
 
-def test_context_is_shown_left_out_or_replaced() -> None:
+def test_without_the_intent_nothing_but_its_tag_goes() -> None:
+    """Else two things would change at once, and a lower figure could be the intent's or the first turn's."""
+    with_it, without = asks_of(), asks_of(intent=False)
+    assert [ask.stage for ask in without] == ["think", "verdict"]
+    assert without[0].shared_by == "q1"
+    assert without[0].messages == asks_of(ROSES._replace(doc_id="d2", document="Else"), intent=False)[0].messages
+    tag = "<intent>what the person wants, in one or two sentences</intent>\n"
+    assert without[0].messages[1].text == with_it[0].messages[1].text.replace(tag, "")
+    answer = without[1].messages[2]
+    assert answer.fields == ("think",)
+    assert "".join("".join(answer.parts[::2]).split()) == "<think></think>"
+    assert without[1].format == with_it[1].format
+    wording = "stated as the intent", "worked out"
+    assert without[1].messages[3].text == with_it[1].messages[3].text.replace(*wording)
+
+
+def test_an_intent_that_was_not_asked_for_is_no_answer_of_the_first_turn() -> None:
+    generator = labeler("r3a", intent=False).label(ROSES)
+    next(generator)
+    with pytest.raises(VerdictError, match="text stands after the last section"):
+        generator.send(reply(INTENT))
+
+
+def test_the_query_is_the_primary_reference_and_an_extract_may_be_a_phrase() -> None:
+    for options in ({}, {"intent": False}, {"stages": 1}, {"stages": 1, "intent": False}):
+        asks = asks_of(**options)
+        assert all("the query is the primary reference" in ask.messages[-1].text.lower() for ask in asks)
+        assert "paragraphs, sentences or single phrases" in asks[-1].messages[-1].text
+
+
+def test_context_is_shown_or_left_out() -> None:
     assert labeler("r3a").uses_context
     assert not labeler("r3a", context="none").uses_context
-    used, none, noisy = (asks_of(context=context)[0].messages[1] for context in ("use", "none", "noisy"))
+    used, none = (asks_of(context=context)[0].messages[1] for context in ("use", "none"))
     assert used.parts[3::2] == ROSES.context
     assert none.fields == ("query",)
-    assert noisy.fields == used.fields
-    assert noisy == asks_of(context="noisy")[0].messages[1]
-    assert set(noisy.parts[3::2]) <= set(_NOISE)
-    assert len(set(noisy.parts[3::2])) == 2
-    assert asks_of(ROSES._replace(context=()), context="noisy")[0].messages[1].fields == ("query",)
+
+
+def test_noise_that_was_an_option_names_the_command_that_makes_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"`context` = 'noisy': noise comes from the corpus now, .*`relabel pairs context PAIRS --to NOISY"
+    ):
+        labeler("r3a", context="noisy")
 
 
 def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:

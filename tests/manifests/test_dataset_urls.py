@@ -43,7 +43,12 @@ def bucket() -> str:
 def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
     opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), reads_context=False)
     plan, _ = make_plan(opened, {}, name="job", shards=2, chunk_rows=3)
-    found = [pair for shard in plan.shards for chunk in read_chunks(opened, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
+    found = [
+        pair
+        for shard in plan.shards
+        for chunk in read_chunks(opened, shard, None, range(len(shard.chunks)), readings=None)
+        for pair in chunk.pairs
+    ]
     assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]
 
 

@@ -147,14 +147,14 @@ def test_a_shortcut_of_another_plan_is_never_believed(planned: Planned, tmp_path
 def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_is_not_marked(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = dataset_module.list_files
+    true = dataset_module.list_input
 
     def listing(pattern: str) -> Any:
         listed = true(pattern)
         write(planned.folder / "b.parquet", "tan")
         return listed
 
-    monkeypatch.setattr(dataset_module, "list_files", listing)
+    monkeypatch.setattr(dataset_module, "list_input", listing)
     found = open_dataset(planned.spec, reads_context=False)
     assert found.marks == ()
     assert known_file(found, planned.plan, planned.spec, reads_context=False) == {}

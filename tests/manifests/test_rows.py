@@ -67,7 +67,7 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
             planned = shard_row_ids(store, shard)
             pending = [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
             bounds = np.cumsum([0, *shard.chunks])
-            found = list(read_chunks(dataset, shard, planned if shard.row_ids else None, pending))
+            found = list(read_chunks(dataset, shard, planned if shard.row_ids else None, pending, readings=None))
             assert [chunk.chunk for chunk in found] == pending
             for chunk in found:
                 assert [pair.row_id for pair in chunk.pairs] == planned[bounds[chunk.chunk] : bounds[chunk.chunk + 1]].tolist()
@@ -86,7 +86,7 @@ def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Pat
     pq.write_table(table, tmp_path / "a.parquet")
     dataset = open_dataset(InputSpec(path=(str(tmp_path),)), reads_context=False)
     plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
     assert [pair.document for pair in chunk.pairs] == ["fine", "caf�"]
 
 
@@ -98,5 +98,5 @@ def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: 
     for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):
         dataset = open_dataset(InputSpec(path=(str(tmp_path),)), reads_context=reads_context)
         plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
-        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
+        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
         assert [pair.context for pair in chunk.pairs] == expected

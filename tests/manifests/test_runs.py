@@ -9,42 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import open_dataset
 from manifests.errors import ManifestError
-from manifests.local_store import LocalStore
-from manifests.plans import make_plan, write_plan
-from manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
+from manifests.proofs import Fates
 from manifests.runs import RunFolder, build_manifest, load_manifest, write_manifest
-from manifests.schemas import LABELS, LabelRow, QuarantineRow, parquet_bytes
-from manifests.specs import InputSpec
-
-
-def label(row: int) -> LabelRow:
-    return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, None, [], None, None, [], None, 10, 1, False)
-
-
-def failure(row: int, status: str = "format") -> QuarantineRow:
-    tries = [{"stage": "verdict", "attempt": 1, "finish": "stop", "text": "?", "reason": "no tags"}]
-    return QuarantineRow(row, "q", f"d{row}", status, "no tags", tries, 10, 1)
+from manifests.schemas import LABELS, parquet_bytes
+from tests.manifests.small_runs import commit, label, planned_run
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A planned run of 8 rows in one shard and two chunks."""
-    rows = range(8)
-    table = {"query_id": [f"q{row // 2}" for row in rows], "query": ["q"] * 8, "doc_id": [str(row) for row in rows], "document": ["d"] * 8}
-    pq.write_table(pa.table(table), tmp_path / "in.parquet")
-    dataset = open_dataset(InputSpec(path=(str(tmp_path / "in.parquet"),)), reads_context=False)
-    store = LocalStore(tmp_path / "out")
-    plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
-    write_plan(store, plan, beside)
-    return RunFolder(store, plan)
+    return planned_run(tmp_path)
 
 
-def commit(folder: RunFolder, chunk: int, labels: list[int], failed: list[int] = [], attempt: int = 1) -> Receipt | None:  # noqa: B006
-    times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
-    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, {"family": "fake"}, "w", 0, *times)
-    return commit_chunk(folder.store, facts, [label(row) for row in labels], [failure(row) for row in failed])
+def proved(folder: RunFolder) -> Fates:
+    return folder.prove(folder.snapshot(), check_bytes=True)
 
 
 def manifest(folder: RunFolder, limit: float = 0.05) -> dict:  # type: ignore[type-arg]
@@ -90,7 +68,7 @@ def test_first_commit_wins_and_the_loser_harms_nobody(folder: RunFolder) -> None
     assert commit(folder, 0, [0, 1, 2], [3]) is None
     assert commit(folder, 0, [0, 1, 2, 3]) is None
     commit(folder, 1, [4, 5, 6, 7])
-    assert folder.prove_shard(0, check_bytes=True) == 8
+    assert proved(folder) == Fates(8, 0, {})
     assert folder.snapshot().tally.labelled == 8
 
 
@@ -104,7 +82,7 @@ def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
     assert len(found["quarantine"]) == 1
     commit(folder, 0, [3], attempt=3)
     assert manifest(folder)["rows"]["quarantined"] == 0
-    assert folder.prove_shard(0, check_bytes=True) == 8
+    assert proved(folder) == Fates(8, 0, {})
 
 
 def test_a_retry_of_a_labelled_row_is_refused(folder: RunFolder) -> None:
@@ -133,7 +111,7 @@ def test_a_flipped_bit_in_a_label_file_is_found(folder: RunFolder) -> None:
     data[len(data) // 3] ^= 1
     path.write_bytes(data)
     with pytest.raises(ManifestError, match="sha256 is not the one committed"):
-        folder.prove_shard(0, check_bytes=True)
+        proved(folder)
 
 
 def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
@@ -191,8 +169,10 @@ def test_a_lone_surrogate_is_stored_as_a_question_mark_and_stops_nothing() -> No
     assert pq.read_table(pa.BufferReader(parquet_bytes(rows, LABELS)))["intent"].to_pylist() == ["bad ? end", None]
 
 
-def test_a_retry_of_some_of_the_quarantined_rows_leaves_the_others_in_quarantine(folder: RunFolder) -> None:
+def test_a_retry_of_some_of_the_quarantined_rows_is_refused(folder: RunFolder) -> None:
+    """Else its quarantine would stand for the chunk's, and the rows that it did not ask would be nowhere."""
     commit(folder, 0, [0], [1, 2, 3])
     commit(folder, 1, [4, 5, 6, 7])
     commit(folder, 0, [2], attempt=2)
-    assert folder.prove_shard(0, check_bytes=True) == 8
+    with pytest.raises(ManifestError, match=r"chunk-000000\.2\.json: 2 rows lost \(row ids \[1, 3\]\)"):
+        folder.snapshot()

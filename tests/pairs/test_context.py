@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from jobs.pairs.contexts import Bm25Index, with_context
+from jobs.pairs.contexts import Bm25Index, ContextRule, with_context
 from jobs.pairs.tables import publish
 from manifests.dataset import open_dataset
 from manifests.errors import InputError
@@ -70,7 +70,8 @@ def test_ranks_are_those_of_an_independent_bm25(texts: list[str], query: str, k:
 
 
 def contexts(path: str, **options: Any) -> tuple[list[dict[str, Any]], Any]:
-    frame, counts = with_context(path, **{"k": 4, "corpus_path": None, "max_chars": 2000, **options})
+    corpus = options.pop("corpus_path", None)
+    frame, counts = with_context(path, ContextRule(**options), corpus_path=corpus)
     return frame.collect().to_dicts(), counts
 
 
@@ -142,7 +143,7 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(relabel: Callable[.
     done = relabel("pairs", "context", "p.parquet", "--to", "out.parquet", "--output", "json")
     assert done.code == 0, done
     assert (done.json["pairs"], done.json["queries"], done.json["queries_without_context"]) == (5, 3, 1)
-    assert "1 queries share no word with any document" in done.err
+    assert "1 queries have an empty context" in done.err
     dataset = open_dataset(InputSpec(path=("out.parquet",)), reads_context=True)
     assert dataset.columns.context == "context"
     relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--k", "5").refused(2, "--k")
@@ -155,7 +156,7 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(relabel: Callable[.
 def test_ten_thousand_real_pairs_take_seconds(tmp_path: Path) -> None:
     """Measured with one document of 451,714 characters in the set: about 2 s on two cores."""
     start = time.perf_counter()
-    frame, counts = with_context(str(REAL), k=4, corpus_path=None, max_chars=2000)
+    frame, counts = with_context(str(REAL), ContextRule(), corpus_path=None)
     assert publish(frame, str(tmp_path / "out.parquet"), source=str(REAL)) == 10_137
     seconds = time.perf_counter() - start
     assert seconds < 60

@@ -142,7 +142,8 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
         ("pull store/ecom dest more", 2, "and DEST"),
         ("pull --rollback", 2, "one argument, DEST"),
         ("pull --rollback dest --watch 5", 2, "no other option"),
-        ("pull --rollback dest", 5, "keeps no earlier version"),
+        ("pull --rollback dest", 3, "no version was pulled here"),
+        ("pull store/ecom dest --to one", 2, "--to goes with --rollback"),
         ("pull store/absent dest", 3, "neither a channel nor a version"),
         ("pull gs://bucket/ecom dest", 2, "local paths and to s3://"),
         ("publish absent store", 3, "no manifest.json there"),
@@ -241,6 +242,33 @@ def test_a_watch_says_once_what_it_refuses_and_goes_on(store: str, tmp_path: Pat
     assert process.returncode == 0
     assert json.loads(out)["switches"] in (1, 2)
     assert err.count("not those published") <= 1
+
+
+@pytest.mark.parametrize("stops_by", [signal.SIGTERM, signal.SIGINT])
+def test_a_watch_whose_last_look_was_refused_ends_in_that_code(
+    store: str, tmp_path: Path, keys: dict[str, Path], stops_by: signal.Signals
+) -> None:
+    process = watch(store, tmp_path / "dest", "--key", str(keys["ours.pub"]))
+    assert process.stderr is not None
+    assert "is not signed" in process.stderr.readline()
+    time.sleep(0.2)
+    process.send_signal(stops_by)
+    out, _ = process.communicate(timeout=20)
+    code = 130 if stops_by == signal.SIGINT else 5
+    assert (process.returncode, json.loads(out)["exit_code"]) == (code, code)
+    assert json.loads(out)["refused"] >= 1
+
+
+def test_publish_says_what_it_uploaded_and_what_was_there(relabel: Relabel, bundle: Callable[..., Path], tmp_path: Path) -> None:
+    said = [
+        next(line for line in relabel("publish", str(bundle(text)), str(tmp_path / "new")).out.splitlines() if "uploaded" in line)
+        for text in ("one", "two", "two")
+    ]
+    assert [re.sub(r"\s+", " ", re.sub(r"[\d.]+ (kB|bytes)", "N", line)).strip() for line in said] == [
+        "uploaded 4 of 4 objects, N",
+        "uploaded 2 of 4 objects, N; the rest was there",
+        "uploaded nothing, all 4 objects were there",
+    ]
 
 
 def biggest(folder: Path) -> int:

@@ -117,7 +117,7 @@ def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_t
     pull_from(depot, target)
     assert served_text(target) == "two"
     assert not pull_from(depot, target).has_switched
-    assert {path.name for path in target.iterdir()} == {"current", ".versions", ".locks", ".pull.json"}
+    assert {path.name for path in target.iterdir()} == {"current", ".versions", ".locks", ".pull.json", ".stamps.json"}
     assert len(list((target / ".versions").iterdir())) == (1 if is_first else 2)
     if not is_first:
         Destination(target).roll_back()

@@ -76,6 +76,48 @@ def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, keys: dict[str, Pa
 
 
 @pytest.mark.parametrize(
+    "form", ["{}", "\ufeff{}", "'{}'", '"{}"', " \t{}", "\n{}\n\n", "\ufeff '{}' ", "`{}`", "written out", "written out with \\r"]
+)
+def test_what_variables_put_around_a_key_does_no_harm(keys: dict[str, Path], tmp_path: Path, form: str) -> None:
+    for name, kind in (("ours", SigningKey), ("ours.pub", lambda source: TrustedKeys([source]))):
+        text = keys[name].read_text()
+        if form.startswith("written out"):
+            given = text.replace("\n", "\\r\\n" if "\\r" in form else "\\n")
+        else:
+            given = form.format(text)
+            (tmp_path / "key").write_text(given.strip("'\"` "), encoding="utf-8")
+            assert kind(form.format(tmp_path / "key").strip("\n"))
+        assert kind(given)
+
+
+def test_a_key_in_a_form_that_is_none_is_refused_and_not_shown(keys: dict[str, Path]) -> None:
+    import base64
+
+    from cryptography.hazmat.primitives import serialization
+
+    text = keys["ours"].read_text()
+    body = "".join(line for line in text.splitlines() if "---" not in line)
+    key = serialization.load_pem_private_key(text.encode(), None)
+    assert hasattr(key, "private_bytes_raw")
+    seed = key.private_bytes_raw()
+    forms = [
+        body,
+        f"'{body}'",
+        f"\ufeff{body}",
+        base64.b64encode(seed).decode(),
+        base64.urlsafe_b64encode(seed).decode().rstrip("="),
+        seed.hex(),
+    ]
+    forms += [f"{body}\n{body}", text.replace("-----", ""), text.replace("BEGIN ", ""), f"/{body}", f"{body[:30]}\n" * 2, f"{body}\0"]
+    for form in forms:
+        for kind in (SigningKey, lambda source: TrustedKeys([source])):
+            with pytest.raises(ConfigError) as caught:
+                kind(form)
+            assert not any(part in str(caught.value) for part in (body[-20:], body[24:40], seed.hex()[10:20], form[:30]))
+            assert "key: n" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "held", [None, {}, "x", [{}], [{"algorithm": "ed25519", "key_id": 1, "signature": ""}], [{"a": "b"}] * 3, [{}] * 17]
 )
 def test_what_is_no_list_of_signatures_is_refused(held: object) -> None:

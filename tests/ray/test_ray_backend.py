@@ -102,6 +102,19 @@ def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_drive
         assert subprocess.run(proof, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
 
+def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(cluster: Any, tmp_path: Path) -> None:
+    """Ray itself puts that folder first on the path of its workers."""
+    job, marks = write_job(tmp_path), tmp_path / "imported"
+    for name in ("jobs", "manifests", "labelers", "numpy", "pyarrow", "pydantic", "yaml", "ray"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n")
+    line = [str(Path(sys.executable).with_name("relabel")), "run", str(job), "--output", "json"]
+    line += ["--backend", "ray", "--address", cluster.address, "--workers", "2"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert not marks.exists(), marks.read_text()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["labelled"] == 60
+
+
 def test_no_cluster_at_the_address_is_told_with_what_to_do(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     job = write_job(tmp_path)

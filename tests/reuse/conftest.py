@@ -16,6 +16,8 @@ from click.testing import CliRunner
 
 from jobs.cli import relabel
 from jobs.exits import exit_for
+from labelers.engines.fake import Fake
+from manifests.asks import Answer, Request
 from manifests.errors import RelabelError
 
 Row = dict[str, Any]
@@ -115,6 +117,27 @@ class Days:
 @pytest.fixture
 def days(tmp_path: Path) -> Days:
     return Days(tmp_path)
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`spoil("kind 1", "kind 2")`: from here on the fake engine says nothing readable about documents with these words, and `spoil()` that
+    it is well again."""
+    spoilt: tuple[str, ...] = ()
+    answer = Fake._answer
+
+    def answered(self: Fake, request: Request, draw: int) -> Answer:
+        found = answer(self, request, draw)
+        if any(words in str(request.ask) for words in spoilt):
+            found.text = "?"
+        return found
+
+    def choose(*words: str) -> None:
+        nonlocal spoilt
+        spoilt = words
+
+    monkeypatch.setattr(Fake, "_answer", answered)
+    return choose
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def test_shards_of_one_run_that_were_done_in_two_places_come_together(days: Days
         parts.append(part)
     code, message = days.call("merge", parts[0], "--to", days.out("half"))
     assert (code, "not finished" in message) == (3, True)
-    assert days.call("merge", *parts, "--to", days.out("merged"))[0] == 0
+    code, message = days.call("merge", *parts, "--to", days.out("merged"))
+    assert code == 0, message
     assert said(days.labels("merged")) == said(days.labels("whole"))
     assert days.call("verify", days.out("merged"))[0] == 0
 

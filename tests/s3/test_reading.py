@@ -66,7 +66,7 @@ def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
     assert not plan.is_scattered
     for number, shard in enumerate(plan.shards):
         proxy.seen.clear()
-        rows = [pair for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
+        rows = [pair for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks)), readings=None) for pair in chunk.pairs]
         assert len(rows) == shard.rows
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
         assert shard.first_row is not None
@@ -81,7 +81,7 @@ def test_a_row_group_without_an_open_chunk_is_not_fetched(table: pa.Table, s3: s
     proxy = through()
     dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=1)
     proxy.seen.clear()
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1])
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1], readings=None)
     assert chunk.pairs[-1].row_id == ROWS - 1
     assert sum(seen.sent_bytes for seen in proxy.seen) <= 1.2 * weight(data, range(7, 8)) + TAIL_BYTES
 
@@ -100,7 +100,9 @@ def test_scattered_shards_fetch_what_the_plan_said(table: pa.Table, s3: str, thr
         assert shard.row_ids is not None
         row_ids = pq.read_table(pa.BufferReader(beside[shard.row_ids["path"]])).column("row_id").to_numpy()
         proxy.seen.clear()
-        rows = [pair.row_id for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks))) for pair in chunk.pairs]
+        rows = [
+            pair.row_id for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)), readings=None) for pair in chunk.pairs
+        ]
         assert rows == row_ids.tolist()
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
         said = shard.read_bytes / plan.text_bytes * whole  # the plan counts uncompressed bytes; all groups compress alike here
@@ -119,13 +121,13 @@ def test_a_file_that_is_replaced_while_it_is_read_is_told(table: pa.Table, s3: s
     url = f"{s3}/pairs.parquet"
     put_parquet(url, table, row_group_size=GROUP)
     dataset, plan, _ = planned(url, shards=1)
-    chunks = read_chunks(dataset, plan.shards[0], None, range(len(plan.shards[0].chunks)))
+    chunks = read_chunks(dataset, plan.shards[0], None, range(len(plan.shards[0].chunks)), readings=None)
     next(chunks)
     put_parquet(url, table.slice(0, ROWS - 10), row_group_size=GROUP)
     with pytest.raises(InputError, match="replaced while it was read"):
         list(chunks)
     with pytest.raises(InputError, match="changed while this run was under way"):
-        next(read_chunks(dataset, plan.shards[0], None, [0]))
+        next(read_chunks(dataset, plan.shards[0], None, [0], readings=None))
 
 
 def test_reads_are_tried_again_and_a_short_reply_is_no_file(

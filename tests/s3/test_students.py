@@ -27,7 +27,7 @@ from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
 PLACES = ("after_training_step:2", *DELIVERY_FAILPOINTS, "before_student_upload:3")
-RESTARTED = PLACES if os.environ.get("RELABEL_FAULTS") == "full" else ("after_training_step:2", "before_student_upload:3")
+RESTARTED = PLACES if os.environ.get("RELABEL_FAULTS") in ("full", "long") else ("after_training_step:2", "before_student_upload:3")
 """Where a restart is killed: each place takes five commands, so all of them are for `make faults`."""
 
 

@@ -1,13 +1,17 @@
 #!/bin/bash
 # Run a job on a Ray cluster that stands: an actor a GPU, on whatever nodes have one.
 #
-#   RAY_ADDRESS=http://head:8265 docs/deploy/ray/submit.sh jobs/ecom.yaml
+#   RAY_ADDRESS=http://head:8265 docs/deploy/ray/submit.sh /srv/relabel/jobs/ecom.yaml
 #
 # The driver runs on the cluster. Every node has relabel with the extras `ray` and `vllm`; job file, input, output and model lie where every
 # node sees them (s3:// or a shared file system).
 set -eu
 
 job=${1:?which job file?}
+case $job in
+    /* | *://*) ;;
+    *) job=$PWD/$job ;;  # the driver's working directory is another
+esac
 day=${RELABEL_DATE:-$(date -u +%F)}
 
 exec ray job submit \

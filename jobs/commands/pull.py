@@ -1,0 +1,237 @@
+"""`pull`: what a channel points to comes to serve in a folder; and what `verify` and `show` say of such a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.commands.options import emit, local_folder, output_option, table
+from jobs.exits import Exit, exit_for
+
+if TYPE_CHECKING:
+    from export.signatures import TrustedKeys
+
+TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
+FAULTS_SHOWN = 3
+
+
+@click.command(epilog="Example: relabel pull s3://bucket/models/ecom@stable models/ecom")
+@click.argument("arguments", nargs=-1, metavar="URL/NAME[@CHANNEL|@VERSION] DEST")
+@click.option(
+    "--key", "keys", multiple=True, metavar="FILE", help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}."
+)
+@click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
+@click.option("--watch", type=click.FloatRange(1), metavar="SECONDS", help="Follow the channel: pull again every so often, until SIGTERM.")
+@click.option("--rollback", is_flag=True, help="Serve again what served before; takes DEST alone and needs no network.")
+@click.option(
+    "--to", metavar="VERSION", help="With --rollback: go to this version of those kept, also one that a channel left by a rollback."
+)
+@click.option("--unhold", is_flag=True, help="Switch to what somebody rolled back from.")
+@click.option("--check", is_flag=True, help="Read every byte of what serves, also of files that nobody wrote to since they were proven.")
+@output_option
+def pull(
+    arguments: tuple[str, ...],
+    keys: tuple[str, ...],
+    keep: int,
+    watch: float | None,
+    rollback: bool,
+    to: str | None,
+    unhold: bool,
+    check: bool,
+    output: str,
+) -> int:
+    """Let DEST/current be the version that a channel points to (stable by default).
+
+    What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A damaged or hostile
+    bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what serves goes on serving. Where the
+    version serves already, its link and files are checked, and what is damaged is fetched again. After --rollback, pulls leave DEST
+    alone until the channel moves on. It never goes to a version that a channel left by a rollback, unless --to names it.
+    """
+    if rollback:
+        if len(arguments) != 1 or keys or watch is not None or unhold or check:
+            raise click.UsageError("--rollback takes one argument, DEST, and no other option but --to and --output.")
+        return _roll_back_here(local_folder(arguments[0], "DEST"), to, output)
+    if to is not None:
+        raise click.UsageError("--to goes with --rollback. To pull a version: URL/NAME@VERSION.")
+    if len(arguments) != 2:
+        raise click.UsageError("Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom")
+    from export.destinations import Destination
+    from export.pulling import PullOptions
+    from export.pulling import pull as pull_version
+    from export.versions import parse_address
+    from jobs.transfers import TransferDisplay
+    from manifests.depots import open_depot
+
+    address = parse_address(arguments[0])
+    destination = Destination(local_folder(arguments[1], "DEST"))
+    depot = open_depot(address.url)
+    options = PullOptions(_trusted_keys(keys), keep, unhold, check)
+    if watch is not None:
+        with TransferDisplay() as display:
+            seen = _watch(lambda: pull_version(depot, address, destination, options, display), destination, watch, display)
+        return _emit_watch(seen, destination, output)
+    with TransferDisplay() as display:
+        pulled = pull_version(depot, address, destination, options, display)
+    code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
+    emit({**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output)
+    return code
+
+
+def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
+    from jobs.watching import StoppedError, follow
+
+    def once() -> bool:
+        was = destination.serving()
+        try:
+            pulled = pull_once()
+        except StoppedError:
+            if destination.serving() != was:  # the switch was made, and the tidying up broken off
+                return True
+            raise
+        if pulled.has_switched:
+            display.say(_pull_text(pulled, destination))
+        return bool(pulled.has_switched)
+
+    return follow(once, every_s, display.say)
+
+
+def _emit_watch(watch: Any, destination: Any, output: str) -> int:
+    state = destination.reconciled()  # the signal may have come between a switch and its being noted
+    served = state.served[0].version if state and state.served else None
+    by_hand = watch.stopped_by is not None and watch.stopped_by.name == "SIGINT"
+    code = Exit.STOPPED if by_hand else exit_for(watch.last_error) if watch.last_error else Exit.DONE
+    result = {
+        "destination": str(destination.folder),
+        "version": served,
+        "pulls": watch.pulls,
+        "switches": watch.switches,
+        "refused": watch.refused,
+        "exit_code": int(code),
+    }
+    text = f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} refused or in trouble"
+    emit(result, text, output)
+    return code
+
+
+def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
+    from export.destinations import Destination
+
+    started_s = time.monotonic()
+    destination = Destination(folder)
+    was = destination.serving()
+    served = destination.roll_back(to)
+    seconds = round(time.monotonic() - started_s, 3)
+    code = Exit.NOTHING_TO_DO if was == destination.path_of(served) else Exit.DONE
+    text = (
+        f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it so until the channel "
+        "moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
+    )
+    emit({"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)}, text, output)
+    return code
+
+
+def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
+    served = pulled.served
+    return {
+        "destination": str(destination.folder),
+        "current": str(destination.serving()),
+        "version": served.version,
+        "channel": served.channel,
+        "sequence": served.sequence,
+        "has_switched": pulled.has_switched,
+        "is_held": pulled.is_held,
+        "fetched_bytes": pulled.fetched_bytes,
+        "mended": list(pulled.mended),
+    }
+
+
+def _pull_text(pulled: Any, destination: Any) -> str:
+    from jobs.transfers import size_text
+
+    served = pulled.served
+    if pulled.mended:
+        return (
+            f"{destination.folder}: serves {served.version}, mended, {size_text(pulled.fetched_bytes)} fetched. Wrong was: "
+            f"{'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
+        )
+    if pulled.is_held:
+        return (
+            f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the channel's next move; "
+            "--unhold follows now."
+        )
+    if not pulled.has_switched:
+        return f"{destination.folder}: serves {served.version} already."
+    by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
+    return f"{destination.folder}: serves {served.version}{by}, {size_text(pulled.fetched_bytes)} fetched."
+
+
+def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
+    """The keys of the command line, else of the environment."""
+    from export.signatures import TrustedKeys
+
+    named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
+    return TrustedKeys(named) if named else None
+
+
+def is_destination(target: str) -> bool:
+    """Whether bundles were pulled to a folder."""
+    if "://" in target or not os.path.isdir(target):  # noqa: PTH112 (most targets are none, and the import is dear)
+        return False
+    from export.destinations import is_destination as is_one
+
+    return is_one(Path(target))
+
+
+def verify_destination(folder: Path, output: str) -> int:
+    """Prove that what serves is what was pulled, byte for byte; writes nothing, needs no network.
+
+    Raises:
+        ManifestError: it is not; names a file.
+    """
+    from export.destinations import LINK, Destination
+    from manifests.errors import ManifestError
+
+    state, proof = Destination(folder).look(checks_bytes=True)
+    served = state.served[0]
+    if proof.faults:
+        raise ManifestError(
+            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull URL/{state.name} {folder}."
+        )
+    result = {"destination": str(folder), "name": state.name, "version": served.version, "sha256": served.version_sha256, "exit_code": 0}
+    emit(result, f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.", output)
+    return Exit.DONE
+
+
+def show_destination(folder: Path, output: str) -> int:
+    """Show what serves in a folder, what is kept beside it, and whether what serves is whole."""
+    from export.destinations import Destination
+
+    state, proof = Destination(folder).look(checks_bytes=False)
+    code = Exit.BAD_INPUT if proof.faults else Exit.DONE
+    served = state.served[0]
+    result = {
+        "destination": str(folder),
+        "name": state.name,
+        "version": served.version,
+        "channel": served.channel,
+        "sequence": served.sequence,
+        "faults": list(map(str, proof.faults)),
+        "kept": [{"version": one.version, "left_by": state.leavers(one)} for one in state.served],
+        "held": state.held,
+        "exit_code": int(code),
+    }
+    rows = [("serves", served.version + (f" ({served.channel}, sequence {served.sequence})" if served.channel else ""))]
+    rows += [("damaged", str(fault)) for fault in proof.faults] or [("whole", "link and files are as they were pulled")]
+    rows += [("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one))) for one in state.served[1:]]
+    rows += [("held", f"follows {channel} from sequence {sequence + 1} on") for channel, sequence in state.held.items()]
+    emit(result, f"{folder}: {state.name}\n" + table(rows), output)
+    return code
+
+
+def _more(faults: Sequence[object], shown: int = FAULTS_SHOWN) -> str:
+    return f" and {len(faults) - shown} more" if len(faults) > shown else ""

@@ -1,0 +1,85 @@
+"""Secrets that come with a process: in its environment, and in what was typed. Known from the start, so that no text shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manifests.errors import ConfigError
+from manifests.redaction import keep_secret, secret_in
+from manifests.secret_names import names_secret
+from manifests.url_secrets import MIN_CHARS, secret_in_url
+
+STORAGE_KEY = "storage_options"
+_KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
+"""What may hold the path of a key as well as the key."""
+_NAMES_A_PLACE = re.compile(r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|NAME|HOST|PORT|PREFIX|TYPE|ENV|UR[IL]|ENDPOINT)S?$", re.IGNORECASE)
+_HOLDS_ITSELF = re.compile(r"PASS|PWD|SECRET|TOKEN|JWT|PAT", re.IGNORECASE)
+"""The value of such a name is the secret, even where a file is called so."""
+_FILE_SUFFIX = re.compile(r"[\w./~ @+-]*\.(?:pem|key|pub|crt|cer|p12|pfx|jks|asc|gpg|json|ya?ml|txt|toml|ini|cfg|conf|sock)")
+_SHORT_PATH = re.compile(r"[\w./~-]{1,39}")
+
+
+def keep_environment(environment: Mapping[str, str]) -> None:
+    """Keep the values of variables that name a secret, unless they name a file of one, or a service; and what is secret in a URL."""
+    for name, value in environment.items():
+        _keep_named(name, value, f"the variable {name}")
+        _keep_url(value, f"the variable {name}")
+
+
+def keep_arguments(arguments: Sequence[str]) -> None:
+    """Keep what was typed beside the name of a secret, and what is secret in a URL."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        for typed in (argument, argument.partition("=")[2]):  # `KEY=VALUE`, and `--set=KEY=VALUE`
+            name, _, value = typed.partition("=")
+            _keep_named(name.rpartition(".")[2], value, "a secret on the command line")
+        if before.startswith("--"):
+            _keep_named(before, argument, "a secret on the command line")
+        _keep_url(argument, "a URL on the command line")
+
+
+def _keep_named(name: str, value: str, what: str) -> None:
+    if len(value) < MIN_CHARS or not names_secret(name, value) or _NAMES_A_PLACE.search(name):
+        return
+    if _HOLDS_ITSELF.search(name) or not (is_path(value) or (name in _KEY_OPTIONS and _SHORT_PATH.fullmatch(value))):
+        keep_secret(value, what)
+
+
+def _keep_url(text: str, what: str) -> None:
+    """Keep user, password and query of a URL, which may have blanks and quotes in them where one was typed."""
+    if "://" in text and secret_in_url(text):
+        for userinfo, query in re.findall(r"://(?:(.*)@)?[^?]*(?:\?(.*))?", text, re.DOTALL):
+            for part in (userinfo, userinfo.partition(":")[2], *(pair.partition("=")[2] for pair in query.split("&"))):
+                keep_secret(part, what)
+
+
+def refuse_secret_arguments(arguments: Sequence[str]) -> None:
+    """Refuse an argument with a secret in it before any command sees it: it would be written into plans, pages and logs.
+
+    What belongs there passes: a key that was given as such, and storage options.
+
+    Raises:
+        ConfigError: names the argument by its place, or the option.
+    """
+    for place, (before, argument) in enumerate(zip(("", *arguments), arguments, strict=False), start=1):
+        option, equals, value = argument.partition("=")
+        if not (argument.startswith("--") and equals):
+            option, value = before, argument
+        if option in _KEY_OPTIONS or value.startswith(STORAGE_KEY):
+            continue
+        found = secret_in(value)
+        if found is not None:
+            where = option if option.startswith("--") else f"argument {place}"
+            raise ConfigError(
+                f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and profiles of the store, "
+                "or storage_options."
+            )
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is taken for the path of a file: there is one, or it ends as a key file's name does."""
+    try:
+        return _FILE_SUFFIX.fullmatch(text) is not None or (("/" in text or "." in text) and Path(text).exists())
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False

@@ -1,0 +1,200 @@
+"""YAML as specs and `--set` values are written in: the core schema of YAML 1.2, within bounds, and nothing that could surprise.
+
+PyYAML reads YAML 1.1, in which `no` is false, `010` is 8 and `1:30` is 90. Here a plain word is true, false, null, a number or a text,
+as YAML 1.2 has it. A word on which the two versions differ is kept as a `DisputedText`: the type of the key that it is given to decides
+(`columns: {query: no}` is a text, `calibrate: no` is false, `shards: 010` is ten), and a key that takes anything refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from manifests.errors import ConfigError, RelabelError
+from manifests.filesystems import is_url
+from manifests.specs import DisputedText
+from manifests.url_files import read_url
+
+MAX_BYTES = 1 << 20
+"""Of a spec file; a larger one is some other file, given by mistake."""
+MAX_ALIASED = 10_000
+"""Values that a text's aliases may stand for in all: a few lines of aliases of aliases stand for billions."""
+
+_TAG = "tag:yaml.org,2002:"
+_DISPUTED_TAG = "!disputed"
+_PLAIN: tuple[tuple[str, str, str], ...] = (  # kind, first letters, form
+    ("null", "~nN", r"~|null|Null|NULL|"),
+    ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE"),
+    ("int", "-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
+    (
+        "float",
+        "-+.0123456789",
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+    ("merge", "<", r"<<"),
+)
+_DISPUTED = re.compile(
+    r"(?i:yes|no|on|off)"  # truth in YAML 1.1
+    r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
+    r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
+    r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"  # base 60
+)
+
+
+def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The mapping in a spec file.
+
+    Args:
+        path: local or a URL.
+        beginning: where to get one to start from, for errors.
+        keys: that belong there, for errors.
+    Raises:
+        ConfigError: there is none, it is too large, no UTF-8, no YAML or no mapping; says where, and what belongs there.
+    """
+    try:
+        data = read_url(path) if is_url(path) else _read_file(path)
+        text = data.decode()
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path}: no such file. {beginning}.") from exc
+    except RelabelError:
+        raise
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: can't be read: byte {exc.start} is no UTF-8. Save the file as UTF-8.") from exc
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: can't be read ({exc}).") from exc
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is no spec. {beginning}.")
+    try:
+        values = parse_yaml(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path}{_place(exc, text)}: not YAML: {yaml_fault(exc)}.") from exc
+    if values is None:
+        raise ConfigError(f"{path}: is empty. {beginning}.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(keys)}; got {type(values).__name__}.")
+    return values
+
+
+def parse_yaml(text: str) -> Any:
+    """The one value in a text.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or one that is refused here; `yaml_fault` says what about it.
+    """
+    try:
+        return yaml.load(text, Loader=_SpecLoader)
+    except RecursionError as exc:
+        raise yaml.YAMLError("it is nested too deeply") from exc
+
+
+def yaml_fault(error: yaml.YAMLError) -> str:
+    """What is off, on one line, without the place."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"the character U+{int(error.character):04X} is none that YAML allows ({error.reason})"
+    said = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
+    return (", ".join(said) or str(error)).replace("\n", " ")
+
+
+def _place(error: yaml.YAMLError, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        return f", line {before.count(chr(10)) + 1}, column {error.position - before.rfind(chr(10))}"
+    mark = getattr(error, "problem_mark", None)
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _read_file(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+class _SpecLoader(yaml.SafeLoader):
+    """See the top of the file. Takes the kinds of values that JSON has, and refuses tags of others."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_values = 0
+        self._num_aliased = 0
+        self._sizes: dict[yaml.Node, int] = {}  # of what has an anchor
+        self._open_anchors: set[str] = set()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        """Compose a value, counting what aliases stand for before anything is built of it."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            mark: Any = event.start_mark
+            if event.anchor in self._open_anchors:
+                problem = f"the alias *{event.anchor} stands within the value that it is for"
+                raise yaml.composer.ComposerError(None, None, problem, mark)
+            node: Any = super().compose_node(parent, index)
+            self._num_aliased += self._sizes[node]
+            self._num_values += self._sizes[node]
+            if self._num_aliased > MAX_ALIASED:
+                problem = f"the aliases up to *{event.anchor} stand for more than {MAX_ALIASED:,} values"
+                raise yaml.composer.ComposerError(None, None, problem, mark)
+            return node
+        before, anchor = self._num_values, event.anchor
+        self._num_values += 1
+        if anchor is None:
+            return super().compose_node(parent, index)
+        self._open_anchors.add(anchor)
+        node = super().compose_node(parent, index)
+        self._open_anchors.discard(anchor)
+        self._sizes[node] = self._num_values - before
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """Compose a word, noting whether it stands plain and untagged, and yet might be read in two ways."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_scalar_node(anchor)
+        if event.implicit[0] and node.tag == f"{_TAG}str" and _DISPUTED.fullmatch(node.value):
+            node.tag = _DISPUTED_TAG
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping, or refuse a key that stands twice or can't be one; here, before `<<` brings keys that may be overridden."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a list or mapping can't be a key", key_node.start_mark)
+            line = key_node.start_mark.line + 1
+            key = key_node.value if key_node.tag == f"{_TAG}merge" else self.construct_object(key_node)
+            if key in lines:
+                problem = f"the key `{key}` stands twice, in lines {lines[key]} and {line}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            lines[key] = line
+        return node
+
+    def plain_value(self, node: yaml.ScalarNode) -> Any:
+        """A null, truth or number of the core schema, by its tag."""
+        text = self.construct_scalar(node)
+        kind = node.tag.removeprefix(_TAG)
+        if not re.fullmatch(next(form for name, _, form in _PLAIN if name == kind), text):
+            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is no {kind}", node.start_mark)
+        try:
+            if kind == "int":
+                return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        except ValueError as exc:  # thousands of digits
+            raise yaml.constructor.ConstructorError(None, None, f"an integer of {len(text)} digits", node.start_mark) from exc
+        if kind == "float":
+            return float(re.sub(r"\.(?=[iInN])", "", text))
+        return None if kind == "null" else text.lower() == "true"
+
+    def disputed(self, node: yaml.ScalarNode) -> DisputedText:
+        """A text that might have been meant as something else."""
+        return DisputedText(self.construct_scalar(node))
+
+
+_SpecLoader.yaml_implicit_resolvers = {}
+_SpecLoader.yaml_constructors = {
+    **{tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)},
+    _DISPUTED_TAG: _SpecLoader.disputed,
+}
+for _kind, _firsts, _form in _PLAIN:
+    _SpecLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_form})\Z"), [*_firsts, *([""] if _kind == "null" else [])])
+    if _kind != "merge":
+        _SpecLoader.add_constructor(f"{_TAG}{_kind}", _SpecLoader.plain_value)

@@ -1,0 +1,143 @@
+"""A bundle is opened only as it was sealed: the loader finds whatever happened to a file, reads each byte once, and says who and how."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import loader
+from export.bundles import open_bundle
+from export.loader import BundleError, Student, check_files, read_manifest
+from tests.export.conftest import HOSTILE
+from tests.publish.test_mending import HARMS, flip, flip_unseen
+
+
+def load(folder: Path) -> None:
+    """What a server does first."""
+    check_files(folder.resolve(), read_manifest(folder.resolve()))
+
+
+@pytest.fixture
+def dest(bundle: Path, tmp_path: Path, relabel: Callable[..., Any]) -> Path:
+    """A folder that a bundle was pulled to."""
+    assert relabel("publish", str(bundle), str(tmp_path / "store"), "--channel", "stable").code == 0
+    assert relabel("pull", f"{tmp_path}/store/tiny", str(tmp_path / "dest")).code == 0
+    return tmp_path / "dest"
+
+
+def test_whatever_happens_to_a_file_that_serves_the_loader_names_it(dest: Path, tmp_path: Path) -> None:
+    load(dest / "current")
+    names = [file.path for file in open_bundle((dest / "current").resolve()).all_files]
+    assert {"load.py", "manifest.json", "tokenizer.json", "model.onnx"} <= set(names)
+    for number, (harm, name) in enumerate((harm, name) for harm in HARMS for name in names):
+        broken = tmp_path / str(number)
+        shutil.copytree(dest, broken, symlinks=True)
+        HARMS[harm]((broken / "current").resolve() / name)
+        with pytest.raises(BundleError) as refused:
+            Student(broken / "current", provider="cpu")
+        assert name in str(refused.value), (harm, name, str(refused.value))
+        shutil.rmtree(broken)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose bytes the loader reads."""
+    found: list[str] = []
+    real = loader._sha256
+    monkeypatch.setattr(loader, "_sha256", lambda path: (found.append(path.name), real(path))[1])
+    return found
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle that was copied here, and long enough ago."""
+    target = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    time.sleep(1.5 * loader.YOUNG_NS / 1e9)
+    return target
+
+
+def test_the_second_process_reads_the_manifest_alone(copy: Path, read: list[str]) -> None:
+    load(copy)
+    assert len(read) == len(open_bundle(copy).all_files)
+    read.clear()
+    load(copy)
+    assert read == ["manifest.json"]
+    flip_unseen(copy / "tokenizer.json")
+    with pytest.raises(BundleError, match=r"tokenizer\.json: its bytes"):
+        load(copy)
+    flip_unseen(copy / "tokenizer.json")
+    read.clear()
+    check_files(copy, read_manifest(copy), reads_all=True)
+    assert len(read) == len(open_bundle(copy).all_files)
+
+
+def test_what_a_pull_proved_is_not_read_again(dest: Path, tmp_path: Path, read: list[str], relabel: Callable[..., Any]) -> None:
+    time.sleep(1.5 * loader.YOUNG_NS / 1e9)
+    assert relabel("pull", f"{tmp_path}/store/tiny", str(dest)).code == 10
+    load(dest / "current")
+    assert read == ["manifest.json"]
+    assert relabel("pull", f"{tmp_path}/store/tiny", str(dest)).code == 10, "what the loader keeps is no damage"
+
+
+def test_where_nobody_may_write_each_load_reads_all(copy: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "write_text"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, refuse)
+            for _ in range(2):
+                read.clear()
+                load(copy)
+                assert len(read) == len(open_bundle(copy).all_files)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ["", "[]", "{", '{"manifest": 3}', '{"manifest": "VERSION", "stamps": 3}', '{"manifest": "VERSION", "stamps": {"load.py": [1]}}'],
+)
+def test_notes_that_can_not_be_read_cost_a_reading_and_nothing_else(copy: Path, notes: str) -> None:
+    load(copy)
+    (copy / "__pycache__" / loader.STAMPS).write_text(notes.replace("VERSION", loader._sha256(copy / "manifest.json")))
+    flip(copy / "model.onnx")
+    with pytest.raises(BundleError, match=r"model\.onnx: its bytes"):
+        load(copy)
+
+
+def test_notes_of_another_manifest_do_not_count(copy: Path) -> None:
+    """The files stay, and the manifest says that they must be others."""
+    load(copy)
+    held = json.loads((copy / "manifest.json").read_text())
+    held["files"][0]["sha256"] = "0" * 64
+    (copy / "manifest.json").write_text(json.dumps(held))
+    with pytest.raises(BundleError, match="its bytes are not those"):
+        load(copy)
+
+
+def test_a_file_that_just_changed_is_read_at_the_next_load_too(copy: Path, read: list[str]) -> None:
+    flip(copy / "README.md")
+    flip(copy / "README.md")
+    load(copy)
+    read.clear()
+    load(copy)
+    assert "README.md" in read
+
+
+def test_a_loaded_student_says_its_version_and_gives_numbers_to_rank_by(bundle: Path) -> None:
+    student = Student(bundle, provider="cpu")
+    assert student.version == open_bundle(bundle).version
+    probs = student.probabilities(HOSTILE)["relevance"]
+    np.testing.assert_allclose(student.expected_grades(HOSTILE), probs @ [0.0, 1.0, 2.0], atol=1e-6)
+    scores = student.score(HOSTILE)
+    assert all(type(score) is float and 0 <= score <= 1 for score in scores)
+    np.testing.assert_allclose(scores, student.expected_grades(HOSTILE) / 2)
+    assert student.score([]) == []
+    assert student.expected_grades([]).shape == (0,)

@@ -1,0 +1,291 @@
+"""What a relative path counts from: in the file its folder, beside it the working directory; and work that lies by the old rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from jobs.planning.job_files import load_job
+from jobs.planning.opening import open_run
+from jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
+from labelers.engines.registry import engine_class, engine_names
+from manifests.errors import ConfigError
+from manifests.label_keys import BY_CONTENT, recipe_digest
+from manifests.plans import Plan, is_plan_of
+from manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
+from tests.jobs.conftest import JOB
+from tests.reuse.test_label_keys import PARTS
+from tests.spec_models import spec_models
+
+NOT_PLACES = {
+    "Columns": {"query_id", "query", "doc_id", "document", "context", "gold"},
+    "GoldSource": {"grade"},
+    "LoraSpec": {"targets"},
+    "PromptSpec": {"system", "user", "ending"},
+    "StudentSection": {"heads"},
+    "LossSection": {"targets"},
+    "DistillSpec": {"name", "require", "storage_options"},
+    "JobSpec": {"name", "storage_options"},
+    "LabelerOptions": {"name"},
+    "EngineSpec": {"name", "chat_template_kwargs"},
+    "ExportSpec": {"exporter", "licence"},
+    "BenchSpec": {"precisions"},
+    "StudentArgs": {"device"},
+    "PointwiseOptions": {"instruction"},
+    "TransformersArgs": {"device"},
+    "VllmArgs": {"quantization", "extra"},
+    "OpenAiArgs": {"base_url", "served_model", "api_key_env", "control_texts", "extra_body"},
+    "FakeArgs": {"crash_on"},
+}
+"""Keys that hold texts, and no path."""
+
+
+def _holds_text(annotation: Any) -> bool:
+    return annotation in (str, Any) or any(_holds_text(part) for part in get_args(annotation) if not isinstance(part, str))
+
+
+def test_every_key_that_holds_a_text_is_marked_as_a_path_or_known_to_be_none() -> None:
+    unmarked: dict[str, set[str]] = {}
+    for model in spec_models():
+        own = set(model.model_fields) - {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", ())}
+        texts = {name for name in own if _holds_text(model.model_fields[name].annotation) and mark_of(model.model_fields[name]) is None}
+        if texts:
+            unmarked[model.__name__] = texts
+    assert unmarked == NOT_PLACES
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "mark", "path"),
+    [
+        ("out", "/srv/jobs", PathMark.PATH, "/srv/jobs/out"),
+        ("../../out/a", "/srv/relabel/jobs", PathMark.PATH, "/srv/out/a"),
+        ("./a//b/", "/srv", PathMark.PATH, "/srv/a/b"),
+        ("/out/../x", "/srv", PathMark.PATH, "/out/../x"),
+        ("s3://b/../x", "/srv", PathMark.PATH, "s3://b/../x"),
+        ("in/*.parquet", "/srv/[a]", PathMark.PATTERN, "/srv/[[]a]/in/*.parquet"),
+        ("in/a.parquet", "/srv/[a]", PathMark.PATTERN, "/srv/[a]/in/a.parquet"),
+        ("*.parquet", "/srv/[a]", PathMark.PATH, "/srv/[a]/*.parquet"),
+        ("hf:org/name", "/srv", PathMark.MODEL, "hf:org/name"),
+        ("pypi:a==1", "/srv", PathMark.MODEL, "pypi:a==1"),
+        ("models/x", "/srv", PathMark.MODEL, "/srv/models/x"),
+        ("hf:org/name", "/srv", PathMark.PATH, "/srv/hf:org/name"),
+        ("~/x", "/srv", PathMark.PATH, "/home/me/x"),
+        ("~", None, PathMark.PATH, "/home/me"),
+        ("./~x", "/srv", PathMark.PATH, "/srv/~x"),
+    ],
+)
+def test_a_path_is_placed(monkeypatch: pytest.MonkeyPatch, text: str, folder: str | None, mark: PathMark, path: str) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert placed(text, folder, mark) == path
+
+
+def test_a_home_that_there_is_not_and_a_path_that_counts_from_nowhere_are_refused() -> None:
+    for text, folder, said in (("~nobody-here/x", "/srv", "there is no home of ~nobody-here"), ("x", None, "counts from nowhere")):
+        with pytest.raises(ConfigError, match=said) as refused:
+            path_of(text, PathMark.PATH, Places("job.yaml", folder, "/here"), ("engine", "args", "lora"))
+        assert str(refused.value).startswith(f"job.yaml: `engine.args.lora` = {text}: ")
+
+
+def test_every_marked_key_counts_from_the_file_and_from_here_where_it_is_set_beside_it() -> None:
+    seen = set()
+    for model in spec_models():
+        for name, info in model.model_fields.items():
+            mark = mark_of(info)
+            if mark is not None:
+                seen.add(name)
+                file = Places("f", "/jobs", "/here")
+                assert path_of("a/b", mark, file, ("x", name)) == "/jobs/a/b"
+                assert path_of("a/b", mark, file._replace(outside=frozenset({("x",)})), ("x", name)) == "a/b"
+    assert {"path", "output", "reuse", "templates", "model", "lora", "cache_dir"} <= seen
+
+
+def test_paths_in_lists_and_inner_specs_are_found(tmp_path: Path) -> None:
+    values = {**JOB, "input": {"path": ["a", "s3://b/c", "*.parquet"]}, "reuse": ["r"]}
+    values |= {"labeler": {"name": "r3a", "templates": "t"}, "engine": {"name": "x", "model": "m"}}
+    spec = resolved(validate_spec(JobSpec, values, where="f"), Places("f", "/jobs", str(Path.cwd())))
+    assert spec.input.path == ("/jobs/a", "s3://b/c", "/jobs/*.parquet")
+    assert (spec.labeler.templates, spec.engine.model, spec.output, spec.reuse) == ("/jobs/t", "/jobs/m", "/jobs/out/ecom", ("/jobs/r",))
+    assert absolute(InputSpec(path=("a", "/b"))).path == (str(Path.cwd() / "a"), "/b")
+
+
+@pytest.fixture
+def elsewhere(
+    folder: Path, write_job: Callable[..., str], write_pairs: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """`elsewhere(changes)`: a job file in jobs/ beside the pairs; the working directory is some other folder, unless it stays."""
+    write_pairs()
+
+    def write(changes: dict[str, Any] | None = None, *, moves: bool = True) -> Path:
+        (folder / "jobs").mkdir(exist_ok=True)
+        write_job({"input": {"path": "../pairs.parquet"}, "output": "../out/ecom", **(changes or {})}, path="jobs/ecom.yaml")
+        if moves:
+            os.chdir(tmp_path_factory.mktemp("elsewhere"))  # the fixture `folder` goes back in the end
+        return folder / "jobs" / "ecom.yaml"
+
+    return write
+
+
+def test_a_run_lands_in_one_place_wherever_it_is_called_from(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+    job = elsewhere(moves=False)
+    fingerprints = {relabel("plan", "jobs/ecom.yaml", "--output", "json").json["fingerprint"]}
+    assert relabel("run", "jobs/ecom.yaml", "--output", "json").json["output"] == "out/ecom"
+    for cwd in (folder / "jobs", folder / "out", Path("/")):
+        os.chdir(cwd)
+        call = os.path.relpath(job)
+        assert relabel("run", call).code == 10
+        fingerprints.add(relabel("plan", call, "--output", "json").json["fingerprint"])
+        assert relabel("status", call, "--output", "json").json["is_finished"]
+        assert relabel("verify", call).code == 0
+        assert relabel("retry", call, "--dry-run").code == 0
+    assert len(fingerprints) == 1
+    held = json.loads((folder / "out/ecom/manifest.json").read_text())["spec"]
+    assert (held["output"], held["input"]["path"]) == (str(folder / "out/ecom"), [str(folder / "pairs.parquet")])
+    assert json.loads((folder / "out/ecom/plan.json").read_text())["files"][0]["path"] == str(folder / "pairs.parquet")
+
+
+def test_a_whole_path_below_the_shells_working_directory_is_no_secret(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = elsewhere(moves=False)
+    monkeypatch.setenv("PWD", str(folder))
+    monkeypatch.setenv("OLDPWD", str(folder / "jobs"))
+    assert relabel("run", str(job)).code == 0
+    relabel("plan", str(folder / "absent.yaml")).refused(3, str(folder / "absent.yaml"))
+
+
+def test_the_same_job_in_another_checkout_has_the_same_fingerprint(elsewhere: Callable[..., Path], tmp_path: Path, folder: Path) -> None:
+    job = elsewhere()
+    other = tmp_path / "checkout" / "jobs"
+    other.mkdir(parents=True)
+    (other / "ecom.yaml").write_text(job.read_text())
+    shutil.copy(folder / "pairs.parquet", other.parent)
+    found = [open_run(load_job(str(path), environment={})).plan for path in (job, other / "ecom.yaml")]
+    assert found[0].fingerprint == found[1].fingerprint
+    assert str(tmp_path) not in json.dumps(found[0].parts)
+
+
+def test_what_is_set_beside_the_file_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
+    job = str(elsewhere())
+    spec = load_job(job, environment={"RELABEL_REUSE": "[r, ~/s]", "RELABEL_CACHE": "c"}, overrides=["output=o", "engine.args={}"]).spec
+    assert absolute(spec).output == str(Path.cwd() / "o")
+    assert absolute(spec).reuse == (str(Path.cwd() / "r"), str(Path.home() / "s"))
+    assert load_job(job, environment={"HOME": "/h"}, overrides=["output=${env.HOME}/o"]).spec.output == "/h/o"
+
+
+def test_a_linked_file_counts_from_where_the_link_lies(elsewhere: Callable[..., Path], folder: Path, tmp_path: Path) -> None:
+    job = elsewhere()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "linked.yaml").symlink_to(job)
+    assert load_job(str(tmp_path / "a" / "linked.yaml"), environment={}).spec.output == str(tmp_path / "out" / "ecom")
+
+
+def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "releases/1/jobs").mkdir(parents=True)
+    (folder / "current").symlink_to("releases/1")
+    monkeypatch.chdir(folder / "current")
+    named = str(folder / "current" / "jobs")
+    assert places_of("jobs/x.yaml", environment={"PWD": str(folder / "current")}).folder == named
+    assert places_of(f"{named}/x.yaml", environment={}).folder == named
+    for wrong in ("", "current", str(folder), "/not/there"):
+        assert places_of("x.yaml", environment={"PWD": wrong}).folder == str((folder / "releases/1").resolve())
+
+
+def test_a_working_directory_that_is_gone_is_told(elsewhere: Callable[..., Path], relabel: Any) -> None:
+    job = elsewhere()
+    Path.cwd().rmdir()
+    relabel("plan", str(job)).refused(3, "the working directory is gone")
+    os.chdir("/")
+
+
+def test_a_spec_from_a_pipe_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
+    text = elsewhere().read_bytes()
+    reader, writer = os.pipe()
+    thread = threading.Thread(target=lambda: (os.write(writer, text), os.close(writer)))
+    thread.start()
+    spec = load_job(f"/dev/fd/{reader}", environment={}).spec
+    thread.join()
+    os.close(reader)
+    assert absolute(spec).output == str(Path.cwd().parent / "out" / "ecom")
+
+
+def test_an_output_of_the_old_rule_goes_on_with_a_warning(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+    elsewhere({"input": {"path": "pairs.parquet"}, "output": "out/ecom"}, moves=False)
+    (folder / "ecom.yaml").write_text((folder / "jobs/ecom.yaml").read_text())
+    assert relabel("run", "ecom.yaml").code == 0
+    for command, code in (("run", 10), ("plan", 0), ("status", 0), ("verify", 0)):
+        done = relabel(command, "jobs/ecom.yaml")
+        assert done.code == code, done
+        for part in (
+            f"goes on in {folder / 'out/ecom'}",
+            str(folder / "jobs"),
+            "`output: ../out/ecom`",
+        ):
+            assert part in done.err
+    assert not (folder / "jobs" / "out").exists()
+    assert "goes on in" not in relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "input.path=pairs.parquet").err
+
+
+def test_work_by_both_rules_is_refused_with_both_places(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+    elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
+    assert relabel("run", "jobs/ecom.yaml").code == 0
+    assert (folder / "jobs/out/ecom/manifest.json").exists()
+    assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom").code == 0
+    for command in ("run", "plan", "status", "verify"):
+        relabel(command, "jobs/ecom.yaml").refused(3, f"in two places: in {folder / 'out/ecom'}", str(folder / "jobs"), "Keep one")
+    assert relabel("status", "out/ecom").code == 0
+
+
+def test_another_job_where_the_old_rule_led_is_left_alone(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+    elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
+    assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "engine.seed=8").code == 0
+    done = relabel("run", "jobs/ecom.yaml", "--output", "json")
+    assert (done.code, done.json["output"]) == (0, "jobs/out/ecom")
+
+
+def test_a_home_on_the_command_line_is_found_where_no_shell_expands_it(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere()
+    monkeypatch.setenv("HOME", str(folder))
+    assert relabel("run", "~/jobs/ecom.yaml", "--metrics=~/ecom.prom").code == 0
+    assert (folder / "ecom.prom").is_file()
+    assert relabel("verify", "~/out/ecom").code == 0
+    relabel("verify", "~nobody-here/out").refused(3, "~nobody-here/out")
+    assert relabel("run", "~/jobs/ecom.yaml", "--set", "output=~/other").code == 0
+    assert (folder / "other/manifest.json").is_file()
+
+
+@pytest.mark.parametrize("engine", [name for name in engine_names() if any(map(mark_of, engine_class(name).Args.model_fields.values()))])
+def test_no_path_of_an_engine_enters_the_fingerprint(
+    write_job: Callable[..., str], write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    write_pairs()
+    found = engine_class(engine)
+    monkeypatch.setattr(found, "model_digest", staticmethod(lambda _: "0" * 64))
+    marked = [name for name, info in found.Args.model_fields.items() if mark_of(info)]
+    args = {"base_url": "http://x/v1", "served_model": "m"} if engine == "openai" else {}
+
+    def parts(places: dict[str, str]) -> dict[str, Any]:
+        job = load_job(write_job({"engine": {"name": engine, "model": "m", "args": {**args, **places}}}), environment={})
+        return job.parts(job.open_dataset())
+
+    one, other = (dict.fromkeys(marked, f"{folder}/x") for folder in ("a", "/b"))
+    assert parts(one) == parts(other)
+    assert str(Path.cwd()) not in json.dumps(parts(one))
+
+
+def test_a_plan_that_names_an_adapters_path_is_still_its_jobs() -> None:
+    parts: dict[str, Any] = {**PARTS, "engine": {"name": "vllm", "args": {"lora": "adapters/x", "dtype": "auto"}}}
+    plan = Plan("x", "", parts, 1, 1, False, 1, [], [])
+    now = {**parts, "engine": {"name": "vllm", "args": {"lora": BY_CONTENT, "dtype": "auto"}}}
+    assert is_plan_of(plan, now)
+    assert recipe_digest(parts) == recipe_digest(now)
+    for lora, dtype in ((None, "auto"), (BY_CONTENT, "bfloat16")):
+        assert not is_plan_of(plan, {**parts, "engine": {"name": "vllm", "args": {"lora": lora, "dtype": dtype}}})

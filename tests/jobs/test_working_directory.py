@@ -1,0 +1,200 @@
+"""Nothing that lies in the working directory is imported: every command runs where modules of our names and our dependencies' lie."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import COMMANDS
+from tests.docs.pages import PAGES, blocks
+from tests.docs.worlds import cited_answers, finished_run, two_days, write_bundle, write_pairs
+from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
+from tests.score.conftest import write_tiny_student
+
+ROOT = Path(__file__).parents[2]
+OURS = ("jobs", "labelers", "distill", "export", "manifests")
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
+DONE, NOTHING_TO_DO = {0}, {10}
+REFUSED = {3, 4}
+"""What loads torch (a score, a training, an export) gets as far as its input in the ordinary suite; `RELABEL_FAULTS=full` runs it, with a
+demo that goes the whole way."""
+
+CALLS: dict[str, list[tuple[str, set[int]]]] = {
+    "init": [("init first.yaml", DONE)],
+    "plan": [("plan crew.yaml", DONE)],
+    "run": [("run crew.yaml --workers 2", DONE)],
+    "status": [("status crew.yaml", DONE)],
+    "retry": [("retry crew.yaml --workers 2", NOTHING_TO_DO)],
+    "verify": [("verify crew.yaml", DONE)],
+    "score": [("score student --input pairs.parquet --limit 8 --to out/scores", DONE if IS_FULL else REFUSED)],
+    "merge": [("merge out/monday out/tuesday --to out/week", DONE)],
+    "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
+    "compare": [("compare out/monday out/other", DONE)],
+    "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
+    "report": [("report out/monday --gold monday.parquet --to report.html", DONE)],
+    "distill": [("distill student.yaml", REFUSED)],
+    "export": [("export out/none --to out/bundle", REFUSED)],
+    "build-engine": [("build-engine bundle --to out/engine", REFUSED)],
+    "bench": [("bench bundle --seconds 1", REFUSED)],
+    "pairs": [
+        ("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE),
+        ("pairs context cited.parquet --to with-context.parquet", DONE),
+    ],
+    "publish": [("publish bundle models --channel stable", DONE), ("publish second models --channel stable", DONE)],
+    "pull": [("pull models/ecom@stable served", DONE)],
+    "channel": [("channel set models/ecom candidate 1", REFUSED)],
+    "rollback": [("rollback models/ecom stable", DONE)],
+    "list": [("list models", DONE)],
+    "show": [("show models/ecom", DONE)],
+    "gc": [("gc models", {0, 10})],
+    "schema": [("schema job", DONE), ("schema labels", DONE)],
+    "doctor": [("doctor", {0, 4}) if IS_FULL else ("doctor --help", DONE)],
+    "demo": [("demo --engine fake --to out/demo" if IS_FULL else "demo --engine fake --labels-only --to out/demo", DONE)],
+}
+"""Command → calls in the order of the table, each with the codes that it may end in."""
+
+SCRIPT = """
+import json, sys, traceback
+from jobs.cli import main
+ends = []
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        ends.append(end.code)
+    print(" ".join(words), ends[-1], file=sys.stderr)
+print("\\n" + json.dumps(ends))
+"""
+"""A script as the installed `relabel` is one: its own folder stands first on the path. One process for many commands."""
+
+
+def distributions() -> Iterator[str]:
+    """Ours and all that we may need, with every extra, as far as it is installed here."""
+    waiting, seen = ["relabel"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            needed = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        yield name
+        wanted = needed if name == "relabel" else [one for one in needed if "extra ==" not in one]
+        waiting += [re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", one, maxsplit=1)[0]).lower() for one in wanted]
+
+
+def module_names() -> list[str]:
+    """Top-level modules of those distributions."""
+    known = {re.sub(r"[-_.]+", "-", name).lower() for name in distributions()}
+    provided = {
+        module for module, names in packages_distributions().items() if known & {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+    }
+    return sorted(name for name in {*provided, *OURS} if name.isidentifier() and name not in sys.stdlib_module_names)
+
+
+@pytest.fixture
+def hostile(folder: Path) -> Path:  # noqa: F811
+    """The working directory, full of modules that leave a mark when they are imported."""
+    marks = folder / "imported"
+    names = module_names()
+    assert set(OURS) < set(names)
+    assert {"numpy", "pyarrow", "click", "yaml", "torch", "ray", "s3fs", "pip", "llguidance"} - set(names) <= {"pip", "ray"}
+    for name in {*names, "pip", "vllm", "tensorrt", "tensorrt_rtx", "onnxruntime", "sitecustomize", "usercustomize"}:
+        (folder / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n")
+    return folder
+
+
+def assert_nothing_was_imported(folder: Path) -> None:  # noqa: F811
+    marks = folder / "imported"
+    assert not marks.exists(), sorted(set(marks.read_text().split()))
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RELABEL_", "PYTHON"))}
+
+
+def as_script(folder: Path, calls: list[list[str]]) -> list[int]:  # noqa: F811
+    """Exit codes of calls made one after the other in a process that was started as the console script is."""
+    (folder.parent / f"{folder.name}-bin").mkdir()
+    script = folder.parent / f"{folder.name}-bin" / "relabel.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(calls)], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert_nothing_was_imported(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    print(done.stderr[-8000:])  # shown by pytest where a code was not the one wanted
+    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return codes
+
+
+def test_every_command_has_a_call() -> None:
+    assert list(CALLS) == list(COMMANDS), "a new command needs a call here"
+
+
+def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:
+    two_days(hostile)
+    finished_run(hostile, "other", "monday.parquet", seed=8)
+    write_pairs(hostile)
+    cited_answers(hostile)
+    write_bundle(hostile / "bundle")
+    write_bundle(hostile / "second", "two")
+    if IS_FULL:
+        write_tiny_student(hostile / "student", name="ecom-bert", heads={"relevance": 3})
+    (hostile / "student.yaml").write_text("{}")
+    crew = {"name": "crew", "input": {"path": "pairs.parquet"}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": 7}}
+    (hostile / "crew.yaml").write_text(json.dumps(crew | {"output": "out/crew", "shards": 2}))
+    assert_nothing_was_imported(hostile)
+    calls = [call for some in CALLS.values() for call in some]
+    helps = [[name, "--help"] for name in COMMANDS]
+    codes = as_script(hostile, [*helps, *(line.split() for line, _ in calls)])
+    assert codes[: len(helps)] == [0] * len(helps)
+    wrong = {line: code for (line, wanted), code in zip(calls, codes[len(helps) :], strict=True) if code not in wanted}
+    assert wrong == {}
+
+
+def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_working_directory(hostile: Path) -> None:
+    script = Path(sys.executable).with_name("relabel")
+    done = subprocess.run([script, "schema", "job"], cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
+    assert_nothing_was_imported(hostile)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hostile: Path) -> None:
+    """Which is how a launcher may call it. The package itself Python looks for there first, before any line of ours is run."""
+    (hostile / "jobs.py").unlink()
+    call = [sys.executable, "-m", "jobs", "schema", "job"]
+    done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
+    assert_nothing_was_imported(hostile)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
+    """`-P` or `-I` stands behind each `sys.executable` of the five packages, so that a library's user is as safe as the command's."""
+    found = []
+    for path in (path for name in OURS for path in sorted((ROOT / name).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                found.append(path.name)
+                assert ast.unparse(node.elts[1]) in ("'-P'", "'-I'"), f"{path}:{node.lineno}"
+    assert {"lives.py", "demo_steps.py", "models.py", "wheels.py", "process_guard.py"} <= set(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"(?:python3?|torchrun|launch) .*-m (?:jobs|manifests|labelers|distill|export)\b.*", text) == []
+    lines = [line for block in blocks(page) for line in block.lines if re.match(r"(torchrun|accelerate launch)\b", line)]
+    assert [line for line in lines if not re.search(r"--no[-_]python relabel ", line)] == []

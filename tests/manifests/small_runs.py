@@ -1,0 +1,53 @@
+"""A planned run of eight rows in one shard and two chunks, whose chunks a test commits by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests.dataset import open_dataset
+from manifests.local_store import LocalStore
+from manifests.plans import make_plan, write_plan
+from manifests.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
+from manifests.runs import RunFolder
+from manifests.schemas import LabelRow, QuarantineRow
+from manifests.specs import InputSpec
+
+
+def label(row: int, *, reused: bool = False) -> LabelRow:
+    return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, None, [], None, None, [], None, 10, 1, reused)
+
+
+def failure(row: int, status: str = "format") -> QuarantineRow:
+    tries = [{"stage": "verdict", "attempt": 1, "finish": "stop", "text": "?", "reason": "no tags"}]
+    return QuarantineRow(row, "q", f"d{row}", status, "no tags", tries, 10, 1)
+
+
+def planned_run(folder: Path) -> RunFolder:
+    rows = range(8)
+    table = {"query_id": [f"q{row // 2}" for row in rows], "query": ["q"] * 8, "doc_id": [str(row) for row in rows], "document": ["d"] * 8}
+    pq.write_table(pa.table(table), folder / "in.parquet")
+    dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), reads_context=False)
+    store = LocalStore(folder / "out")
+    plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
+    write_plan(store, plan, beside)
+    return RunFolder(store, plan)
+
+
+def commit(
+    folder: RunFolder,
+    chunk: int,
+    labels: Sequence[int],
+    failed: Sequence[int] = (),
+    attempt: int = 1,
+    reused: Sequence[int] = (),
+) -> Receipt | None:
+    times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
+    sources = [ReusedRows("earlier", "f" * 64, None, "0" * 64, len(reused))] if reused else []
+    engine = {"family": "fake"}
+    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, engine, "w", 0, *times, reused=sources)
+    rows = sorted([label(row) for row in labels] + [label(row, reused=True) for row in reused])
+    return commit_chunk(folder.store, facts, rows, [failure(row) for row in failed])

@@ -1,0 +1,216 @@
+"""Every name in a folder of input is read, left out by a rule that is counted, or an error that names it: nothing is passed over."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.dataset import open_dataset
+from manifests.errors import InputError
+from manifests.input_files import list_input
+from manifests.specs import InputSpec
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder `in` with one data file, and a folder `elsewhere` with another."""
+    monkeypatch.chdir(tmp_path)
+    write("in/a.parquet")
+    write("elsewhere/deep/b.parquet")
+    return tmp_path
+
+
+def write(path: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"query_id": ["q"], "query": ["x"], "doc_id": ["d"], "title": [path]}), path)
+
+
+def listed(pattern: str = "in") -> list[str]:
+    return [file.path for file in list_input(pattern).files]
+
+
+def test_linked_folders_and_files_are_read_under_the_names_of_their_links(folder: Path) -> None:
+    Path("in/more").symlink_to("../elsewhere")
+    Path("in/c.parquet").symlink_to(folder / "elsewhere/deep/b.parquet")
+    with pytest.raises(InputError, match=r"in/c\.parquet and in/more/deep/b\.parquet are one file"):
+        open_dataset(InputSpec(path=("in",)), reads_context=False)
+    Path("in/c.parquet").unlink()
+    assert listed() == ["in/a.parquet", "in/more/deep/b.parquet"]
+    Path("whole").symlink_to("in")
+    assert listed("whole") == ["whole/a.parquet", "whole/more/deep/b.parquet"]
+    assert listed("in/**/*.parquet") == ["in/a.parquet", "in/more/deep/b.parquet"]
+
+
+@pytest.mark.parametrize("pattern", ["in", "./in", "in/**/*.parquet", "i*", "in/*"])
+@pytest.mark.parametrize("place", ["in/sub/loop", "elsewhere/back"])
+def test_links_in_a_circle_are_refused_by_name(folder: Path, pattern: str, place: str) -> None:
+    Path("in/sub").mkdir()
+    Path("in/other").symlink_to("../elsewhere")
+    Path(place).symlink_to(folder / "in" / "sub" if "loop" in place else folder / "in")
+    expected = place.replace("elsewhere", "in/other") if pattern != "in/*" or "loop" in place else "in/other/back"
+    with pytest.raises(InputError, match=f"{expected}.*link back to"):
+        listed(pattern)
+
+
+def test_a_folder_that_is_reached_in_two_ways_is_refused_with_both_if_it_holds_data(folder: Path) -> None:
+    Path("elsewhere/empty").mkdir()
+    for name in "xy":
+        Path(f"in/{name}").symlink_to("../elsewhere/empty")
+    assert listed() == ["in/a.parquet"]
+    for name in "pq":
+        Path(f"in/{name}").symlink_to("../elsewhere/deep")
+    with pytest.raises(InputError, match=r"in/[pq] and in/[pq] are one folder, so its rows would be labelled twice"):
+        listed()
+    with pytest.raises(InputError, match="are one folder"):
+        listed("in/**/*.parquet")
+
+
+def test_folders_linked_to_each_other_many_times_over_are_listed_at_once(folder: Path) -> None:
+    """Two to the power of thirty ways lead through them."""
+    for depth in range(30):
+        Path(f"in/_{depth}").mkdir()
+        for name in "xy":
+            Path(f"in/_{depth}/{name}").symlink_to(folder / f"in/_{depth + 1}")
+    Path("in/_30").mkdir()
+    Path("in/begin").symlink_to("_0")
+    assert listed() == ["in/a.parquet"]
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def bound_socket(path: Path) -> None:
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def empty_folder(path: Path) -> None:
+    (path / "_temporary").mkdir(parents=True)
+    write(f"{path}/_temporary/0.parquet")
+
+
+KINDS: list[tuple[Callable[[Path], None], str]] = [
+    (dangling, "a link to nowhere, which is not there"),
+    (to_itself, "can't be read: Too many levels of symbolic links"),
+    (pipe, "a pipe, and a file is wanted"),
+    (bound_socket, "a socket, and a file is wanted"),
+    (device, "a device, and a file is wanted"),
+    (empty_folder, "a folder that is named like a data file and holds none"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(("make", "said"), KINDS, ids=[make.__name__ for make, _ in KINDS])
+@pytest.mark.parametrize("pattern", ["in", "in/sub/x.parquet", "in/*/*.parquet", "in/**/x.parquet"])
+def test_what_looks_like_data_and_is_none_is_refused_by_name(folder: Path, make: Callable[[Path], None], said: str, pattern: str) -> None:
+    """Opening a pipe would wait for a writer, and `/dev/zero` never ends: both have to be seen before."""
+    Path("in/sub").mkdir()
+    make(folder / "in/sub/x.parquet")
+    if make is empty_folder and pattern != "in":
+        return  # a folder that is named by itself stands for what it holds: nothing here, which `open_dataset` tells
+    with pytest.raises(InputError, match=r"^(\S*/)?in/sub/x\.parquet: ") as told:
+        listed(pattern)
+    if make is not dangling:
+        assert said in str(told.value)
+
+
+def test_a_dangling_link_that_may_have_led_to_a_folder_is_refused(folder: Path) -> None:
+    Path("in/2026-11-20").symlink_to("/mnt/gone/2026-11-20")
+    with pytest.raises(InputError, match="in/2026-11-20: a link to /mnt/gone/2026-11-20, which is not there"):
+        listed()
+
+
+def test_what_rules_leave_out_is_counted_and_not_looked_into(folder: Path) -> None:
+    for name in ("_SUCCESS", "_metadata", ".a.parquet.crc", "README", "sub/x.csv", "sub/y.csv", "sub/z.PARQUET"):
+        Path("in", name).parent.mkdir(exist_ok=True)
+        Path("in", name).write_text("")
+    write("in/_temporary/0/t.parquet")
+    write("in/.cache/t.parquet")
+    Path("in/_gone").symlink_to("nowhere")
+    Path("in/.loop").symlink_to(".loop")
+    found = list_input("in")
+    assert [file.path for file in found.files] == ["in/a.parquet"]
+    assert found.left_out == {"_*": 3, ".*": 2, "_*/": 1, ".*/": 1, "no suffix": 1, "*.csv": 2, "*.PARQUET": 1}
+    assert open_dataset(InputSpec(path=("in",)), reads_context=False).left_out[0] == ("_*", 3)
+
+
+def test_by_url_the_same_is_left_out_and_counted(folder: Path) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("a.parquet", "_SUCCESS", ".b.crc", "sub/x.csv", "_temporary/0/t.parquet", "_temporary/1/t.parquet"):
+        store.pipe_file(f"/left/{name}", b"")
+    try:
+        found = list_input("memory://left")
+    finally:
+        store.rm("/left", recursive=True)
+    assert [file.path for file in found.files] == ["memory:///left/a.parquet"]
+    assert found.left_out == {"_*": 1, ".*": 1, "*.csv": 1, "_*/": 1}
+
+
+def test_nothing_but_what_is_left_out_says_so(folder: Path) -> None:
+    Path("csv").mkdir()
+    Path("csv/a.csv").write_text("")
+    with pytest.raises(InputError, match=r"no Parquet file there \(left out: 1 \*\.csv\)"):
+        open_dataset(InputSpec(path=("csv",)), reads_context=False)
+
+
+@pytest.mark.parametrize("pattern", ["in", "in/*.parquet", "in/*"])
+def test_a_name_that_is_no_utf8_is_refused(folder: Path, pattern: str) -> None:
+    Path("in/a.parquet").rename(os.fsdecode(b"in/a\xff.parquet"))
+    with pytest.raises(InputError, match=r"in/a\\xff\.parquet: its name is not UTF-8.*Rename it"):
+        listed(pattern)
+
+
+def test_folders_nested_a_thousand_deep_are_listed(folder: Path) -> None:
+    above = [Path("in")]
+    for _ in range(1500):
+        above.append(above[-1] / "d")
+        above[-1].mkdir()
+    file = above[-1] / "a.parquet"
+    Path("in/a.parquet").rename(file)
+    try:
+        assert listed() == listed("in/**/*.parquet") == [str(file)]
+    finally:  # what removes temporary folders goes no deeper than Python's stack
+        file.unlink()
+        for deep in reversed(above):
+            deep.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("in/*", ["in/a.parquet", "in/[1].parquet", "in/s/b.parquet"]),
+        ("./in/[ab].parquet", ["./in/a.parquet"]),
+        ("in/?.parquet", ["in/a.parquet"]),
+        ("in/**", ["in/[1].parquet", "in/a.parquet", "in/s/b.parquet"]),
+        ("**/*.parquet", ["elsewhere/deep/b.parquet", "in/[1].parquet", "in/a.parquet", "in/s/b.parquet"]),
+        ("in/[1].parquet", ["in/[1].parquet"]),
+        ("in/.*", ["in/.h.parquet"]),
+        ("in/../in/a*", ["in/../in/a.parquet"]),
+        ("nothing/*.parquet", []),
+    ],
+)
+def test_globs_read_as_they_did(folder: Path, pattern: str, expected: list[str]) -> None:
+    for name in ("in/s/b.parquet", "in/[1].parquet", "in/.h.parquet"):
+        write(name)
+    assert sorted(listed(pattern)) == sorted(expected)
+    assert listed(str(folder / "in/*.parquet")) == [str(folder / "in" / name) for name in ("[1].parquet", "a.parquet")]

@@ -1,0 +1,287 @@
+"""No secret passes the door, and nothing else is harmed by it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import string
+import uuid
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from manifests.redaction import forget_secrets, keep_secret, redacted, redacted_values, secret_in
+from manifests.secret_names import names_secret
+from manifests.secret_shapes import MASK
+from manifests.url_secrets import secret_in_url
+
+SECRET = "Zq7" + "hunter2Xv9"
+"""Stands wherever a form says so; in no form does any longer part of it than three characters survive."""
+BODY = base64.b64encode(bytes(range(100, 132))).decode()
+DER = "MC4CAQAwBQYDK2VwBCIEI" + BODY[:43]
+LONG = base64.b64encode(bytes(range(150, 198))).decode()
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
+PEM = f"-----BEGIN PRIVATE KEY-----\n{DER}\n-----END PRIVATE KEY-----\n"
+
+URLS = [
+    f"s3://AKIA:{SECRET}@bucket/pairs.parquet",
+    f"s3://AKIA:{SECRET}/{SECRET}@bucket/pairs.parquet",
+    f"s3://AKIA:a/{SECRET}@bucket/models/ecom@stable",
+    f"s3://AKIA:a@b/{SECRET}@bucket/pairs.parquet",
+    f"s3://{SECRET}@bucket/pairs.parquet",
+    f"s3://AKIA:12/{SECRET}@bucket/pairs.parquet",
+    f"s3://AKIA:a?{SECRET}@bucket/pairs.parquet",
+    f"S3A://AKIA:{SECRET}#x@bucket/pairs.parquet",
+    f"ftp://user:{SECRET}@host/out",
+    f"sftp://user:{SECRET}:x@host:22/out",
+    f"https://{SECRET}@host/pairs.parquet",
+    f"https://user:%2F{SECRET}%40@host:8443/pairs.parquet",
+    f"https://user:p/{SECRET}@host/pairs.parquet",
+    f"https://:{SECRET}@host/pairs.parquet",
+    f"simplecache::s3://AKIA:{SECRET}@bucket/x.parquet",
+    f"zip://inner.parquet::https://user:{SECRET}@host/x.zip",
+    f"filecache::zip://x::https://host/x.zip?sig={SECRET}",
+    f"postgresql+psycopg://user:{SECRET}@host:5432/db?sslmode=require",
+    f"https://host/x?jwt={SECRET}",
+    f"https://host/x?a=1&auth={SECRET}",
+    f"https://host/x?whatever={SECRET}",
+    f"https://host/x?{SECRET}",
+    f"s3://bucket/x?token={SECRET}",
+    f"https://a.blob.core.windows.net/c/x?sv=2024-01-01&se=2026&sr=b&sp=r&sig={SECRET}%3D",
+    f"https://storage.googleapis.com/b/o?X-Goog-Algorithm=GOOG4&X-Goog-Credential=me%40x&X-Goog-Signature={SECRET}",
+    f"https://b.s3.amazonaws.com/o?X-Amz-Expires=60&X-Amz-Signature={SECRET}",
+    f"https://host/x#access_token={SECRET}",
+]
+FRAMES: list[Callable[[str], str]] = [
+    str,
+    "relabel: {}: no such file.".format,
+    "FileNotFoundError: [Errno 2] No such file or directory: '{}'".format,
+    '{{"url": "{}", "rows": 3}}'.format,
+    "`input.path` = ('{}',): want a file".format,
+    "(see {}), then run again".format,
+    "--set output={}".format,
+    "<a href='{}'>x</a>".format,
+    "first\n  second: {}\nthird".format,
+]
+SHAPES = [
+    PEM,
+    PEM.replace("\n", "\\n"),
+    PEM.replace("\n", "\\\\n"),
+    PEM.replace("\n", " "),
+    quote(PEM, safe=""),
+    quote_plus(PEM),
+    PEM[: PEM.index("-----END")],
+    "\ufeff  '" + DER + "'",
+    DER,
+    BODY,
+    f'"{BODY}"',
+    f"\ufeff{BODY}.",
+    f"AccountKey={base64.b64encode(bytes(range(64))).decode()};EndpointSuffix=core",
+    f"worker w0: {LONG}",
+    JWT,
+    f"authorization: Bearer {JWT}",
+    "Authorization: Basic dXNlcjpodW50ZXIyaHVudGVyMg==",
+    "{'authorization': 'Basic dXNlcjpodW50ZXIyaHVudGVyMg=='}",
+    "Bearer abcdef0123456789xyz",
+    "AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".replace(" = ", "="),
+    "secret_access_key: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "Incorrect API key provided: sk-proj-abcdefghijklmnop0123",
+    "hf_abcdefghijklmnopqrstuvwxyz012345",
+    "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+    "host=db password=hunter2hunter2 user=me",
+    "Server=db;Uid=me;Pwd=hunter2hunter2;",
+    "GET /x?X-Amz-Signature=hunter2hunter2 HTTP/1.1",
+    "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /x?sig=hunter2hunter2 (Caused by …)",
+]
+SHAPES += [  # found by attacking the door
+    f"sv=2023-11-03&ss=b&srt=co&sp=rl&sig={SECRET}aaaa%2Bbbbb%3D",
+    f"SharedAccessSignature=sv=1&sig={SECRET}",
+    "Basic bWU6WnE3aHVudGVyMlh2OQ==",
+    f"('Authorization', 'token {SECRET}')",
+    f"x-api-key: {SECRET}",
+    f"{{'X-Auth-Token': '{SECRET}'}}",
+    f"Set-Cookie: session={SECRET}; Path=/",
+    json.dumps({"client_secret": SECRET, "token": SECRET}),
+    f"  in job.yaml, line 3: secret: {SECRET}",
+    f"url [type=x, input_value='https://u:{SECRET}@h.../x', input_type=str]",
+    f"No such option: --password {SECRET}",
+    f"next=https%3A%2F%2Fu%3A{SECRET}%40h%2Fx",
+    f"user:{SECRET}@tcp(db:3306)/x",
+    f"s3:/AKIA:{SECRET}@bucket/x",
+    f"s3//AKIA:{SECRET}@bucket/x",
+    f"//user:{SECRET}@host/x",
+    rf"https:\\u:{SECRET}@h\x",
+    f"\x1b[31mhttps://u:{SECRET}@h/x\x1b[0m",
+    f"https://u:\x1b[1m{SECRET}\x1b[0m@h/x",
+    f"aws_secret_access_key = {SECRET}",
+    f"export GITHUB_TOKEN={SECRET}",
+    f"environ({{'MY_TOKEN': '{SECRET}'}})",
+    f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}b3BlbnNzaC1r",
+    f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ{SECRET}\n=abcd\n-----END PGP PRIVATE KEY BLOCK-----",
+    f"curl -u me:{SECRET} https://h/x",
+    f"s3://b/x#token={SECRET}",
+    f"ProxyError: http://me:{SECRET}@proxy:3128",
+    f"fatal: could not read from 'https://oauth2:{SECRET}@gitlab.com/x.git/'",
+]
+TELLTALES = ["hunter2", DER[30:40], BODY[10:20], LONG[20:30], JWT[25:40], "wJalrXUt", "MDENG", "abcdef", "dXNlcjpo"]
+TELLTALES += ["AAECAwQFBg", "aHVudGVy"]
+
+SURVIVE = [
+    hashlib.sha256(b"x").hexdigest(),
+    hashlib.sha1(b"x").hexdigest(),
+    "key_id 3f2a9c01b7d3e855, sha256 " + hashlib.sha256(b"y").hexdigest(),
+    hashlib.sha512(b"z").hexdigest(),
+    str(uuid.UUID(int=7)),
+    "labels/shard-00003/chunk-000017-6add17ce1acf17bd.parquet",
+    "receipts/shard-00003/chunk-000017.2.json",
+    "s3://bucket/models/ecom@stable: points to 4f2a9c01b7d3e855 (sequence 3).",
+    "http://minio:9000/models/ecom@stable",
+    "http://[::1]:9000/models/ecom@stable",
+    "memory://box@account/keys=1/pairs.parquet",
+    "abfs://box@account.dfs.core.windows.net/keys/pairs.parquet",
+    "sftp://me@host:22/pairs.parquet",
+    "hf:org/name@main, digest 4f2a9c01b7d3",
+    "pypi:PACKAGE==1.2.3",
+    "s3://bucket/dt=2026-11-20/part-?.parquet",
+    "s3://bucket/**/part-???-x=1.parquet",
+    "/data/token=3/keys=1/secret-santa/password-study/part-00000-of-00128.parquet: no such file",
+    "/home/me/projects/relabel/out/ecom/labels/shard00003/chunk000017/part",
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options",
+    "engine.args.api_key_env: the variable OPENAI_API_KEY is not set; set it to the server's key.",
+    "--set engine.seed: want KEY=VALUE, for instance --set engine.seed=3",
+    "prompt_tokens 812, output_tokens=33, max_text_tokens: 160",
+    '{"error": "InputError", "message": "row 17 has no query_id", "exit_code": 3}',
+    "no signature of a trusted key; key_id=3f2a9c01b7d3e855",
+    "2026-11-20T12:00:00Z row 17 quarantined as format: score is '7', expected one of 0, 1, 2",
+    "host-1234-w0 took over shard 00003; 120 rows in = 118 labelled + 0 reused + 2 quarantined",
+    "http://127.0.0.1:8000/v1",
+    "Is it so? a=b, c=d",
+    "the password: it is not shown",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_shows_neither_user_nor_query_in_whatever_stands_around_it(url: str) -> None:
+    assert secret_in_url(url)
+    for frame in FRAMES:
+        shown = redacted(frame(url))
+        assert "hunter2" not in shown
+        assert redacted(shown) == shown
+        assert MASK in shown
+    assert json.loads(redacted(FRAMES[3](url)))["rows"] == 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_has_the_form_of_a_key_or_token_is_masked(shape: str) -> None:
+    for text in (shape, f"relabel: {shape}: no such file", repr(shape), json.dumps({"message": shape}), f"a\n{shape}\nb"):
+        shown = redacted(text)
+        assert MASK in shown
+        assert not [telltale for telltale in TELLTALES if telltale in shown], shown
+        assert redacted(shown) == shown
+    json.loads(redacted(json.dumps({"message": shape, "rows": 3})))
+
+
+@pytest.mark.parametrize("text", SURVIVE)
+def test_what_is_no_secret_survives(text: str) -> None:
+    keep_secret("something-else-of-ours", "a test")
+    assert redacted(text) == text
+    assert secret_in(text) is None
+
+
+SCHEMES = st.sampled_from(["s3", "gs", "https", "sftp"])
+PASSWORDS = st.text(string.ascii_letters + string.digits + "/@:%+=?#&!$,;~._-", min_size=8, max_size=40)
+
+
+@given(
+    password=PASSWORDS, user=st.text(string.ascii_letters, min_size=1, max_size=12), scheme=st.sampled_from(["s3", "gs", "https", "sftp"])
+)
+def test_any_password_in_a_url_is_masked(password: str, user: str, scheme: str) -> None:
+    head = password.partition("/")[0]
+    assume(scheme in ("s3", "gs") or not ("/" in password and head.isdecimal()))  # a port, by every parser's reading
+    assume("::" not in password)
+    url = f"{scheme}://{user}:{password}@bucket/pairs.parquet"
+    assert secret_in_url(url)
+    assert redacted(f"{url}: no such file") == f"{scheme}://{MASK}@bucket/pairs.parquet: no such file"
+
+
+SECRETS = st.text(min_size=8, max_size=60).map(str.strip).filter(lambda text: len(text) >= 8 and MASK not in text)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=SECRETS, before=st.text(max_size=10), after=st.text(max_size=10))
+def test_a_value_that_was_given_is_masked_in_every_form_it_is_written_in(secret: str, before: str, after: str) -> None:
+    forget_secrets()
+    keep_secret(secret, "a test")
+    raw = secret.encode(errors="replace")
+    forms = {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), quote(secret, errors="replace"), quote_plus(secret)}
+    forms.add(base64.b64encode(raw).decode().rstrip("="))
+    for form in forms:
+        assert form not in redacted(f"{before}{form}{after}")
+    assert "\n" in secret or secret not in str(redacted_values([{"a": [before + secret]}]))
+
+
+SEGMENTS = st.text(string.ascii_lowercase + string.digits + "._-=", min_size=1, max_size=20)
+PATHS = st.lists(SEGMENTS, min_size=1, max_size=6).map("/".join)
+
+
+@given(
+    path=PATHS, digest=st.binary(max_size=9), row=st.integers(0, 10**12), root=st.sampled_from(["", "/", "s3://bucket/", "http://h:9000/"])
+)
+def test_paths_digests_and_row_ids_survive(path: str, digest: bytes, row: int, root: str) -> None:
+    hexed = hashlib.sha256(digest).hexdigest()
+    assume(not any(word in path for word in ("pwd", "sig=", "jwt=", "key=", "token=", "secret", "pass")))
+    text = f"{root}{path}/chunk-{row:06d}-{hexed[:16]}.parquet: sha256 {hexed}, row {row}"
+    assert redacted(text) == text
+
+
+def test_lines_of_a_secret_of_many_lines_are_masked_one_by_one() -> None:
+    keep_secret("first-line-of-it\nsecond-line-of-it", "a test")
+    assert redacted("w0: first-line-of-it") == f"w0: {MASK}"
+    assert redacted("w0: second-line-of-it") == f"w0: {MASK}"
+
+
+PARTS = ["x", "a/b-c_d.e:", "=/+", "?a=", "-----BEGIN X-----", "https://h/x ", "://", "b@", "authorization: ", "token", "key-", "a::b://"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_time_grows_with_the_text(part: str) -> None:
+    """A pattern that goes back and forth would take minutes over these, and the test its time limit."""
+    redacted("s3://a:" + part * (200_000 // len(part)))
+
+
+def test_a_prompt_that_speaks_of_tokens_is_no_secret() -> None:
+    assert secret_in("Write a single token: relevant, or the password: something-else") is None
+
+
+def test_a_short_value_is_no_secret() -> None:
+    keep_secret("abc", "a test")
+    assert redacted("abc") == "abc"
+
+
+NAMES_OF_SECRETS = """
+    PGPASSWORD DBPASSWORD GITHUB_PAT2 MYSECRETS APIKEY MYAPIKEY3 SIGNKEY accountKey x-amz-signature X-Amz-Credential sig jwt auth
+    AUTHORIZATION DB_DSN CONN_STRING CONNECTION_STRING MYSQL_PWD DbPass SASL_PASSPHRASE TLS_CERT PRIVATE_PEM BASIC_AUTH2 sas_token
+    HF_TOKEN TOKENS secret
+"""
+INNOCENT_NAMES = """
+    MONKEY REGION AUTHOR AUTHORS PATH PYTHONPATH PATTERN TOKENIZER TOKENIZERS_PARALLELISM PASSAGE_COLUMN KEYWORDS DAY output limit versionId
+    download COMPASS CONNECTIONS CREDITS signals SASKATOON PWD OLDPWD
+"""
+
+
+@pytest.mark.parametrize("name", NAMES_OF_SECRETS.split())
+def test_a_name_of_a_secret_is_known(name: str) -> None:
+    assert names_secret(name)
+
+
+@pytest.mark.parametrize("name", INNOCENT_NAMES.split())
+def test_an_innocent_name_is_known_too(name: str) -> None:
+    assert not names_secret(name)
+    assert not names_secret("MAX_TOKENS", "8192")

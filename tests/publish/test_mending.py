@@ -1,0 +1,394 @@
+"""What serves is what was pulled: whatever happens to a file or to the link, pull mends it; verify and show name it and touch nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.bundles import seal_bundle
+from export.destinations import Destination
+from export.publishing import roll_back
+from export.versions import version_name
+from export.wholeness import YOUNG_NS
+from manifests.depots import Depot, LocalDepot, open_depot
+from manifests.errors import DiskFullError, ManifestError
+from manifests.failpoints import PULL_FAILPOINTS
+from tests.faults.conftest import IS_FULL
+from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
+from tests.publish.test_kill import WRITE_FAILPOINTS, killed
+
+Relabel = Callable[..., Any]
+FILES = ("model.onnx", "triton/ecom-fp32/1/model.onnx", "tokenizer/tokenizer.json", "README.md", "load.py", "manifest.json")
+
+
+def flip(path: Path) -> None:
+    """One bit, in place: as a disk or a slip of the hand does it."""
+    with path.open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+
+
+def flip_unseen(path: Path) -> None:
+    """One bit, with size and time of the last write as they were."""
+    held = path.stat()
+    flip(path)
+    os.utime(path, ns=(held.st_atime_ns, held.st_mtime_ns))
+
+
+def link_away(path: Path) -> None:
+    """A link to the very bytes that must be there, which may change any time."""
+    elsewhere = path.parents[len(path.parts) - 4] / f"elsewhere-{path.name}"
+    shutil.copy(path, elsewhere)
+    path.unlink()
+    path.symlink_to(elsewhere)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_full_folder(path: Path) -> None:
+    make_folder(path)
+    (path / "inside").write_text("more")
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "flipped": flip,
+    "flipped unseen": flip_unseen,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: os.truncate(path, 0),
+    "a link": link_away,
+    "a folder": make_folder,
+    "a folder that holds something": make_full_folder,
+    "a pipe": make_pipe,
+    "mode 000": lambda path: path.chmod(0),
+    "a stranger beside it": lambda path: path.with_name(path.name + ".more").write_text("more"),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a loader and a model that it holds under two names, as exports with `--triton` do."""
+    folder = write_bundle(tmp_path_factory.mktemp("source") / "ecom", "one", size=5000)
+    (folder / "load.py").write_text("VERSION = 1\n")
+    (folder / "triton/ecom-fp32/1").mkdir(parents=True)
+    shutil.copy(folder / "model.onnx", folder / "triton/ecom-fp32/1/model.onnx")
+    seal_bundle(folder, {"name": "ecom", "lineage": {"student": "one"}})
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, source: Path) -> LocalDepot:
+    depot = open_depot(str(tmp_path / "store"))
+    assert isinstance(depot, LocalDepot)
+    publish_to(depot, source)
+    return depot
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 by name of all files below a folder, taken from their bytes."""
+    files = (path for path in folder.resolve().rglob("*") if not path.is_dir())
+    return {path.relative_to(folder.resolve()).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def settled(dest: Path, depot: Depot) -> None:
+    """Pull until stamps are kept: files that changed a moment ago get none."""
+    for _ in range(100):
+        pull_from(depot, dest)
+        proof = Destination(dest).look(checks_bytes=False)[1]
+        if len(proof.stamps) == len(digests(dest / "current")) and (dest / ".stamps.json").read_text().count("manifest.json"):
+            return
+        time.sleep(YOUNG_NS / 1e9)
+    raise AssertionError("no stamps")
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What a look at a folder must not change."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        held = path.lstat()
+        found[str(path)] = (held.st_mode, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
+    return found
+
+
+def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_show_name_it(
+    relabel: Relabel, store: LocalDepot, source: Path, tmp_path: Path
+) -> None:
+    settled(tmp_path / "settled", store)
+    every = list(itertools.product(HARMS, ("pull", "pull --check", "verify", "show"), FILES))
+    for number, (harm, command, name) in enumerate(every if IS_FULL else every[:: len(FILES) - 1]):  # each harm and command, files in turn
+        size = (source / name).stat().st_size
+        dest, what = tmp_path / str(number), f"{name} {harm}, {command}"
+        # a copy with links and modes; its files are new ones, so that all are read at the first look
+        shutil.copytree(tmp_path / "settled", dest, symlinks=True)
+        HARMS[harm]((dest / "current").resolve() / name)
+        if command.startswith("pull"):
+            done = relabel("pull", f"{store.url}/ecom", str(dest), *command.split()[1:], "--output", "json")
+            assert done.code == 0, (what, done)
+            assert any(name in fault for fault in done.json["mended"]), (what, done.json)
+            is_here = name.endswith("model.onnx") or harm in (
+                "mode 000",
+                "a stranger beside it",
+            )  # under another name, or for its owner alone
+            assert done.json["fetched_bytes"] in ((0, size) if harm == "mode 000" else (0 if is_here else size,)), what
+            assert digests(dest / "current") == digests(source), what
+            assert relabel("pull", f"{store.url}/ecom", str(dest)).code == 10, what
+            assert relabel("verify", str(dest)).code == 0, what
+        else:
+            before = state_of(dest)
+            done = relabel(command, str(dest))
+            assert done.code == 3, (what, done)
+            assert name in done.out + done.err, (what, done)
+            assert state_of(dest) == before, what
+        shutil.rmtree(dest)
+
+
+def links_and_folders() -> dict[str, Callable[[Path], object]]:
+    def relink(dest: Path, to: str) -> None:
+        (dest / "current").unlink()
+        (dest / "current").symlink_to(to)
+
+    def version_away(dest: Path, becomes: str) -> None:
+        folder = (dest / "current").resolve()
+        folder.rename(dest / "elsewhere")
+        if becomes == "link":
+            folder.symlink_to(dest / "elsewhere")
+        if becomes == "file":
+            folder.write_text("no folder")
+
+    def without_mode(dest: Path, name: str) -> None:
+        ((dest / "current").resolve() / name).chmod(0)
+
+    return {
+        "no link": lambda dest: (dest / "current").unlink(),
+        "dangling link": lambda dest: relink(dest, ".versions/absent"),
+        "link to elsewhere": lambda dest: relink(dest, shutil.copytree((dest / "current").resolve(), dest.with_name(dest.name + "-copy"))),
+        "no version": lambda dest: shutil.rmtree((dest / "current").resolve()),
+        "no versions": lambda dest: shutil.rmtree(dest / ".versions"),
+        "version is a link": lambda dest: version_away(dest, "link"),
+        "version is a file": lambda dest: version_away(dest, "file"),
+        "folder mode 000": lambda dest: without_mode(dest, "tokenizer"),
+        "version mode 000": lambda dest: without_mode(dest, "."),
+        "empty folder": lambda dest: ((dest / "current").resolve() / "more").mkdir(),
+        "two files": lambda dest: [HARMS["flipped"]((dest / "current").resolve() / name) for name in FILES[:3]],
+    }
+
+
+@pytest.mark.parametrize("harm", links_and_folders())
+def test_a_link_or_folder_that_is_not_what_a_pull_made_is_mended(
+    relabel: Relabel, store: LocalDepot, source: Path, tmp_path: Path, harm: str
+) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    links_and_folders()[harm](dest)
+    before = state_of(dest)
+    assert relabel("verify", str(dest)).code == 3
+    assert relabel("show", str(dest)).code == 3
+    assert state_of(dest) == before
+    done = pull_from(store, dest)
+    assert done.has_switched
+    assert done.mended
+    assert digests(dest / "current") == digests(source)
+    assert not pull_from(store, dest).has_switched
+    assert relabel("verify", str(dest)).code == 0
+    assert relabel("show", str(dest)).code == 0
+    assert len(list((dest / ".versions").iterdir())) == 1
+
+
+@pytest.mark.parametrize("harm", ["folder mode 000", "version mode 000", "file mode 000"])
+def test_what_its_owner_may_not_read_is_mended_for_who_is_not_root(source: Path, harm: str) -> None:
+    """Root reads whatever its mode; so this process is nobody meanwhile."""
+    root, was = Path(tempfile.mkdtemp(prefix="relabel-nobody-")), os.geteuid()
+    try:
+        shutil.copytree(source, root / "bundle")
+        root.chmod(0o777)
+        if was == 0:
+            os.seteuid(65534)
+        depot, dest = open_depot(str(root / "store")), root / "dest"
+        publish_to(depot, root / "bundle")
+        pull_from(depot, dest)
+        if harm == "file mode 000":
+            ((dest / "current").resolve() / "model.onnx").chmod(0)
+        else:
+            links_and_folders()[harm](dest)
+        assert pull_from(depot, dest).mended
+        assert digests(dest / "current") == digests(root / "bundle")
+        assert not pull_from(depot, dest).has_switched
+        assert len(list((dest / ".versions").iterdir())) == 1
+    finally:
+        os.seteuid(was)
+        shutil.rmtree(root)
+
+
+def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
+    store: LocalDepot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    settled(dest, store)
+    read: list[str] = []
+    from export import wholeness
+
+    real = wholeness._digest
+    monkeypatch.setattr(wholeness, "_digest", lambda path: (read.append(path.name), real(path))[1])
+    pull_from(store, dest)
+    assert read == []
+    os.utime((dest / "current").resolve() / "README.md")
+    pull_from(store, dest)
+    assert read == ["README.md"]
+    read.clear()
+    pull_from(store, dest, checks_bytes=True)
+    assert len(read) == len(FILES)
+
+
+@pytest.mark.parametrize(
+    "stamps", ["", "{", "[]", '{"format": 9}', '{"format": 1, "versions": 3}', '{"format": 1, "versions": {"a": {"b": "c"}}}']
+)
+def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(store: LocalDepot, source: Path, tmp_path: Path, stamps: str) -> None:
+    dest = tmp_path / "dest"
+    settled(dest, store)
+    (dest / ".stamps.json").write_text(stamps)
+    flip_unseen((dest / "current").resolve() / "model.onnx")
+    assert pull_from(store, dest).mended
+    assert digests(dest / "current") == digests(source)
+
+
+def test_a_reader_that_has_the_old_files_open_goes_on_with_them(store: LocalDepot, source: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    with (dest / "current" / "model.onnx").open("rb") as reader:
+        held = reader.read(100)
+        flip((dest / "current").resolve() / "README.md")
+        assert pull_from(store, dest).mended
+        assert held + reader.read() == (source / "model.onnx").read_bytes()
+
+
+def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalDepot, tmp_path: Path) -> None:
+    """A server that imports `load.py` leaves them; a pull that mended that would switch each time."""
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    cache = (dest / "current").resolve() / "__pycache__"
+    cache.mkdir()
+    (cache / "load.cpython-311.pyc").write_bytes(b"code")
+    assert not pull_from(store, dest, checks_bytes=True).has_switched
+
+
+def test_a_version_held_after_a_rollback_is_mended_as_that_version(store: LocalDepot, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    publish_to(store, write_bundle(tmp_path / "two", "two"))
+    pull_from(store, dest)
+    Destination(dest).roll_back()
+    flip((dest / "current").resolve() / "model.onnx")
+    done = pull_from(store, dest)
+    assert (done.is_held, bool(done.mended), served_text(dest)) == (True, True, "one")
+    assert pull_from(store, dest).is_held
+    flip((dest / "current").resolve() / "model.onnx")
+    store.delete(version_name("ecom", done.served.version))
+    with pytest.raises(ManifestError, match=r"model\.onnx has sha256.*can't be mended.*no version"):
+        pull_from(store, dest)
+
+
+def inodes(folder: Path) -> set[int]:
+    return {path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_other(
+    store: LocalDepot, source: Path, tmp_path: Path
+) -> None:
+    """A local store on the same disk, whose files somebody linked, too."""
+    shutil.copytree(tmp_path / "store", tmp_path / "linked", copy_function=os.link)
+    linked, dest = open_depot(str(tmp_path / "linked")), tmp_path / "dest"
+    pull_from(linked, dest)
+    publish_to(linked, write_bundle(tmp_path / "two", "two"))
+    pull_from(linked, dest)
+    roll_back(linked, "ecom", "stable", None)
+    pull_from(linked, dest)
+    flip((dest / "current").resolve() / "load.py")
+    pull_from(linked, dest)
+    kept = [inodes(folder) for folder in (dest / ".versions").iterdir()]
+    assert not set.union(*kept) & (inodes(tmp_path / "store") | inodes(tmp_path / "linked") | inodes(source))
+    assert sum(map(len, kept)) == len(set.union(*kept)), "two versions that share a file share its damage"
+    for path in (dest / "current").resolve().rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    for file in (path for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file()):
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
+    pull_from(linked, dest)
+    assert digests(dest / "current") == digests(source)
+
+
+@pytest.mark.parametrize(("failpoint", "hits"), [*((name, 1) for name in PULL_FAILPOINTS), *((name, 1) for name in WRITE_FAILPOINTS)])
+def test_a_mending_killed_anywhere_is_ended_by_the_next_pull(
+    store: LocalDepot, source: Path, tmp_path: Path, failpoint: str, hits: int
+) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    for name in ("load.py", "README.md"):
+        flip((dest / "current").resolve() / name)
+    assert killed(lambda: pull_from(store, dest), failpoint, hits) or failpoint in ("before_seen", "after_seen")
+    pull_from(store, dest)
+    assert digests(dest / "current") == digests(source)
+    assert not pull_from(store, dest).has_switched
+    assert len(list((dest / ".versions").iterdir())) == 1
+
+
+def test_a_disk_that_fills_while_a_version_is_mended_leaves_it_for_the_next_pull(
+    store: LocalDepot, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    flip((dest / "current").resolve() / "README.md")
+    serving = (dest / "current").readlink()
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for place in ("shutil.copyfile", "os.fsync"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, full)
+            with pytest.raises(DiskFullError):
+                pull_from(store, dest)
+        assert (dest / "current").readlink() == serving
+    assert pull_from(store, dest).mended
+    assert digests(dest / "current") == digests(source)
+
+
+def test_pulls_that_mend_at_once_end_with_one_whole_version(store: LocalDepot, source: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+    for _ in range(5):
+        flip((dest / "current").resolve() / "load.py")
+        pids = []
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    pull_from(store, dest)
+                    code = 0
+                except Exception as exc:  # noqa: BLE001 (a fork must not go on as pytest)
+                    code = 75 if type(exc).__name__ == "LockHeldError" else 1
+                finally:
+                    os._exit(code)
+            pids.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        assert set(codes) <= {0, 75}
+        assert 0 in codes
+        assert digests(dest / "current") == digests(source)

@@ -1,0 +1,30 @@
+"""Every model that a spec is made of, those of labelers and engines too: what sweeps over keys are generated from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distill.specs import DistillSpec
+from export.bench.specs import BenchSpec
+from export.specs import ExportSpec
+from jobs.scoring import StudentArgs
+from labelers.engines.registry import engine_class, engine_names
+from labelers.registry import labeler_class, labeler_names
+from manifests.specs import JobSpec, Spec
+
+ROOTS = (JobSpec, DistillSpec, ExportSpec, BenchSpec, StudentArgs)
+
+
+def spec_models() -> list[type[Spec]]:
+    """By module and name."""
+    loaded = [*ROOTS, *(labeler_class(name).Options for name in labeler_names()), *(engine_class(name).Args for name in engine_names())]
+    assert loaded
+
+    def below(model: type[Spec]) -> Iterator[type[Spec]]:
+        yield model
+        for inner in model.__subclasses__():
+            yield from below(inner)
+
+    floors = ("manifests.", "distill.", "export.", "labelers.", "jobs.")
+    found = {model for model in below(Spec) if model is not Spec and model.__module__.startswith(floors)}
+    return sorted(found, key=lambda model: (model.__module__, model.__qualname__))
