@@ -12,21 +12,20 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
+import click
 import pytest
 
-from jobs.cli import COMMANDS
+from jobs.cli import relabel
+from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.docs.pages import PAGES, blocks
-from tests.docs.worlds import cited_answers, finished_run, two_days, write_bundle, write_pairs
+from tests.docs.worlds import cited_answers, finished_run, two_days, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
-from tests.score.conftest import write_tiny_student
+from tests.publish.conftest import write_bundle
 
 ROOT = Path(__file__).parents[2]
 OURS = ("jobs", "labelers", "distill", "export", "manifests")
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
-DONE, NOTHING_TO_DO = {0}, {10}
-REFUSED = {3, 4}
-"""What loads torch (a score, a training, an export) gets as far as its input in the ordinary suite; `RELABEL_FAULTS=full` runs it, with a
-demo that goes the whole way."""
+DONE, NOTHING_TO_DO, REFUSED = {0}, {10}, {3, 4}
 
 CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "init": [("init first.yaml", DONE)],
@@ -35,32 +34,30 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "status": [("status crew.yaml", DONE)],
     "retry": [("retry crew.yaml --workers 2", NOTHING_TO_DO)],
     "verify": [("verify crew.yaml", DONE)],
-    "score": [("score student --input pairs.parquet --limit 8 --to out/scores", DONE if IS_FULL else REFUSED)],
     "merge": [("merge out/monday out/tuesday --to out/week", DONE)],
     "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
     "compare": [("compare out/monday out/other", DONE)],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
-    "report": [("report out/monday --gold monday.parquet --to report.html", DONE)],
-    "distill": [("distill student.yaml", REFUSED)],
-    "export": [("export out/none --to out/bundle", REFUSED)],
-    "build-engine": [("build-engine bundle --to out/engine", REFUSED)],
-    "bench": [("bench bundle --seconds 1", REFUSED)],
-    "pairs": [
-        ("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE),
-        ("pairs context cited.parquet --to with-context.parquet", DONE),
-    ],
-    "publish": [("publish bundle models --channel stable", DONE), ("publish second models --channel stable", DONE)],
-    "pull": [("pull models/ecom@stable served", DONE)],
-    "channel": [("channel set models/ecom candidate 1", REFUSED)],
+    "distill": [("distill student.yaml", DONE)],
+    "score": [("score out/student --input pairs.parquet --limit 8 --to out/scores", DONE)],
+    "export": [("export out/student --to out/bundle --provider cpu --licence MIT", DONE)],
+    "bench": [("bench out/bundle --seconds 0.5 --batches 1", DONE)],
+    "build-engine": [("build-engine out/bundle --to out/engine", REFUSED)],  # TensorRT is not here
+    "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
+    "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
+    "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],
+    "publish": [("publish out/bundle models --channel stable", DONE), ("publish second models --channel stable --version two", DONE)],
     "rollback": [("rollback models/ecom stable", DONE)],
+    "pull": [("pull models/ecom@stable served", DONE)],
+    "channel set": [("channel set models/ecom candidate two", DONE)],
     "list": [("list models", DONE)],
-    "show": [("show models/ecom", DONE)],
-    "gc": [("gc models", {0, 10})],
+    "show": [("show models/ecom", DONE), ("show served", DONE)],
+    "gc": [("gc models", DONE | NOTHING_TO_DO)],
     "schema": [("schema job", DONE), ("schema labels", DONE)],
-    "doctor": [("doctor", {0, 4}) if IS_FULL else ("doctor --help", DONE)],
-    "demo": [("demo --engine fake --to out/demo" if IS_FULL else "demo --engine fake --labels-only --to out/demo", DONE)],
+    "doctor": [("doctor", {0, 4}) if IS_FULL else ("doctor --help", DONE)],  # it loads all that is installed
+    "demo": [("demo --engine fake --student encoder --to out/demo" + ("" if IS_FULL else " --labels-only"), DONE)],
 }
-"""Command → calls in the order of the table, each with the codes that it may end in."""
+"""Command → calls, in an order in which each finds what it needs, with the codes that it may end in."""
 
 SCRIPT = """
 import json, sys, traceback
@@ -140,29 +137,70 @@ def as_script(folder: Path, calls: list[list[str]]) -> list[int]:  # noqa: F811
     return codes
 
 
+def commands(group: click.Group = relabel, before: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command of the table that can be called, those inside a group too."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*before, name))
+        else:
+            yield " ".join((*before, name))
+
+
 def test_every_command_has_a_call() -> None:
-    assert list(CALLS) == list(COMMANDS), "a new command needs a call here"
+    assert sorted(CALLS) == sorted(commands()), "a new command needs a call here"
+    for name, calls in CALLS.items():
+        assert calls
+        assert all(line.startswith(f"{name} ") for line, _ in calls)
+
+
+def write_specs(folder: Path) -> None:  # noqa: F811
+    """A job of two shards, and a student of one epoch on Monday's labels, over a tiny encoder with random weights."""
+    tokenizer = word_tokenizer(has_types=True)
+    tokenizer.save_pretrained(folder / "encoder")
+    tiny_encoder("bert", len(tokenizer)).save_pretrained(folder / "encoder")
+    job = {"name": "crew", "input": {"path": "pairs.parquet"}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": 7}}
+    student = {
+        "name": "ecom",
+        "labels": ["out/monday"],
+        "student": {"kind": "encoder", "model": "encoder", "heads": {"relevance": 3}},
+        "train": {"epochs": 1, "batch_size": 16, "max_tokens": 32},
+        "split": {"dev": 0.2, "test": 0.4},
+        "output": "out/student",
+    }
+    (folder / "crew.yaml").write_text(json.dumps(job | {"output": "out/crew", "shards": 2}))
+    (folder / "student.yaml").write_text(json.dumps(student))
 
 
 def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:
+    """All of them, each doing its work: labels, a student of them, its scores, its bundle, measured, published and pulled."""
     two_days(hostile)
     finished_run(hostile, "other", "monday.parquet", seed=8)
     write_pairs(hostile)
     cited_answers(hostile)
-    write_bundle(hostile / "bundle")
-    write_bundle(hostile / "second", "two")
-    if IS_FULL:
-        write_tiny_student(hostile / "student", name="ecom-bert", heads={"relevance": 3})
-    (hostile / "student.yaml").write_text("{}")
-    crew = {"name": "crew", "input": {"path": "pairs.parquet"}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": 7}}
-    (hostile / "crew.yaml").write_text(json.dumps(crew | {"output": "out/crew", "shards": 2}))
+    write_bundle(hostile / "second")
+    write_specs(hostile)
     assert_nothing_was_imported(hostile)
     calls = [call for some in CALLS.values() for call in some]
-    helps = [[name, "--help"] for name in COMMANDS]
+    helps = [[*name.split(), "--help"] for name in CALLS]
     codes = as_script(hostile, [*helps, *(line.split() for line, _ in calls)])
     assert codes[: len(helps)] == [0] * len(helps)
     wrong = {line: code for (line, wanted), code in zip(calls, codes[len(helps) :], strict=True) if code not in wanted}
     assert wrong == {}
+    assert (hostile / "served" / "current" / "model.onnx").read_bytes() == (hostile / "out" / "bundle" / "model.onnx").read_bytes()
+
+
+@pytest.mark.skipif(not IS_FULL, reason="a launcher and a process of its own load torch: RELABEL_FAULTS=full")
+def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(hostile: Path) -> None:
+    two_days(hostile)
+    write_specs(hostile)
+    call = ["torchrun", "--no-python", "--nproc-per-node", "1", str(Path(sys.executable).with_name("relabel")), "distill", "student.yaml"]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(call[0])), *call[1:]], cwd=hostile, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert_nothing_was_imported(hostile)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_working_directory(hostile: Path) -> None:
