@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -54,7 +55,7 @@ class Spec(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _means_what_it_says(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth where a number belongs, which pydantic would take for 0 or 1, and a disputed word where anything goes."""
+        """Refuse a truth where a number belongs, which pydantic would take for 0 or 1; where anything goes, a disputed word and NaN."""
         kinds = _kinds(cls, str(info.field_name))
         if Any in kinds:
             for key, one in _inner(value):
@@ -63,6 +64,8 @@ class Spec(BaseModel):
                         f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or write "
                         "true, false or a plain number"
                     )
+                if isinstance(one, float) and not math.isfinite(one):
+                    raise ValueError(f"{key or 'the value'} is {one}; want a finite number")
         elif kinds & {int, float} and bool not in kinds and any(isinstance(one, bool) for _, one in _inner(value)):
             raise ValueError("want a number, not true or false")
         return value

@@ -12,7 +12,7 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import Number, emit, output_option, table
 from jobs.exits import Exit
 from manifests.errors import UsageError
 
@@ -53,13 +53,13 @@ SPEC_OPTIONS = (
 @click.option("--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]")
 @click.option(
     "--slo-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="Find the highest rate that keeps p99 under this; of serving, where it is 150 by default, the mean as well.",
 )
 @click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
-@click.option("--max-wait-ms", type=click.FloatRange(0), default=2.0, show_default=True, help="How long the oldest waits for company.")
+@click.option("--max-wait-ms", type=Number(0), default=2.0, show_default=True, help="How long the oldest waits for company.")
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True, help="For all measuring together.")
+@click.option("--seconds", type=Number(0, min_open=True), default=120.0, show_default=True, help="For all measuring together.")
 @click.option("--rounds", type=click.IntRange(2), default=20, show_default=True, help="Rounds of a comparison, at least.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of arrivals and of what is replayed.")
 @click.option("--require", multiple=True, metavar="GATE", help="Exit 5 unless this holds: 'cpu.int8/fp32.1x128.ratio<=0.7'. Repeatable.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import Number, emit, output_option, table
 from jobs.demo_steps import Ended, Step, call, differences, steps_of
 from jobs.exits import Exit
 from jobs.planning.spec_places import placed
@@ -63,9 +63,7 @@ output: student
 @click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for all that it makes.")
 @click.option("--engine", type=click.Choice(["transformers", "fake"]), default="transformers", show_default=True, help="What judges.")
 @click.option("--student", default=DEMO_STUDENT, show_default=True, metavar="MODEL", help="The encoder that learns.")
-@click.option(
-    "--bench-seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="For measuring latency; give more to rely on it."
-)
+@click.option("--bench-seconds", type=Number(1), default=20.0, show_default=True, help="For measuring latency; give more to rely on it.")
 @click.option("--labels-only", is_flag=True, help="Stop when the labels are there.")
 @output_option
 def demo(folder: str, engine: str, student: str, bench_seconds: float, labels_only: bool, output: str) -> int:

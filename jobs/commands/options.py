@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,17 @@ from manifests.errors import UsageError
 from manifests.redaction import redacted_values
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A number within bounds, and finite: every comparison with NaN is false, so click lets it through any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Exit 2 with the option's name otherwise."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return float(found)
 
 
 def output_option(command: Command) -> Command:

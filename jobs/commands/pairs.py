@@ -7,7 +7,7 @@ import time
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import Number, emit, output_option, table
 from jobs.exits import Exit
 
 FORCE_HELP = "Replace the file if it is there."
@@ -92,7 +92,7 @@ def cited(
 @click.option("--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters.")
 @click.option(
     "--noisy",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
+    type=Number(0.0, 1.0, min_open=True),
     metavar="SHARE",
     help="Replace this share (0.5, 1) of each query's context, of PAIRS where it has one, by random documents.",
 )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import emit, local_folder, output_option, table
+from jobs.commands.options import Number, emit, local_folder, output_option, table
 from jobs.exits import Exit, exit_for
+from jobs.running.deadlines import LONGEST_S
 
 if TYPE_CHECKING:
     from export.signatures import TrustedKeys
@@ -26,7 +27,7 @@ FAULTS_SHOWN = 3
     "--key", "keys", multiple=True, metavar="FILE", help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}."
 )
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
-@click.option("--watch", type=click.FloatRange(1), metavar="SECONDS", help="Follow the channel: pull again every so often, until SIGTERM.")
+@click.option("--watch", type=Number(1, LONGEST_S), metavar="SECONDS", help="Follow the channel: pull again every so often, until SIGTERM.")
 @click.option("--rollback", is_flag=True, help="Serve again what served before; takes DEST alone and needs no network.")
 @click.option(
     "--to", metavar="VERSION", help="With --rollback: go to this version of those kept, also one that a channel left by a rollback."

@@ -17,10 +17,11 @@ from typing import NamedTuple, Protocol
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import Commits
 from jobs.running.counts import Progress
+from jobs.running.node_values import check_nodes
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.running.patience import Patience
 from jobs.running.stops import Stop
-from jobs.running.trajectories import OpenPair, Trajectory, check_nodes, row_of
+from jobs.running.trajectories import OpenPair, Trajectory, row_of
 from jobs.running.watch import Watch
 from labelers.registry import Labeler
 from manifests.asks import Answer, Ask, Engine, Request

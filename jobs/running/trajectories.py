@@ -9,12 +9,10 @@ from typing import Any
 from labelers.registry import Labeler
 from labelers.samples import merge_samples
 from manifests.asks import Answer, Ask, Distribution, Sampling
-from manifests.errors import ConfigError, VerdictError
+from manifests.errors import VerdictError
 from manifests.labels import Label, Pair
-from manifests.schemas import NODES, LabelRow, QuarantineRow
+from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
-
-_DECLARED_NODES = frozenset(NODES.names)
 
 
 class OpenPair:
@@ -121,21 +119,6 @@ def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
     """An ask as it is put a second time: drawn, since a greedy answer would only come again."""
     drawn = ask.sampling
     return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
-
-
-def check_nodes(label: Label, *, labeler: str) -> None:
-    """Every node has a field in the label files; Arrow would drop one without it and say nothing.
-
-    Raises:
-        ConfigError: names the labeler and the keys that have no field.
-    """
-    if label.nodes is None or label.nodes.keys() <= _DECLARED_NODES:
-        return
-    strange = ", ".join(sorted(map(str, label.nodes.keys() - _DECLARED_NODES)))
-    raise ConfigError(
-        f"labeler {labeler}: `Label.nodes` holds {strange}, for which label files have no field. The nodes are "
-        f"{', '.join(NODES.names)}; put other remarks into `intent`, `reasoning` or `flags`."
-    )
 
 
 def _is_distribution(found: Distribution, num_labels: int) -> bool:

@@ -12,8 +12,7 @@ import pytest
 from jobs.demo_steps import Step, call, steps_of
 
 
-@pytest.fixture
-def tiny_model(folder: Path) -> Path:
+def write_tiny_model(path: Path) -> Path:
     """A random BERT of one layer that reads 160 tokens."""
     import torch
     import transformers as tf
@@ -24,11 +23,14 @@ def tiny_model(folder: Path) -> Path:
     tokenizer.model_max_length = 160
     torch.manual_seed(1)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer.save_pretrained(folder / "tiny")
-    tf.BertModel(tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, pad_token_id=0, **shape)).save_pretrained(
-        folder / "tiny"
-    )
-    return folder / "tiny"
+    tokenizer.save_pretrained(path)
+    tf.BertModel(tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, pad_token_id=0, **shape)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def tiny_model(folder: Path) -> Path:
+    return write_tiny_model(folder / "tiny")
 
 
 def test_the_demo_labels_trains_exports_measures_publishes_pulls_and_serves(

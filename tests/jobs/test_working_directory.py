@@ -16,10 +16,10 @@ import click
 import pytest
 
 from jobs.cli import relabel
-from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.docs.pages import PAGES, blocks
 from tests.docs.worlds import cited_answers, finished_run, two_days, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
+from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -152,14 +152,12 @@ def test_every_command_has_a_call() -> None:
     assert sorted(CALLS) == sorted(commands()), "a new command needs a call here"
     for name, calls in CALLS.items():
         assert calls
-        assert all(line.startswith(f"{name} ") for line, _ in calls)
+        assert all(f"{line} ".startswith(f"{name} ") for line, _ in calls)
 
 
 def write_specs(folder: Path) -> None:  # noqa: F811
-    """A job of two shards, and a student of one epoch on Monday's labels, over a tiny encoder with random weights."""
-    tokenizer = word_tokenizer(has_types=True)
-    tokenizer.save_pretrained(folder / "encoder")
-    tiny_encoder("bert", len(tokenizer)).save_pretrained(folder / "encoder")
+    """A job of two shards, and a student of one epoch on Monday's labels, over a tiny random encoder."""
+    write_tiny_model(folder / "encoder")
     job = {"name": "crew", "input": {"path": "pairs.parquet"}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": 7}}
     student = {
         "name": "ecom",
@@ -195,10 +193,17 @@ def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(
 def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(hostile: Path) -> None:
     two_days(hostile)
     write_specs(hostile)
-    call = ["torchrun", "--no-python", "--nproc-per-node", "1", str(Path(sys.executable).with_name("relabel")), "distill", "student.yaml"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(call[0])), *call[1:]], cwd=hostile, env=environment(), capture_output=True, text=True, check=False
-    )
+    scripts = Path(sys.executable).parent
+    call = [
+        scripts / "torchrun",
+        "--no-python",
+        "--nproc-per-node",
+        "1",
+        scripts / "relabel",
+        "distill",
+        "student.yaml",
+    ]
+    done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
     assert_nothing_was_imported(hostile)
     assert done.returncode == 0, done.stderr[-4000:]
 
