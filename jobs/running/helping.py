@@ -1,7 +1,8 @@
 """Which open chunks of a shard that another worker holds are worth asking here.
 
 A chunk is taken only where waiting for it is longer than asking it. Waiting is told by the pace at which the shard's receipts have come
-since this worker began to look: the chunk at place k of those open is k + 1 commits away. Asking is told by this worker's own chunks.
+since this worker began to look, with the gap that is under way counted as one more (of two chunks, the last one was asked in vain just
+before its commit); the chunk at place k of those open is k + 1 commits away. Asking is told by this worker's own chunks.
 Before there is a pace, the front is the holder's: as many rows as an engine of this job takes at once. Where its lock is free, the holder
 is gone, and everything open may be asked; where it hangs, waiting grows until it is longer than asking.
 
@@ -113,7 +114,7 @@ class Helping:
         commits, looked_s, silent_s = seen.open - seen.last_open, now_s - seen.since_s, now_s - seen.last_s
         ask_s = self._ask_s(shard)
         if commits and (place >= self._in_hand(shard) or (self._spans and looked_s > LEAST_S)):
-            is_slower = (place + 1) * looked_s / commits > ask_s
+            is_slower = (place + 1) * looked_s / (commits + 1) > ask_s  # the gap under way is one more
         else:
             is_slower = not commits and place >= self._in_hand(shard)
         return is_slower or silent_s > (max(LEAST_S, 2 * ask_s) if self._spans else PATIENCE_S)

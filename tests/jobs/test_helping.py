@@ -125,6 +125,28 @@ def test_a_chunk_is_taken_only_where_its_holders_pace_says_that_waiting_is_longe
     lock.release()
 
 
+@pytest.mark.parametrize(("every_s", "helps_at_s"), [(10.0, None), (40.0, 60.5)], ids=["faster", "slower"])
+def test_the_time_since_the_last_commit_is_part_of_a_gap_and_not_the_pace(
+    one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch, every_s: float, helps_at_s: float | None
+) -> None:
+    """Of two open chunks one comes every so often. Just before the second commit the time over one commit is twice the pace: the chunk
+    that is about to come would be asked in vain. A holder that is truly slower is helped."""
+    clock = [1000.0]
+    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    lock = shard_lock(one_shard.store, 0)
+    lock.acquire()
+    one = helper(one_shard, 0)
+    one.asked(15.0 if helps_at_s is None else 30.0)
+    helped_s = None
+    for half_s in range(int(4 * every_s)):
+        clock[0] = 1000.0 + half_s / 2
+        if one.choose(0, [0, 1] if half_s / 2 < every_s else [1]):
+            helped_s = half_s / 2
+            break
+    assert helped_s == helps_at_s
+    lock.release()
+
+
 def test_a_claim_whose_worker_is_dead_holds_nobody_up_for_ever(one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
