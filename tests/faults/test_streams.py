@@ -14,6 +14,7 @@ from tests.faults import forks
 from tests.faults.command_lines import LINES, inside, tree, write_world
 from tests.faults.conftest import IS_FULL, Places, Sweep, some, undisturbed
 from tests.faults.forks import Setup
+from tests.faults.places import Place
 
 SPOILT = [(name, how) for name in ("stdout", "stderr") for how in ("full", "closed", "broken")]
 NAMES = [name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")]  # the demo starts processes of its own
@@ -29,6 +30,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world") / "world"
     write_world(folder, is_heavy=IS_FULL)
     return folder
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the job of a place comes to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return undisturbed(Place(folder, str(folder)))
 
 
 @pytest.fixture
@@ -68,9 +76,9 @@ def test_a_stream_that_fails_changes_neither_the_exit_code_nor_the_files(new_wor
     sweep(chosen, attempt, share=0.1)
 
 
-def test_labelling_goes_on_to_the_same_bytes_whatever_becomes_of_its_lines(local_place: Places, sweep: Sweep) -> None:
-    expected = undisturbed(local_place())
-
+def test_labelling_goes_on_to_the_same_bytes_whatever_becomes_of_its_lines(
+    local_place: Places, expected: dict[str, str], sweep: Sweep
+) -> None:
     def attempt(spoilt: tuple[str, str]) -> str | None:
         place = local_place()
         place.write()
@@ -80,9 +88,9 @@ def test_labelling_goes_on_to_the_same_bytes_whatever_becomes_of_its_lines(local
     sweep(some(SPOILT, short=2), attempt, share=0.01)
 
 
-def test_a_run_that_may_open_too_few_files_says_so_and_goes_on_where_it_may(local_place: Places, sweep: Sweep) -> None:
-    expected = undisturbed(local_place())
-
+def test_a_run_that_may_open_too_few_files_says_so_and_goes_on_where_it_may(
+    local_place: Places, expected: dict[str, str], sweep: Sweep
+) -> None:
     def attempt(count: int) -> str | None:
         place = local_place()
         place.write()
