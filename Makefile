@@ -11,6 +11,8 @@ OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 # Tests share the cores by processes, not by threads: a worker holds torch, up to 2 GB, hence no more than 8 by default.
 TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -le 8 ] && echo $$n || echo 8)
 ONE_THREAD := OMP_NUM_THREADS=1
+# Tests start some thousand processes, none of which should compile what the one before did.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo browser test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
@@ -68,7 +70,7 @@ docs: $(STAMP) ## The pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 
-FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/publish/test_mending.py tests/publish/test_going_back.py tests/export/test_long_texts.py
+FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/publish/test_mending.py tests/publish/test_going_back.py tests/export/test_long_texts.py
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
 	RELABEL_FAULTS=full $(BIN)/python -m pytest $(FAULT_TESTS) --timeout 600
