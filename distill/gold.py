@@ -58,7 +58,7 @@ class Gold:
             return self._of(table)
 
     def _of(self, table: LabelTable) -> list[int | None]:
-        own = None if table.plan is None else own_input(table.plan, self.source.path, self.source.grade)
+        own = None if table.plan is None else own_input(table.where, table.plan, self.source.path, self.source.grade)
         if own is not None:
             files, column = own
             grades = _grades(load_gold_by_row(files, column), self.source)

@@ -31,7 +31,7 @@ from manifests.label_keys import recipe_differences, recipe_parts
 from manifests.mixing import engines_differ
 from manifests.plans import PLAN_NAME, Plan, ShardPlan, chunk_row_ids, load_plan, shard_row_id_file, shard_row_ids, write_plan
 from manifests.proofs import prove_chunk
-from manifests.readings import copy_readings, refuse_differing
+from manifests.readings import check_readings, copy_readings, refuse_differing
 from manifests.receipts import FileRef, MergedFrom, Receipt, put_data
 from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, table_bytes
@@ -160,14 +160,17 @@ def _bring_readings(runs: list[_Run], store: Store) -> None:
 
     Raises:
         InputError: two of them read other texts of one file.
+        ManifestError: one of them is not what its source's manifest says.
     """
     first_file = 0
     for run in runs:
+        for source in run.sources:
+            check_readings(source.folder.store, run.plan, source.manifest)
         stores = [source.folder.store for source in run.sources]
         for first, second in itertools.combinations([*stores, store] if len(runs) == 1 else stores, 2):
             refuse_differing(first, second, run.plan)
-        for source in stores:
-            copy_readings(source, store, first_file)
+        for one in stores:
+            copy_readings(one, store, first_file)
         first_file += len(run.plan.files)
 
 

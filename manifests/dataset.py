@@ -98,7 +98,7 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
             f"input.path {', '.join(spec.path)}: no Parquet file there{_beside(left_out)}. "
             "Give a .parquet file, a folder that holds some, or a glob."
         )
-    _check_single(paths, spec)
+    check_single(paths, f"input.path {', '.join(spec.path)}")
     if known is not None and (dataset := known(listed)) is not None:
         return dataclasses.replace(dataset, left_out=left_out)
     files: list[InputFile] = []
@@ -218,9 +218,11 @@ def _name(file: InputFile) -> str:
     return file.path.rpartition("/")[2]
 
 
-def _check_single(paths: list[str], spec: InputSpec) -> None:
+def check_single(paths: list[str], where: str) -> None:
     """Refuse one file under two names.
 
+    Args:
+        where: what named them, for messages.
     Raises:
         InputError: which, and what they are.
     """
@@ -230,7 +232,7 @@ def _check_single(paths: list[str], spec: InputSpec) -> None:
         before = next((seen[name] for name in names if name in seen), None)
         if before is not None:
             what = f"names {path} twice" if before == path else f"{before} and {path} are one file"
-            raise InputError(f"input.path {', '.join(spec.path)}: {what}, so its rows would be labelled twice. Name it once.")
+            raise InputError(f"{where}: {what}, so its rows would be labelled twice. Name it once.")
         seen.update(dict.fromkeys(names, path))
 
 

@@ -18,6 +18,7 @@ from manifests.input_files import list_files
 from manifests.plans import PLAN_NAME, Plan, load_plan
 from manifests.qrels import GradeMap, mapped
 from manifests.receipts import FileRef
+from manifests.run_inputs import prove_run_input
 from manifests.runs import RunFolder, load_manifest
 from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
@@ -251,19 +252,27 @@ def _map_probs(row: list[float], label_map: GradeMap, where: str) -> list[float]
     return merged
 
 
-def own_input(plan: Plan, path: str, grade: str | None) -> tuple[list[str], str] | None:
+def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list[str], str] | None:
     """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it is not.
 
     They are the same if their sizes and footers are those that were planned.
+
+    Args:
+        root: the run's output.
+    Raises:
+        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder that can't be read.
     """
     columns = Columns(**plan.parts["columns"])
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
         found = open_dataset(spec, reads_context=False) if list_files(path) else None
     except InputError:
+        if not is_url(path) and Path(path).is_dir():  # grades lie in files: a folder can be nothing else, so what ails it is told
+            raise
         return None
     if found is None or changed_files(plan.files, found.files):
         return None
+    prove_run_input(root, plan, found)
     return [file.path for file in found.files], grade or columns.gold or "grade"
 
 

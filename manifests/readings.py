@@ -9,9 +9,10 @@ a chunk, as many as make up one: so there are not many more such files than rece
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.plans import Plan
 from manifests.records import checked, fault_of
-from manifests.store import Store
+from manifests.store import Store, each
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,23 @@ class Readings:
             return
         found.hold(touched)
         if held is not None:
-            for group in touched:
-                self._compare(path, group, held, found.digests(group))
+            self._compare_all(path, touched, held, found)
+
+    def compare(self, file: int, path: str, block: Sequence[int], found: ColumnBytes) -> None:
+        """Hold the row groups of a block against their first reading; nothing is fetched of a block that nobody read.
+
+        Raises:
+            InputError: one of them is not what it was.
+            ManifestError: what was kept is damaged.
+        """
+        held = self._find(file, block[0])
+        if held is not None:
+            found.hold(block)
+            self._compare_all(path, block, held, found)
+
+    def _compare_all(self, path: str, groups: Sequence[int], held: Reading, found: ColumnBytes) -> None:
+        for group in groups:
+            self._compare(path, group, held, found.digests(group))
 
     def _compare(self, path: str, group: int, held: Reading, now: dict[str, str]) -> None:
         before = held.groups[group - held.first] if 0 <= group - held.first < len(held.groups) else {}
@@ -185,18 +201,67 @@ def load_reading(store: Store, name: str) -> Reading:
     return held
 
 
+def listed_readings(store: Store) -> dict[str, str]:
+    """Every reading by name, with the sha256 of what it says: what a manifest keeps of them.
+
+    Raises:
+        ManifestError: one is damaged.
+    """
+    return {name: digest_of(asdict(held)) for name, held in _all(store)}
+
+
+def check_readings(store: Store, plan: Plan, manifest: Mapping[str, Any] | None) -> None:
+    """Hold the readings of an output against its plan, and against its manifest where that names them.
+
+    Raises:
+        ManifestError: names one that is damaged, missing, not the one that was kept, or of no row group of its own.
+    """
+    found, stops = {}, {}
+    for name, held in _all(store):
+        found[name], stops[name] = digest_of(asdict(held)), held.first + len(held.groups)
+    said = (manifest or {}).get("readings", found)
+    if not isinstance(said, dict):
+        raise ManifestError(f"{store.root}/manifest.json: its `readings` are no table of names. Restore it from a copy.")
+    for name in sorted(found.keys() | said.keys()):
+        if name not in found:
+            raise ManifestError(f"{store.root}/{name}: what was read of the input is missing. Restore it from a copy.")
+        if found[name] != said.get(name):
+            raise ManifestError(f"{store.root}/{name}: not what was read of the input when the run finished. Restore it from a copy.")
+    before = -1, 0
+    for (file, first), name in sorted((_parsed(name), name) for name in found):
+        if file >= len(plan.files):
+            raise ManifestError(f"{store.root}/{name}: the plan has no file {file}. Move it away.")
+        if (file, first) < before:
+            raise ManifestError(f"{store.root}/{name}: row group {first} stands in another reading too. Restore both from a copy.")
+        before = file, stops[name]
+
+
 def differing_readings(first: Store, second: Store) -> tuple[int, int] | None:
     """The first file and row group, by number, that two outputs of one list of input files read differently; None if there is none.
+
+    Chunks of another size make other blocks, so it is row groups that are compared.
 
     Raises:
         ManifestError: what was kept is damaged.
     """
-    for name in sorted({*first.names(FOLDER)} & {*second.names(FOLDER)}):
-        ours, theirs = load_reading(first, name), load_reading(second, name)
-        for place, (one, other) in enumerate(zip(ours.groups, theirs.groups, strict=False)):
-            if any(one[column] != other[column] for column in one.keys() & other.keys()):
-                return _parsed(name)[0], ours.first + place
+    ours = dict(_groups(first))
+    for place, other in sorted(_groups(second)):
+        one = ours.get(place, {})
+        if any(one[column] != other[column] for column in one.keys() & other.keys()):
+            return place
     return None
+
+
+def _groups(store: Store) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
+    """What each row group held, by the numbers of file and row group."""
+    for name, held in _all(store):
+        for group, digests in enumerate(held.groups, start=held.first):
+            yield (_parsed(name)[0], group), digests
+
+
+def _all(store: Store) -> Iterator[tuple[str, Reading]]:
+    names = sorted(store.names(FOLDER))
+    return zip(names, each(store, functools.partial(load_reading, store), names), strict=True)
 
 
 def refuse_differing(first: Store, second: Store, plan: Plan) -> None:

@@ -26,6 +26,7 @@ from manifests.errors import ManifestError
 from manifests.mixing import engines_differ, engines_of
 from manifests.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
 from manifests.proofs import NOTHING, Fates, agree, prove_chunk
+from manifests.readings import listed_readings
 from manifests.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.records import checked, fault_of
 from manifests.schemas import QUARANTINE, table_of
@@ -421,6 +422,7 @@ def build_manifest(
         "labels": [asdict(file) for file in found.labels],
         "quarantine": [asdict(file) for file in found.quarantine],
         "answers": [asdict(file) for file in found.answers],
+        "readings": listed_readings(folder.store),
     }
 
 

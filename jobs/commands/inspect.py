@@ -16,6 +16,7 @@ from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.plans import PLAN_NAME, load_plan
+from manifests.readings import check_readings
 from manifests.receipts import FileRef
 from manifests.runs import RunFolder, load_manifest
 from manifests.schemas import ANSWERS, LABELS
@@ -73,7 +74,8 @@ def status(target: str, day: str | None, output: str) -> int:
 def verify(target: str, day: str | None, output: str) -> int:
     """Prove that no row is lost or doubled, that no committed file changed, and that every label is one.
 
-    Compares multisets of row ids with the plan, each file's sha256 with its receipt, and each label with its own distribution.
+    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each label with its own distribution, and what was
+    kept of the input's first reading (`inputs/`) with the manifest.
     Of a folder that bundles are pulled to, proves that what serves is what was pulled, byte for byte, without network.
     Exits 3 at the first thing that does not hold.
     """
@@ -91,6 +93,7 @@ def verify(target: str, day: str | None, output: str) -> int:
         raise ManifestError(f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it.")
     if manifest.get("plan_sha256") != sha256_bytes(folder.store.read(PLAN_NAME)):
         raise ManifestError(f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy.")
+    check_readings(folder.store, folder.plan, manifest)
     counted = fates.by_kind()
     files_now = [[asdict(file) for file in group] for group in (found.labels, found.quarantine)]
     listed = [manifest[key] for key in ("fingerprint", "rows", "quarantined_by_status", "receipts_sha256", "labels", "quarantine")]

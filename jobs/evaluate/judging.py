@@ -148,7 +148,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
         held = load_qrels(options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map)
         return Gold(held.grades, BY_FILE_ROW)
     assert labels.plan is not None
-    own = own_input(labels.plan, options.qrels, options.grade)
+    own = own_input(labels.where, labels.plan, options.qrels, options.grade)
     if own is None:
         return Gold(None, BY_PAIR)
     files, column = own

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.durable_files import written
-from manifests.dataset import open_parquet
+from manifests.dataset import check_single, open_parquet
 from manifests.errors import InputError, UsageError
 from manifests.extras import require
 from manifests.filesystems import is_url
@@ -182,6 +182,7 @@ def _files(path: str, role: str) -> list[str]:
     files = [file.path for file in list_files(path)]
     if not files:
         raise InputError(f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob.")
+    check_single(files, f"{path} ({role})")
     return files
 
 

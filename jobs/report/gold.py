@@ -96,7 +96,11 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
     if len(paths) > 1:
         return _OwnGold(why_not=f"{said}its input is {len(paths)} paths, and grades are read from one.")
     path = str(paths[0])
-    if own_input(run.plan, path, column) is None:
+    try:
+        own = own_input(run.path, run.plan, path, column)
+    except CANT as exc:
+        return _OwnGold(why_not=f"{said}{exc}")
+    if own is None:
         why = f"its input {path} is not there, as seen from this folder, or is not what was labelled any more."
         return _OwnGold(why_not=said + why)
     return _OwnGold(path, column)

@@ -7,17 +7,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distill.gold import load_gold
 from distill.label_tables import load_labels
-from distill.specs import LabelSource
+from distill.specs import GoldSource, LabelSource
 from jobs.report.building import build_report
 from manifests.column_bytes import ColumnBytes
 from manifests.dataset import open_dataset, open_planned
-from manifests.errors import InputError
+from manifests.digests import canonical_json, digest_of
+from manifests.errors import InputError, ManifestError
 from manifests.local_store import LocalStore
 from manifests.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
@@ -33,7 +36,7 @@ def write(
 ) -> None:
     """Pairs of six queries in three row groups, whose texts are spelled with another letter in some of them. In place: size, footer, and
     the file itself stay."""
-    path = Path("pairs.parquet")
+    path = Path(path)
     letters = [new if row // GROUP in groups else "a" for row in range(ROWS)]
     numbers = [row % 6 if scattered else row // 4 for row in range(ROWS)]
     table = pa.table(
@@ -174,6 +177,72 @@ def test_a_comparison_joins_by_row_what_was_read_alike_alone(done: str, relabel:
     assert found.json["matched_by"] == "query_id and doc_id"
 
 
+def test_a_comparison_of_runs_in_chunks_of_different_sizes_tells_by_row_group(done: str, relabel: Cli, write_job: WriteJob) -> None:
+    """Their readings stand in other files: of four rows here, of sixteen there."""
+    other = write_job({"output": "out/other", "run": {"chunk_rows": 16, "max_failed_fraction": 1.0}}, path="other.yaml")
+    write(new="b", groups=(1,))
+    assert relabel("run", other).code == 0
+    found = relabel("compare", "out/ecom", "out/other", "--allow-partial", "--output", "json")
+    assert any("its row group 1 was written over between the two" in note for note in found.json["notes"])
+
+
+def with_grades(new: str = "", groups: tuple[int, ...] = ()) -> None:
+    """The pairs as `write` writes them, with a column of human grades that no run reads; in place."""
+    write("plain.parquet", new=new, groups=groups)
+    table = pq.read_table("plain.parquet").append_column("grade", pa.array([row % 3 for row in range(ROWS)]))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=GROUP, compression="none", use_dictionary=False, write_statistics=False)
+    with Path("graded.parquet").open("r+b" if Path("graded.parquet").exists() else "wb") as file:
+        file.write(sink.getvalue())
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare", "distill"])
+def test_human_grades_are_joined_by_row_to_the_texts_that_were_read_alone(
+    relabel: Cli, write_job: WriteJob, folder: Path, command: str
+) -> None:
+    with_grades()
+    job = {"input": {"path": "graded.parquet"}, "run": {"chunk_rows": 16}}
+    assert relabel("run", write_job(job)).code == 0
+    assert relabel("run", write_job({**job, "output": "out/other", "engine": {"seed": 8}})).code == 0
+    Path("copy").mkdir()
+    shutil.copy("graded.parquet", "copy/graded.parquet")
+
+    def join() -> Outcome:
+        if command == "evaluate":
+            return relabel("evaluate", "out/ecom", "--qrels", "copy/graded.parquet", "--resamples", "10")
+        if command == "compare":
+            return relabel("compare", "out/ecom", "out/other", "--qrels", "copy/graded.parquet", "--resamples", "10")
+        table = load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+        try:
+            load_gold(GoldSource(path="copy/graded.parquet"), is_learned=False).of(table)
+        except InputError as exc:
+            return Outcome(3, "", str(exc))
+        return Outcome(0, "", "")
+
+    assert join().code == 0
+    with_grades("b", (1,))
+    shutil.copy("graded.parquet", "copy/graded.parquet")
+    with_grades()
+    join().refused(3, "copy/graded.parquet: row group 1 holds another `query`, `title` than when out/ecom first read it")
+
+
+def test_a_report_says_why_the_grades_beside_other_texts_are_not_used(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
+    with_grades()
+    job = write_job({"input": {"path": "graded.parquet", "columns": {"gold": "grade"}}})
+    assert relabel("run", job).code == 0
+    with_grades("b", (1,))
+    page = build_report(["out/ecom"]).html
+    assert "the job names the gold column `grade`, which is not used: " in page
+    assert "row group 1 holds another" in page
+
+
+@pytest.mark.parametrize("to", ["qrels", "parquet"])
+def test_a_conversion_of_a_run_reads_none_of_its_input(done: str, relabel: Cli, to: str) -> None:
+    Path("pairs.parquet").unlink()
+    ended = relabel("convert", "out/ecom", f"labels.{to}", "--to", to, "--allow-partial")
+    assert ended.code == 0, ended
+
+
 def test_readings_are_few_and_say_what_they_are(half_done: str, relabel: Cli) -> None:
     assert relabel("run", half_done).code == 0
     names = sorted(path.name for path in Path("out/ecom", FOLDER).iterdir())
@@ -243,6 +312,72 @@ def test_a_damaged_reading_is_refused_by_name(half_done: str, relabel: Cli, at: 
     data[int(at * len(data))] ^= 1
     path.write_bytes(data)
     relabel("run", half_done).refused(3, "out/ecom/inputs/00000-000000.json", "Restore it from a copy")
+
+
+def forge(name: str, change: Callable[[dict[str, Any]], None], to: str | None = None) -> str:
+    """Change what a reading says, with its digest put right; its new path."""
+    held = json.loads(Path("out/ecom", FOLDER, name).read_bytes())["reading"]
+    change(held)
+    path = Path("out/ecom", FOLDER, to or name)
+    path.write_bytes(canonical_json({"version": 1, "sha256": digest_of(held), "reading": held}))
+    return str(path)
+
+
+def other_texts(held: dict[str, Any]) -> None:
+    held["groups"][0]["title"] = "0" * 64
+
+
+def overlapping(held: dict[str, Any]) -> None:
+    held["groups"] *= 2
+
+
+def moved(held: dict[str, Any]) -> None:
+    held["first"] = 9
+
+
+FORGERIES: dict[str, tuple[Callable[[], str], str]] = {
+    "texts": (lambda: forge("00000-000001.json", other_texts), "not what was read of the input"),
+    "rows": (lambda: forge("00000-000001.json", overlapping), "not what was read of the input"),
+    "new": (lambda: forge("00000-000001.json", moved, "00000-000009.json"), "not what was read of the input"),
+    "missing": (lambda: str(shutil.move("out/ecom/inputs/00000-000001.json", "away") and "out/ecom/inputs/00000-000001.json"), "missing"),
+    "renamed": (lambda: str(shutil.copy("out/ecom/inputs/00000-000001.json", "out/ecom/inputs/00000-000002.json")), "row group 1"),
+    "no reading": (lambda: str(shutil.copy("job.yaml", "out/ecom/inputs/notes.json")), "no reading of an input"),
+}
+
+
+def reads_again(command: str) -> list[str]:
+    lines = {"verify": ["verify", "out/ecom"], "evaluate": ["evaluate", "out/ecom", "--qrels", "pairs.parquet", "--grade", "doc_id"]}
+    return lines.get(command) or ["merge", "out/ecom", "--to", "out/all"]
+
+
+@pytest.mark.parametrize("command", ["verify", "evaluate", "merge", "distill"])
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_damaged_or_forged_reading_is_named(half_done: str, relabel: Cli, kind: str, command: str) -> None:
+    """The manifest keeps the sha256 of each: a reading that fits its own digest is no proof of itself."""
+    assert relabel("run", half_done).code == 0
+    assert relabel("verify", "out/ecom").code == 0
+    change, says = FORGERIES[kind]
+    path = change()
+    if command == "distill":
+        with pytest.raises(ManifestError, match=says) as error:
+            load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+        assert path in str(error.value)
+    else:
+        relabel(*reads_again(command)).refused(3, path, says)
+
+
+@pytest.mark.parametrize("kind", ["overlap", "file"])
+def test_readings_that_no_manifest_names_must_fit_the_plan(half_done: str, relabel: Cli, kind: str) -> None:
+    assert relabel("run", half_done).code == 0
+    path = Path("out/ecom/manifest.json")
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_bytes()).items() if key != "readings"}))
+    assert relabel("verify", "out/ecom").code == 0
+    if kind == "overlap":
+        forge("00000-000000.json", overlapping)
+        relabel("verify", "out/ecom").refused(3, "out/ecom/inputs/00000-000001.json: row group 1 stands in another reading too")
+    else:
+        forge("00000-000000.json", lambda _: None, "00007-000000.json")
+        relabel("verify", "out/ecom").refused(3, "out/ecom/inputs/00007-000000.json: the plan has no file 7")
 
 
 def test_an_output_of_an_earlier_relabel_without_readings_goes_on(half_done: str, relabel: Cli) -> None:

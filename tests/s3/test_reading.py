@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distill.label_tables import load_labels
+from distill.specs import LabelSource
 from manifests.dataset import Dataset, open_dataset
 from manifests.errors import InputError, StoreUnreachableError
+from manifests.object_store import open_object_store
 from manifests.plans import Plan, make_plan
 from manifests.rows import read_chunks
 from manifests.specs import InputSpec
 from manifests.url_files import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
-from tests.s3.conftest import put_parquet
+from tests.s3.conftest import Outcome, put_parquet
 
 ROWS, GROUP = 4000, 500
 
@@ -155,3 +160,33 @@ def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> 
         assert file.tell() == max(min(start + length, len(data)), min(start, len(data)))
     assert file.seek(-4, 2) == len(data) - 4
     assert file.readall() == b"PAR1"
+
+
+def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_where_it_is_read_again(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
+    """The sha256 of each row group's columns is kept in the output on S3, too; a copy of equal bytes with another ETag passes."""
+    plain: dict[str, Any] = {"row_group_size": 16, "compression": "none", "use_dictionary": False, "write_statistics": False}
+
+    def put(letter: str) -> bytes:
+        rows = range(60)
+        columns: dict[str, list[str]] = {name: [f"{name} {row % 10}" for row in rows] for name in ("query_id", "query")}
+        columns |= {"doc_id": [f"d{row:02d}" for row in rows], "document": [f"{letter} shoe {row:02d}" for row in rows]}
+        return put_parquet(f"{s3}/pairs.parquet", pa.table(columns), **plain)
+
+    job = write_job({"engine": {"args": {}}})
+    first = put("a")
+    assert relabel("run", job, "--shard", "0/3").returncode == 0
+    names = sorted(open_object_store(f"{s3}/out").names("inputs"))
+    assert names == [f"inputs/00000-{group:06d}.json" for group in range(4)]
+    second = put("b")
+    assert len(first) == len(second)
+    refused = relabel("run", job)
+    assert refused.returncode == 3
+    assert "pairs.parquet: row group 0 holds another `document` than when" in refused.stderr
+    assert put("a") == first
+    assert relabel("run", job).returncode == 0
+    assert relabel("verify", job).returncode == 0
+    put("b")
+    with pytest.raises(InputError, match="row group 0 holds another `document`"):
+        load_labels(LabelSource(path=f"{s3}/out"), allow_over_limit=True)
