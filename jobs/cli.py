@@ -19,7 +19,7 @@ import click
 from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
 from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
 from jobs.streams import redacted_streams
-from manifests.redaction import forget_secrets, redacted
+from manifests.redaction import forget_secrets, redacted, shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("jobs.commands.setup:init", "Write a job file to start from."),
@@ -200,7 +200,7 @@ def _failed(exc: Exception) -> int:
     from jobs.log_format import say_crash
 
     if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:  # of a path that was given: none of ours comes near
-        message = f"relabel: {str(exc.filename)[:100]}…: longer than a path may be. Give a shorter one."
+        message = f"relabel: {shortened(str(exc.filename), 100)}: longer than a path may be. Give a shorter one."
         _say_error(message, "error", exit_code=int(Exit.BAD_INPUT))
         return int(Exit.BAD_INPUT)
     say_crash(exc, "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.")

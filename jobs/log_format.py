@@ -7,7 +7,6 @@ anything else. What a native library or another process writes to the descriptor
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
 import threading
@@ -16,6 +15,7 @@ import traceback as traceback_module
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from jobs.streams import RedactedStream
 from manifests.redaction import redacted_values
 
 VARIABLE = "RELABEL_LOG_FORMAT"
@@ -24,7 +24,7 @@ FORMATS = ("text", "json")
 _lines: JsonLines | None = None
 
 
-class JsonLines(io.TextIOBase):
+class JsonLines(RedactedStream):
     """A stream whose every line is a JSON object: `time`, `level`, `event`, `message`, and whatever fields are known.
 
     Args:
@@ -33,34 +33,20 @@ class JsonLines(io.TextIOBase):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        super().__init__(stream)
         self.fields: dict[str, Any] = {}
         self._guard = threading.RLock()  # a signal's handler may speak while the main thread does
-        self._begun = threading.local()
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override] # click asks for both before it writes to a stream as it is
-        return "utf-8"
+    def isatty(self) -> bool:
+        return False
 
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
+    def flush(self) -> None:
+        """Nothing: an object is a whole line, and was flushed."""
 
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def write(self, text: str) -> int:
-        """Take text; each line that it ends becomes an object. A thread's unfinished line waits for its end."""
-        if not isinstance(text, str):
-            raise TypeError(f"want text, got {type(text).__name__}")
-        *lines, self._begun.text = (getattr(self._begun, "text", "") + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        for line in lines:
+    def _show(self, text: str) -> None:
+        for line in text.replace("\r", "\n").split("\n"):
             if line.strip():
                 self.emit("info", "output", line)
-        return len(text)
 
     def finish(self) -> None:
         """Say this thread's unfinished line."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -15,10 +16,11 @@ from manifests.redaction import redacted
 
 
 class RedactedStream(io.TextIOBase):
-    """A text stream on which each text that is written is redacted as a whole."""
+    """A text stream that is redacted before it is written, a line at least at a time: half a secret has no form to be known by."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+        self._begun = threading.local()  # each thread's unfinished line
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # click asks for both before it writes to a stream as it is
@@ -38,26 +40,41 @@ class RedactedStream(io.TextIOBase):
         return self.stream.fileno()
 
     def write(self, text: str) -> int:
-        """Take text; what is in it of secrets is not written."""
+        """Take text; an unfinished line waits for its end, or for `flush`."""
         if not isinstance(text, str):
             raise TypeError(f"want text, got {type(text).__name__}")
-        shown = redacted(text)
-        try:
-            self.stream.write(shown)
-        except UnicodeEncodeError:  # a name that is not UTF-8
-            self.stream.write(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
+        held = self._taken() + text
+        end = max(held.rfind("\n"), held.rfind("\r")) + 1
+        self._begun.text = held[end:]
+        if end:
+            self._show(redacted(held[:end]))
         return len(text)
 
     def flush(self) -> None:
+        held = self._taken()
+        if held:
+            self._show(redacted(held))
         self.stream.flush()
+
+    def _taken(self) -> str:
+        held, self._begun.text = getattr(self._begun, "text", ""), ""
+        return held
+
+    def _show(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:  # a name that is not UTF-8
+            self.stream.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 @contextlib.contextmanager
 def redacted_streams() -> Iterator[None]:
-    """Stdout and stderr are redacted while the block runs."""
+    """Stdout and stderr are redacted while the block runs. Again within it, where something wraps lines before they get here."""
     out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = RedactedStream(out), RedactedStream(err)
+    sys.stdout, sys.stderr = doors = RedactedStream(out), RedactedStream(err)
     try:
         yield
     finally:
+        for door in doors:
+            door.flush()
         sys.stdout, sys.stderr = out, err

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from jobs.streams import redacted_streams
+from manifests.redaction import redacted
 
 LINE_EVERY_S = 60.0
 
@@ -16,7 +20,8 @@ class TransferDisplay:
     """Shows what is moving. Call it as the `progress` of publishing and pulling."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._door = contextlib.ExitStack()
+        self._console = Console(file=sys.stderr)
         self._bar: Progress | None = None
         self._moved_bytes = 0
         self._next_s = time.monotonic() + LINE_EVERY_S
@@ -28,9 +33,11 @@ class TransferDisplay:
     def __enter__(self) -> TransferDisplay:
         if self._bar is not None:
             self._bar.start()
+            self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._door.close()
         if self._bar is not None:
             self._bar.stop()
 
@@ -38,7 +45,7 @@ class TransferDisplay:
         """Bytes that went through since the last call, and what they belong to."""
         self._moved_bytes += count
         if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=self._moved_bytes)
+            self._bar.update(self._task, description=redacted(what), completed=self._moved_bytes)
         elif time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
             self.say(f"{what} · {size_text(self._moved_bytes)} so far")
@@ -46,7 +53,7 @@ class TransferDisplay:
     def say(self, line: str) -> None:
         """A line above the bar."""
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
+            self._bar.console.print(redacted(line), markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 

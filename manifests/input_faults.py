@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from manifests.errors import InputError, RelabelError
+from manifests.redaction import shortened
 
 _KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
@@ -55,4 +56,4 @@ def reading(path: str) -> Iterator[None]:
 
 
 def _first_line(exc: Any) -> str:
-    return str(exc).split("\n", 1)[0].rstrip(".")[:200]
+    return shortened(str(exc).split("\n", 1)[0].rstrip("."), 200)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from manifests.redaction import shortened
+
 
 def oddity_of(text: str) -> str | None:
     """What is wrong with a text, in a few words; None if nothing is."""
@@ -24,7 +26,7 @@ def shown(text: str) -> str:
         data = os.fsencode(text)
     except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
         data = text.encode("utf-8", "backslashreplace")
-    return data.decode("utf-8", "backslashreplace").replace("\0", "\\0")[:200]
+    return shortened(data.decode("utf-8", "backslashreplace").replace("\0", "\\0"), 200)
 
 
 def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:

@@ -62,6 +62,12 @@ def redacted(text: str) -> str:
     return masked_shapes(masked_urls(_kept.masked(text)))
 
 
+def shortened(text: str, most: int) -> str:
+    """The text redacted, and then cut to so many characters: the part of a secret before a cut has no form to be known by."""
+    shown = redacted(text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
 def redacted_values(value: Any) -> Any:
     """Plain values as JSON holds them, with every string in them redacted."""
     if isinstance(value, str):
@@ -84,9 +90,10 @@ def secret_in(text: str) -> str | None:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr` and base64 write it."""
+    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last also within more."""
     import base64
     import html
+    import itertools
     import json
     from urllib.parse import quote, quote_plus, unquote
 
@@ -96,6 +103,10 @@ def _forms(value: str) -> set[str]:
     for one in plain:
         raw = one.encode(errors="surrogateescape")
         forms |= {quote(one, safe="", errors="replace"), quote(one, errors="replace"), quote_plus(one, errors="replace")}
-        forms |= {json.dumps(one)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1], repr(one)[1:-1], html.escape(one)}
-        forms |= {base64.b64encode(raw).decode().rstrip("="), base64.urlsafe_b64encode(raw).decode().rstrip("=")}
+        forms |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in forms if "%" in form}
+        forms |= {json.dumps(one)[1:-1], json.dumps(json.dumps(one)[1:-1])[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
+        forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
+        for encode, shift in itertools.product((base64.b64encode, base64.urlsafe_b64encode), range(3)):  # with up to two bytes before it
+            digits = encode(bytes(shift) + raw).decode().rstrip("=")
+            forms |= {digits[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6], digits if shift == 0 else ""}
     return {form for form in forms if len(form) >= MIN_CHARS}

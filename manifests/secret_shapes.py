@@ -9,28 +9,21 @@ from typing import NamedTuple
 MASK = "***"
 
 _NAME = (
-    r"(?:password|passwd|passphrase|pwd|secret|(?:access|api|account|shared|private|secret|auth)[_-]?key|token|shared_?access_?signature"
-    r"|signature|credentials?|jwt|(?<![a-z])(?:sig|pat))\d*"
+    r"(?:password|passwd|passphrase|passcode|(?:(?<![a-z])|db)pass|pwd|secret|token|shared_?access_?signature|signature|credentials?|jwt"
+    r"|(?:access|api|account|shared|private|secret|auth|subscription|encryption|master|session)[_-]?key|session_?id|(?<![a-z])(?:sig|pat|auth))\d*"
 )
-_NEEDLES = (
-    "pass",
-    "pwd",
-    "secret",
-    "key",
-    "token",
-    "signature",
-    "credential",
-    "jwt",
-    "sig=",
-    "sig:",
-    "sig ",
-    "pat=",
-    "pat:",
-)
-_QUOTE = r"(?:\\{0,4}[\"'])?+"
-"""As it stands, or escaped in a text within JSON or `repr`."""
+_NEEDLES = ("pass", "pwd", "secret", "key", "token", "sig", "credential", "jwt", "pat", "auth", "session")
+_MARK = r"(?:\\{0,4}[\"']|&quot;|&#3[49];)"
+_QUOTE = rf"{_MARK}?+"
+"""As it stands, or escaped in a text within JSON, `repr` or HTML."""
 _FIRST = r"(?!\*\*\*|…)"
-_VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"'])"
+_VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"']|[)}\]](?=\w))"
+_OPENS = rf"(?:b?({_MARK}))?+"
+_QUOTED = r"(?:(?(2)(?:(?!\2)[^\r\n]){1,400}(?=\2)|(?!))"
+"""What stands between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way with its `)`."""
+_HEADER = r"(?:=\\{0,4}\"(?=[\w/+\"\\])[^\"\\\r\n]*\\{0,4}\"|[^\r\n\"'\\]|\\(?![nr])[^\s\"'])+"
+"""The rest of a header's line, or of the string that holds it, with `name="value"` in it."""
+_SLASH = r"(?:\\*/|%2F)"
 _BASE64 = "A-Za-z0-9+/"
 _KEY = rf"(?:^|(?<=/))(?:MC4CAQ|MFECAQ|MHcCAQ|MIG[A-Za-z0-9]AgE|MII[{_BASE64}]{{2}}[AIQgw]|b3BlbnNzaC1rZXk)[{_BASE64}=]{{24,}}"
 """A private key in base64, by how it begins: ed25519, EC, RSA and OpenSSH; also where it was taken for a path."""
@@ -69,57 +62,120 @@ def _is_key(word: str, after: str) -> bool:
     if word != body:
         return (len(body), len(word)) in ((43, 44), (86, 88)) and not re.match(r"\.\w|[\w%{$+/-]", after)
     kinds = (str.isupper, str.islower, str.isdigit)
-    return len(word) in (43, 64, 86) and not {"-", "_"} & set(word) and all(any(map(kind, word)) for kind in kinds)
+    is_path = len({"-", "_"} & set(word)) > 0 or word.count("/") > 6  # a key has one or two, and more than six once in 100,000
+    return len(word) in (43, 64, 86) and not is_path and all(any(map(kind, word)) for kind in kinds)
 
+
+_TOKENS = {
+    "sk-": r"sk-[\w-]{16,}",  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    "k_live_": r"[rs]k_live_\w{16,}",
+    "k_test_": r"[rs]k_test_\w{16,}",
+    "whsec_": r"whsec_[\w+=]{16,}",
+    "hf_": r"hf_[A-Za-z0-9]{20,}",
+    "r8_": r"r8_[A-Za-z0-9]{30,}",
+    "gsk_": r"gsk_[A-Za-z0-9]{20,}",
+    "xai-": r"xai-[A-Za-z0-9]{30,}",
+    "pplx-": r"pplx-[A-Za-z0-9]{30,}",
+    "nvapi-": r"nvapi-[\w-]{20,}",
+    "pcsk_": r"pcsk_\w{20,}",
+    "gh": r"gh[pousr]_\w{20,}",
+    "github_pat_": r"github_pat_\w{20,}",
+    "gl": r"gl(?:pat|dt|rt|ft|ptt|cbt|oas|soat|agent)-[\w-]{16,}",
+    "xox": r"xox[a-z]-[\w-]{10,}",
+    "xapp-": r"xapp-\d-[\w-]{10,}",
+    "aiza": r"AIza[\w-]{30,}",
+    "ya29.": r"ya29\.[\w.-]{16,}",
+    "gocspx-": r"GOCSPX-[\w-]{20,}",
+    "1//0": r"1//0[\w-]{20,}",
+    "q~": r"[\w.~-]{3}\dQ~[\w.~-]{30,}",  # a client's secret of Azure
+    "eyj": r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){0,3}",
+    "npm_": r"npm_\w{30,}",
+    "pypi-age": r"pypi-AgE[\w-]{16,}",
+    "rubygems_": r"rubygems_[0-9a-f]{40,}",
+    "dckr_": r"dckr_[a-z]at_[\w-]{16,}",
+    "sg.": r"SG\.[\w-]{16,}\.[\w-]{16,}",
+    ":aa": r"(?:bot)?\d{8,10}:AA[\w-]{30,}",
+    "_v1_": r"do[opr]_v1_[0-9a-f]{40,}",
+    "dapi": r"dapi[0-9a-f]{32}",
+    "shp": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}",
+    "hv": r"hv[sbr]\.[\w-]{20,}",
+    "lin_api_": r"lin_api_\w{20,}",
+    "ntn_": r"ntn_[A-Za-z0-9]{30,}",
+    "glsa_": r"gl(?:sa|c)_\w{20,}",
+    "atatt3": r"ATATT3[\w=-]{20,}",
+    "figd_": r"figd_[\w-]{20,}",
+    "sbp_": r"sbp_[0-9a-f]{36,}",
+    "pmak-": r"PMAK-[0-9a-f-]{40,}",
+    "nrak-": r"NRAK-[A-Z0-9]{20,}",
+    "sntry": r"sntry[su]_[\w+=-]{20,}",
+    "age-secret-key-1": r"AGE-SECRET-KEY-1[0-9A-Z]{20,}",
+}
+"""Tokens that say themselves whose they are: what the lower case of a text must hold, and the pattern."""
 
 SHAPES = (
     Shape(
         "a PEM block",
-        ("-----begin",),
+        ("---begin", "--- begin", "---%20begin", "---+begin"),
         (
-            r"(?s)-----BEGIN[A-Z0-9 %+]{1,60}-----"
-            rf"(?:(?:(?!-----BEGIN).){{0,20000}}?-----END[A-Z0-9 %+]{{1,60}}-----|(?:[{_BASE64}=\s%]|\\+[nr])*)"
+            r"(?s)-{4,5}[ %+20]{0,3}BEGIN[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+            r"(?:(?:(?!---[ %+20]{0,3}BEGIN).){0,20000}?-{4,5}[ %+20]{0,3}END[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+            rf"|(?:(?:\s|\\+[nr])*[A-Z][A-Za-z-]+: [^\r\n\\]*)*(?:[{_BASE64}=\s%]|\\+[nr])*)"
         ),
         MASK,
     ),
+    Shape("a private key", ("private-lines:",), r"(?is)(private-lines:)(?!\*\*\*).*?(?:private-mac: ?\w+|\Z)", rf"\1{MASK}"),
     Shape(
         "an authorization header",
         ("authorization",),
-        (rf"(?i)\b(authorization{_QUOTE}\s?+[:=,]\s?+{_QUOTE}(?:(?:basic|bearer|token|digest) ++)?+){_FIRST}(?:[^\s\"'\\]|\\[^\s\"'])+"),
+        rf"(?i)\b(authorization{_QUOTE}\s?+[:=,]\s?+(?:b?{_MARK})?+(?:(?:basic|bearer|token|digest)\s++)?+){_FIRST}{_HEADER}",
         rf"\1{MASK}",
     ),
+    Shape("a token", ("digest ",), rf"(?i)\b(digest )(?=(?:username|realm|nonce|uri|qop)=){_HEADER}", rf"\1{MASK}"),
+    Shape("a token", ("bearer", "basic"), r"(?i)\b((?:bearer|basic)(?:[:\s]\s?|\\+t))(?=[\w.~+/-]*[\d=])[\w.~+/-]{12,}=*", rf"\1{MASK}"),
     Shape(
-        "a token",
-        ("bearer ", "basic "),
-        r"(?i)\b((?:bearer|basic) )(?=[\w.~+/-]*[\d=])[\w.~+/-]{12,}=*",
-        rf"\1{MASK}",
-    ),
-    Shape("a cookie", ("cookie:",), r"(?i)\b(cookie: *+)(?!\*\*\*|…)(?:[^\r\n\"'\\]|\\[^\s\"'])+", rf"\1{MASK}", is_sure=False),
-    Shape(
-        "a password, key or token",
-        _NEEDLES,
-        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE} ?= ?{_QUOTE}){_FIRST}{_VALUE}+",
-        rf"\1{MASK}",
-    ),
-    Shape(
-        "a password, key or token",
-        _NEEDLES,
-        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE}: ?{_QUOTE})(?!\d+\b){_FIRST}{_VALUE}{{8,}}",
+        "a cookie",
+        ("cookie",),
+        rf"(?i)\b(cookie(?:: *+|=|{_MARK}[:,] ?{_MARK})){_FIRST}(?:[^\r\n\"'\\]|\\[^\s\"'])+",
         rf"\1{MASK}",
         is_sure=False,
     ),
-    Shape("a password, key or token", _NEEDLES, rf"(?i)(--[\w-]*?{_NAME} +){_FIRST}{_VALUE}{{8,}}", rf"\1{MASK}", is_sure=False),
-    Shape("a password", (" -u ",), r"( -u )[^\s:]+:(?!\*\*\*)\S+", rf"\1{MASK}", is_sure=False),
     Shape(
-        "a token",
-        ("sk-", "k_live_", "k_test_", "hf_", "gh", "glpat-", "xox", "aiza", "ya29.", "eyj", "npm_", "pypi-age", "sg."),
+        "the secret of a webhook",
+        ("hook", "services", "workflows", "triggers", "with"),
         (
-            r"\b(?:sk-[\w-]{16,}|[rs]k_(?:live|test)_\w{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-            r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|npm_\w{30,}|pypi-AgE[\w-]{16,}"
-            r"|SG\.[\w-]{16,}\.[\w-]{16,})"
+            rf"(?i)({_SLASH}(?:services|workflows|triggers){_SLASH}T(?-i:[A-Z0-9]){{3,}}{_SLASH}"
+            rf"|{_SLASH}api{_SLASH}(?:v\d+{_SLASH})?webhooks?{_SLASH}(?:\d{{6,}}{_SLASH})?+(?=[\w-]{{16}})"
+            rf"|{_SLASH}webhook(?:b2)?{_SLASH}(?=[\w@%-]+{_SLASH}IncomingWebhook)"
+            rf"|\bhooks\.zapier\.com{_SLASH}hooks{_SLASH}catch{_SLASH}|\bhook\.[\w.]*make\.com{_SLASH}|{_SLASH}with{_SLASH}key{_SLASH}"
+            rf"|{_SLASH}hooks{_SLASH}(?=[a-z0-9]{{26}}\b)){_FIRST}[\w@%/\\-]*[\w@%/-]"
         ),
-        MASK,
+        rf"\1{MASK}",
     ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE}\]? ?(?:=[=>]?+|:=|%3D) ?+{_OPENS}){_FIRST}{_QUOTED}|{_VALUE}+)",
+        rf"\1{MASK}",
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE}: ?{_OPENS})(?!\d+\b){_FIRST}{_QUOTED}|{_VALUE}{{8,}})",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)({_NAME}{_MARK}, ?b?{_MARK})(?=[^\"'\s]*\d){_VALUE}{{8,}}|(<[\w:.-]*?{_NAME}>){_FIRST}[^<\s]+",
+        rf"\1\2{MASK}",
+        is_sure=False,
+    ),
+    Shape("a password, key or token", _NEEDLES, rf"(?i)(--[\w-]*?{_NAME} +){_FIRST}{_VALUE}{{8,}}", rf"\1{MASK}", is_sure=False),
+    Shape("a password", (" -u", " --user"), r"( (?:-u|--user)[ =])[^\s:]+:(?!\*\*\*)\S+", rf"\1{MASK}", is_sure=False),
+    Shape("a password", ("login ",), rf"(\blogin \S+\s+password\s+){_FIRST}{_VALUE}+", rf"\1{MASK}", is_sure=False),
+    Shape("a password", ("jdbc:oracle:",), r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@", rf"\1{MASK}@"),
+    Shape("a token", tuple(prefix.lower() for prefix in _TOKENS), rf"\b(?:{'|'.join(_TOKENS.values())})", MASK),
     Shape(
         "an access key",
         ("akia", "asia"),

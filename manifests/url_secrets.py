@@ -19,13 +19,14 @@ _WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", r
 _PORT = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)")
 _PAIR = re.compile(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)")
 _END = r"[^\s\"'<>`:.,;)]"
-_REST = re.compile(rf"([?#])[^\s\"'<>`]*{_END}")
-_QUERY = re.compile(rf"\?(?:[A-Za-z][\w.~%-]*=)[^\s\"'<>`]*{_END}")
+_STOP = r"(?:[\s\"'<>`:.,;)]|$)"
+_REST = re.compile(rf"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*{_STOP}))[^\s\"'<>`]*{_END}")  # a heading's name is none
+_QUERY = re.compile(r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)")
 _NOT_QUITE = re.compile(  # a URL with a slip in it, or a part of one
-    r"((?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}:(?!//[^/])[/\\]{1,4}|(?<![:\w])//|(?<=[a-z0-9])//(?!/)))[^\s/\\:@\"'<>]+:[^\s\"'<>@]*[^\s\"'<>]*@"
+    r"((?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}:(?!//[^/])[/\\]{1,10}|(?<![:\w])//|(?<=[a-z0-9])//(?!/)))[^\s/\\:@\"'<>]+:[^\s\"'<>@]*[^\s\"'<>]*@"
     r"|(?<![\w/.-])(?!hf:|pypi:|mailto:)[\w.-]{1,40}:[^\s/@:\"'<>(){},]{3,}@(?=[\w.-]+[:/(])"
 )
-_ENCODED = re.compile(r"(?i)(%3A%2F%2F)[^\s\"'<>`&]*?%40")
+_ENCODED = re.compile(r"(?i)(%(?:25)*3A(?:%(?:25)*2F){2})[^\s\"'<>`&]{0,400}?(%(?:25)*40)")
 
 
 def masked_urls(text: str) -> str:
@@ -34,9 +35,14 @@ def masked_urls(text: str) -> str:
         text = _URL.sub(_masked, text)
     if "@" in text:
         text = _NOT_QUITE.sub(lambda match: f"{match[1] or ''}{MASK}@", text)
-    if "%40" in text:
-        text = _ENCODED.sub(rf"\1{MASK}%40", text)
-    return _QUERY.sub(f"?{MASK}", text) if "?" in text else text
+    if "%" in text:
+        text = _ENCODED.sub(rf"\1{MASK}\2", text)
+    return _QUERY.sub(_masked_pair, text) if "?" in text else text
+
+
+def _masked_pair(match: re.Match[str]) -> str:
+    """An option of a query without its value, where it may be a secret; most of `?page=2&sort=new` is none."""
+    return f"{match[1]}{MASK}" if len(match[3]) >= MIN_CHARS or names_secret(match[2], match[3]) else match[0]
 
 
 def secret_in_url(url: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from manifests.errors import InputError
 from manifests.filesystems import is_url
 from manifests.input_faults import reading
+from manifests.redaction import shortened
 from manifests.trec import EXAMPLES, FIELD
 from manifests.url_files import UrlFile
 
@@ -105,7 +106,7 @@ def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, p
     except polars.exceptions.PolarsError as exc:
         _check_kinds(block, path)
         last = block.first + block.data.rstrip().count(b"\n")
-        raise InputError(f"{path}: lines {block.first} to {last} can't be read: {str(exc).splitlines()[0][:200]}.") from exc
+        raise InputError(f"{path}: lines {block.first} to {last} can't be read: {shortened(str(exc).splitlines()[0], 200)}.") from exc
 
 
 def json_names(polars: Any, block: Block, *, path: str) -> list[str]:

@@ -16,6 +16,7 @@ from manifests.extras import require
 from manifests.filesystems import is_url
 from manifests.input_files import list_files
 from manifests.input_folders import PARQUET_SUFFIXES
+from manifests.redaction import shortened
 from manifests.specs import nearest
 from manifests.url_files import UrlFile, fetched
 
@@ -173,7 +174,7 @@ def told(path: str) -> Iterator[None]:
     try:
         yield
     except polars.exceptions.PolarsError as exc:
-        raise InputError(f"{path}: can't be read: {str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__}.") from exc
+        raise InputError(f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}.") from exc
 
 
 def _files(path: str, role: str) -> list[str]:

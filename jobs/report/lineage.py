@@ -13,6 +13,7 @@ from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, Student
 from jobs.report.downloads import csv_download
 from jobs.report.page import Block, Figure
 from manifests.digests import digest_of, sha256_bytes
+from manifests.redaction import shortened
 
 BOX = (196, 62)
 GAP = (22, 46)
@@ -260,4 +261,4 @@ def _draw_node(root: ElementTree.Element, node: Node, x: float, y: float) -> Non
     for text, colour, size, down, most in texts:
         line = ElementTree.SubElement(root, "text", {"x": f"{x + 12}", "y": f"{y + down}", "class": f"{colour} t{size}"})
         clean = "".join(char if char.isprintable() else " " for char in text)
-        line.text = clean if len(clean) <= most else clean[: most - 1] + "…"
+        line.text = shortened(clean, most)

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from manifests.digests import sha256_bytes
 from manifests.extras import require
+from manifests.redaction import shortened
 
 INK, GRID = "#010101", "#020202"
 SERIES = ("#110000", "#110011", "#110022", "#110033", "#110044", "#110055")
@@ -192,7 +193,7 @@ def _series(number: int) -> str:
 def _short(text: str) -> str:
     """Text that a drawing has room for, without what no XML may hold."""
     clean = "".join(char if char.isprintable() else " " for char in text)
-    return clean if len(clean) <= _LABEL_CHARS else clean[: _LABEL_CHARS - 1] + "…"
+    return shortened(clean, _LABEL_CHARS)
 
 
 def _labels(axes: Any, label: str, value: str, *, is_named: bool) -> None:

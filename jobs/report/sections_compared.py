@@ -17,6 +17,7 @@ from jobs.report.gold import CANT, NO_GOLD, GoldChoice
 from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.plots import draw_intervals
 from jobs.report.sections_judged import RESAMPLES, shown_figures
+from manifests.redaction import shortened
 
 
 def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Section]:
@@ -64,7 +65,7 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     matched = f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone and are left out."
     cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]
     confusion = confusion_table(
-        triangle.confusion, _clip(teacher), _clip(student), caption=f"Grades of {pair}",
+        triangle.confusion, shortened(teacher, 20), shortened(student, 20), caption=f"Grades of {pair}",
         download=csv_download(f"confusion-{teacher}-{student}", (teacher, student, "rows"), cells),
     )  # fmt: skip
     blocks: list[Block] = [
@@ -93,11 +94,11 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     for key, ours in triangle.teacher.figures.items():
         theirs, step = triangle.student.figures.get(key), triangle.difference.get(key)
         is_apart = step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
-        held = ((_clip(teacher), ours), (_clip(student), theirs))
+        held = ((shortened(teacher, 20), ours), (shortened(student, 20), theirs))
         title = figure_title(key, {name: figure.is_by_grade for name, figure in held if figure is not None})
         ends = (None, None, None) if step is None else (step.value, step.low, step.high)
         rows.append([title, ours.value, None if theirs is None else theirs.value, *ends, Badge("differs", "warn") if is_apart else ""])
-    head = ("figure", _clip(teacher), _clip(student), "difference", "low", "high", "verdict")
+    head = ("figure", shortened(teacher, 20), shortened(student, 20), "difference", "low", "high", "verdict")
     save = csv_download(f"triangle-{teacher}-{student}", (*head[:-1], "differs"), [[*row[:-1], "yes" if row[-1] else "no"] for row in rows])
     alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)
     note = (
@@ -112,12 +113,8 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
 
 def _against_name(figure: str, teacher: str, student: str) -> str:
     """A figure's name, by the names of the runs: two runs beside each other need not be teacher and student."""
-    return f"mean KL({_clip(teacher)} ‖ {_clip(student)}), nats" if figure == "kl" else AGAINST_TEACHER[figure]
+    return f"mean KL({shortened(teacher, 20)} ‖ {shortened(student, 20)}), nats" if figure == "kl" else AGAINST_TEACHER[figure]
 
 
 def _said(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else "undefined"
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= 20 else text[:19] + "…"

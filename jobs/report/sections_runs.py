@@ -13,6 +13,7 @@ from jobs.report.downloads import csv_download
 from jobs.report.lineage import changes, lineage_blocks, trace
 from jobs.report.page import Badge, Block, Cell, Code, Facts, Fold, Section, Shade, Side, Table, Text
 from jobs.report.tallies import LabelTally
+from manifests.redaction import redacted, shortened
 
 DIGITS = 16
 """Of a digest that is shown."""
@@ -152,7 +153,7 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Bl
     for status, count in counts:
         reasons: Counter[str] = Counter()
         for reason, number in (tally.reasons.get(status) or Counter()).items():
-            reasons[_clip(reason, REASON_CHARS) if quotes else _unquoted(status, reason)] += number
+            reasons[shortened(reason, REASON_CHARS) if quotes else _unquoted(status, reason)] += number
         inner: list[Block] = []
         if reasons:
             listed = list(reasons.most_common(REASONS))
@@ -172,7 +173,7 @@ def _example(row: Mapping[str, Any]) -> Fold:
         Facts(
             [
                 ("query", row.get("query", row["query_id"])),
-                ("document", _clip(row.get("document", row["doc_id"]), 600)),
+                ("document", shortened(row.get("document", row["doc_id"]), 600)),
                 ("why", row["reason"]),
             ]
         )
@@ -180,20 +181,17 @@ def _example(row: Mapping[str, Any]) -> Fold:
     blocks += [
         Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}") for one in row.get("tries", ())
     ]
-    return Fold(f"row {row['row']}: {_clip(row['reason'], 120)}", blocks)
+    return Fold(f"row {row['row']}: {shortened(row['reason'], 120)}", blocks)
 
 
 def _unquoted(status: str, reason: str) -> str:
     """A reason up to where it begins to quote somebody."""
+    reason = redacted(reason)
     marks = "'\"`“‘«" if status in OWN_WORDS else "'\"`“‘«:"
     place = min((place for mark in marks if (place := reason.find(mark)) >= 0), default=None)
     if place is None:
-        return _clip(reason, REASON_CHARS)
-    return _clip(reason[:place], REASON_CHARS) + (": …" if reason[place] == ":" else "…")
-
-
-def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+        return shortened(reason, REASON_CHARS)
+    return shortened(reason[:place], REASON_CHARS) + (": …" if reason[place] == ":" else "…")
 
 
 def _base(path: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -13,6 +15,8 @@ from rich.progress import Progress as Bars
 
 from jobs import log_format
 from jobs.running.counts import ASKED, Progress
+from jobs.streams import redacted_streams
+from manifests.redaction import redacted
 
 LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25
@@ -40,7 +44,8 @@ class Display:
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._total = total
-        self._console = Console(stderr=True)
+        self._door = contextlib.ExitStack()
+        self._console = Console(file=sys.stderr)
         self._bars: Bars | None = None
         self._next_s = 0.0
         self._aloud = _Aloud(self)
@@ -59,6 +64,7 @@ class Display:
     def __enter__(self) -> Display:
         if self._bars is not None:
             self._bars.start()
+            self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._aloud)
         self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
@@ -67,6 +73,7 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._aloud)
+        self._door.close()
         if self._bars is not None:
             self._bars.stop()
 
@@ -89,7 +96,7 @@ class Display:
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields stand in the JSON form alone."""
         if self._bars is not None:
-            self._bars.console.print(log_format.as_text(line, level), markup=False, highlight=False)
+            self._bars.console.print(redacted(log_format.as_text(line, level)), markup=False, highlight=False)
         else:
             log_format.say(line, level=level, event=event, **fields)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from manifests.redaction import forget_secrets, keep_secret, redacted, redacted_values, secret_in
+from manifests.redaction import forget_secrets, keep_secret, redacted, redacted_values, secret_in, shortened
 from manifests.secret_names import names_secret
 from manifests.secret_shapes import MASK
 from manifests.url_secrets import secret_in_url
@@ -130,7 +130,67 @@ SHAPES += [  # found by attacking the door
     f"ProxyError: http://me:{SECRET}@proxy:3128",
     f"fatal: could not read from 'https://oauth2:{SECRET}@gitlab.com/x.git/'",
 ]
-TELLTALES = ["hunter2", DER[30:40], BODY[10:20], LONG[20:30], JWT[25:40], "wJalrXUt", "MDENG", "abcdef", "dXNlcjpo"]
+HEX = hashlib.md5(b"x", usedforsecurity=False).hexdigest()
+FIRST_LETTERS = """
+    GOCSPX- 1//0g abc8Q~ whsec_ xapp-1- glrt- r8_ gsk_ xai- nvapi- hvs. pcsk_ lin_api_ ntn_ glsa_ ATATT3 dckr_pat_ figd_ pplx- sk-ant-api03-
+    sk_live_ rk_live_ ghs_ xoxb-1- npm_ pypi-AgE
+"""
+SHAPES += [  # whole headers, webhooks, tokens by their first letters, values between quotes
+    f'Authorization: Digest username="me", realm="", nonce="dcd98b71", uri="/x", qop=auth, nc=1, response="{HEX}", opaque="5ccc"',
+    f'retry with Digest username="me", realm="r", nonce="dcd9", uri="/x", response="{HEX}"',
+    f"Proxy-Authorization: Digest username=me, response={HEX}",
+    f"Authorization: AWS4-HMAC-SHA256 Credential=me/20261122/eu/s3/aws4_request, SignedHeaders=host, Signature={HEX}",
+    f"{{'Authorization': 'OAuth oauth_consumer_key=\"x\", oauth_signature=\"{SECRET}\"'}}",
+    f"Authorization: Negotiate {SECRET}",
+    f'Authorization: Hawk id="d", mac="{HEX}"',
+    f"Bearer\t{SECRET}{SECRET}",
+    f"https://hooks.slack.com/services/T0001/B0001/{SECRET}",
+    f"Max retries exceeded with url: /services/T00012345/B00012345/{SECRET} (Caused by …)",
+    f"https:\\/\\/hooks.slack.com\\/services\\/T0001\\/B0001\\/{SECRET}",
+    quote(f"https://hooks.slack.com/services/T0001/B0001/{SECRET}", safe=""),
+    f"https://discord.com/api/webhooks/123456789012345678/{SECRET}_{SECRET}",
+    f"https://discordapp.com/api/v10/webhooks/123456789012345678/-{SECRET}_{SECRET}",
+    f"https://outlook.office.com/webhook/aaaa@bbbb/IncomingWebhook/{SECRET}/cccc",
+    f"https://x.webhook.office.com/webhookb2/aaaa@bbbb/IncomingWebhook/{SECRET}/cccc",
+    f"https://api.telegram.org/bot123456789:AAF{SECRET}{SECRET}{SECRET}/sendMessage",
+    f"https://hooks.zapier.com/hooks/catch/12345/{SECRET}/",
+    f"https://mm.example.org/hooks/{SECRET.lower()}{SECRET.lower()}",
+    f"https://maker.ifttt.com/trigger/x/with/key/{SECRET}",
+    *(f"{letters}{SECRET}{SECRET}{SECRET}" for letters in FIRST_LETTERS.split()),
+    *(f"{letters}{HEX}{HEX[:16]}" for letters in ("dop_v1_", "dapi", "rubygems_", "sbp_")),
+    f"shpat_{HEX}",
+    f"eyJhbGciOiJSU0Et.eyJhbGciOiJSU0Et.aaaaaaaaaaaa.bbbbbb.{SECRET}",
+    f"PuTTY-User-Key-File-3: x\nPublic-Lines: 1\nAAAA\nPrivate-Lines: 1\n{SECRET}\nPrivate-MAC: {HEX}",
+    f"---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nComment: x\n{SECRET}\n---- END SSH2 ENCRYPTED PRIVATE KEY ----",
+    f"-----BEGIN X9.42 DH PRIVATE-KEY-----\n{SECRET}\n-----END X9.42 DH PRIVATE-KEY-----",
+    f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,{HEX}\n\n{SECRET}{SECRET}\n",
+    json.dumps({"type": "service_account", "private_key_id": "3f2a", "private_key": PEM, "client_email": "me@x"}),
+    f"jdbc:oracle:thin:scott/{SECRET}@//h:1521/x",
+    f"jdbc:postgresql://h/db?user=u&password={SECRET}",
+    f"password='two words {SECRET}'",
+    f'{{"password": "a b {SECRET}"}}',
+    f"password=ab){SECRET}",
+    f"DB_PASS={SECRET}",
+    f"smtp_pass: {SECRET}",
+    f"machine h login me password {SECRET}",
+    f'{{"auths": {{"h": {{"auth": "{SECRET}"}}}}}}',
+    f"Ocp-Apim-Subscription-Key: {HEX}",
+    f"encryption_key={SECRET}",
+    f"curl --user me:{SECRET} h",
+    f"next=https%253A%252F%252Fu%253A{SECRET}%2540h%252Fx",
+    f"https:\\/\\/u:{SECRET}@h\\/x",
+    f"password%3D{SECRET}",
+    f"&quot;password&quot;: &quot;{SECRET}&quot;",
+    f"<password>{SECRET}</password>",
+    f"{{'Set-Cookie': 'sid={SECRET}'}}",
+    f"('password', '{SECRET}')",
+    f"[(b'x-api-key', b'{SECRET}')]",
+    f'"password" => "{SECRET}"',
+    f"password := {SECRET}",
+    f"connect('me', password=b'{SECRET}')",
+    f"environ[b'API_TOKEN'] = b'{SECRET}'",
+]
+TELLTALES = ["hunter2", HEX[4:], DER[30:40], BODY[10:20], LONG[20:30], JWT[25:40], "wJalrXUt", "MDENG", "abcdef", "dXNlcjpo"]
 TELLTALES += ["AAECAwQFBg", "aHVudGVy"]
 
 SURVIVE = [
@@ -164,6 +224,19 @@ SURVIVE = [
     "http://127.0.0.1:8000/v1",
     "Is it so? a=b, c=d",
     "the password: it is not shown",
+    "https://en.wikipedia.org/wiki/Dog_Day_Afternoon#References_in_popular_culture. And so on",
+    "Cord Compatible with iPhone/XS/XR/X/8/8Plus/7/7Plus/6S/6Plus/Pad More",
+    "/list.php?page=2&sort=new and o.style?o.left=e:f",
+    "columns are ['id', 'token', 'text', 'title2'], want `password`, `secret` or `key`",
+    "/repo/.git/hooks/pre-commit-of-2026 and src/hooks/useState.ts, api/webhooks.md",
+    "services/teams/T1/x and /services/Tools/Build/main",
+    "Digest of the plan: 3f2a9c01b7d3e855, digest uri is x",
+    "basic knowledge of 12 things, bearer of 3 letters",
+    "The login page wants a password twice",
+    "--- BEGIN ---",
+    "sk-learn, hf_tokenizers_of_ours, gl-matrix-4, xai-methods, 2.hvs.x",
+    str(2**200),
+    base64.b64encode(b"query,document,grade\nshoes,red shoes of leather,3\n").decode(),
 ]
 
 
@@ -222,6 +295,7 @@ def test_a_value_that_was_given_is_masked_in_every_form_it_is_written_in(secret:
     raw = secret.encode(errors="replace")
     forms = {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), quote(secret, errors="replace"), quote_plus(secret)}
     forms.add(base64.b64encode(raw).decode().rstrip("="))
+    forms |= {json.dumps(json.dumps(secret)[1:-1])[1:-1], raw.hex()}
     for form in forms:
         assert form not in redacted(f"{before}{form}{after}")
     assert "\n" in secret or secret not in str(redacted_values([{"a": [before + secret]}]))
@@ -241,6 +315,22 @@ def test_paths_digests_and_row_ids_survive(path: str, digest: bytes, row: int, r
     assert redacted(text) == text
 
 
+@pytest.mark.parametrize("before", ["", "u", "us", "me:", "user:"])
+def test_a_value_that_was_given_is_masked_within_longer_base64(before: str) -> None:
+    keep_secret(SECRET, "a test")
+    shown = redacted(f"sent {base64.b64encode(f'{before}{SECRET}:more'.encode()).decode()} to the server")
+    assert MASK in shown
+    left = shown.split()[1].partition(MASK)[0]
+    assert SECRET[2:6].encode() not in base64.b64decode(left + "A" * (-len(left) % 4))
+
+
+@pytest.mark.parametrize("most", range(12, 60))
+def test_what_is_shortened_shows_no_part_of_a_secret(most: int) -> None:
+    shown = shortened(f"can't read https://user:{SECRET}@host.example.org/models/ecom.parquet, try again", most)
+    assert "Zq7" not in shown
+    assert len(shown) <= most
+
+
 def test_lines_of_a_secret_of_many_lines_are_masked_one_by_one() -> None:
     keep_secret("first-line-of-it\nsecond-line-of-it", "a test")
     assert redacted("w0: first-line-of-it") == f"w0: {MASK}"
@@ -248,12 +338,20 @@ def test_lines_of_a_secret_of_many_lines_are_masked_one_by_one() -> None:
 
 
 PARTS = ["x", "a/b-c_d.e:", "=/+", "?a=", "-----BEGIN X-----", "https://h/x ", "://", "b@", "authorization: ", "token", "key-", "a::b://"]
+PARTS += ["password='", "<token", "jdbc:oracle:x:", "private-lines: ", "Digest uri=", "/hooks/", "--- BEGIN ", "login a ", "&quot;"]
+PARTS += ["https%3A%2F%2F", "?a=b&", "\\", "Proc-Type: x\n", "password: 'a", "-----BEGIN X-----\nA: b\n", "1a8Q~", "eyJa."]
+PARTS += ["/with/key/", 'authorization: a="b"']
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_time_grows_with_the_text(part: str) -> None:
     """A pattern that goes back and forth would take minutes over these, and the test its time limit."""
     redacted("s3://a:" + part * (200_000 // len(part)))
+
+
+def test_a_webhook_is_refused_where_it_would_be_written_down() -> None:
+    assert secret_in(f"https://hooks.slack.com/services/T0001/B0001/{SECRET}") == "the secret of a webhook"
+    assert secret_in(f'Digest username="me", response="{HEX}"') == "a token"
 
 
 def test_a_prompt_that_speaks_of_tokens_is_no_secret() -> None:
