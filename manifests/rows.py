@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 2048
 """Rows decoded at a time: a few megabytes of ordinary text."""
+HELD_BYTES = 16 << 20
+"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once more."""
 
 
 class ChunkRows(NamedTuple):
@@ -104,9 +106,20 @@ def _group_batches(
             stamp = stamp_of(file.path)
             with open_planned(file) as opened:
 
-                def decode(block: range, parquet: Any = opened.parquet) -> None:
-                    for _ in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[*block], columns=dataset.text_columns):
-                        pass
+                def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
+                    yield from parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[*some], columns=dataset.text_columns)
+
+                held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
+
+                def decode(block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches) -> None:
+                    held.clear()
+                    whole, size = [], 0
+                    for batch in batches(block):
+                        size += batch.nbytes
+                        if size <= HELD_BYTES:
+                            whole.append(batch)
+                    if size <= HELD_BYTES:
+                        held[tuple(block)] = whole
 
                 found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
                 for some, block in _together(touched, readings, [rows for rows, _ in groups]):
@@ -115,7 +128,7 @@ def _group_batches(
                     else:
                         readings.prove(number, file.path, block, some, found, decode)
                     row = starts[some[0]]
-                    for batch in opened.parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=some, columns=dataset.text_columns):
+                    for batch in held.pop(tuple(some), None) or batches(some):
                         if stamp_of(file.path) != stamp:  # before its rows are used: they may be another file's, or half of each
                             raise changed_under_way(file.path)
                         yield row, batch, file.path
