@@ -2,7 +2,7 @@
 by its name with exit 3; never a traceback, never rows that are lost without a word.
 
 Places come from the table of commands: each that takes a path has to be named here, as a reader of tables or as none, so that a new one is
-covered at birth. Those that look at a student or a bundle first are tried with `RELABEL_FAULTS=full`.
+covered at birth. Those that look at a student first are tried with `RELABEL_FAULTS=full`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ LINES = {
 LATER = {
     "score input": ("score student --input {folder} --to {out} --limit 1000", "{rows}"),
     "export pairs": ("export student --to {out} --pairs {folder} --provider cpu", ""),
-    "bench pairs": ("bench bundle --pairs {folder}", ""),
     "distill spec_file": ("distill {spec}", ""),
 }
-"""The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student or a bundle."""
+"""The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student."""
 NO_PATHS = {
     "KEY=VALUE",
     "YYYY-MM-DD",
@@ -67,6 +66,7 @@ NO_TABLES = {
     "outputs of runs": "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths",
     "students, bundles and stores": "score student, export student, bench student, bench bundle, bench against, build-engine bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
+    "what a bundle that runs is measured on, read as by export": "bench pairs",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
 }
 
