@@ -170,6 +170,7 @@ class Runs(RuleBasedStateMachine):
         session = Session(opened, shards, stop=Stop(), progress=Progress(), **{"is_retry": False, **options})
         worker = Worker(next(self.numbers), session)
         session.worker, session.facts = f"w{worker.number}", FACTS
+        session.helping.rows_in_hand = 4  # its engine has started: one that has none to help with waits in real time
         self.alive.append(worker)
         return worker
 
