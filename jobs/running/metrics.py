@@ -103,7 +103,7 @@ class MetricsFile:
         if self.report is not None:
             found += _of_report(self.report)
         if code is not None:
-            found.append(Metric("relabel_exit_code", "Exit code of the execution (see docs/jobs.md).", [Sample(code)]))
+            found.append(Metric("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)]))
         if self._last_success is not None:
             found.append(Metric(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)]))
         return found

@@ -114,9 +114,9 @@ def test_a_reader_finds_a_word_without_a_request_to_elsewhere_or_a_word_of_compl
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["getting-started", "deploying"])
+@pytest.mark.parametrize("name", ["getting-started", "label-my-pairs", "deploying"])
 def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str, scheme: str) -> None:  # noqa: F811
-    """Two pages that hold all there is: tables, lists, links, an image, and blocks of every language."""
+    """Pages that hold all there is between them: tables, lists, links, an image, and blocks of every language."""
     script = Path(pytest.importorskip("axe_playwright_python").__file__).parent / "axe.min.js"
     context = chromium.new_context(color_scheme=scheme)
     page = context.new_page()

@@ -36,9 +36,9 @@ def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last:
     pq.write_table(pa.Table.from_pylist(load_pairs()[first:last]), folder / path)
 
 
-def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7) -> None:
+def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo") -> None:
     """A run in out/NAME, of the fake engine."""
-    job = {"name": name, "input": {"path": pairs}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": seed}}
+    job = {"name": name, "input": {"path": pairs}, "labeler": {"name": labeler}, "engine": {"name": "fake", "seed": seed}}
     (folder / f"{name}.yaml").write_text(json.dumps(job | {"output": f"out/{name}"}))  # JSON is YAML
     assert call("run", f"{name}.yaml") == 0
 
@@ -74,10 +74,10 @@ def two_prompts(folder: Path) -> None:
     finished_run(folder, "other", "pairs.parquet", seed=8)
 
 
-def demo_pairs(folder: Path) -> None:
-    """The pairs of a demo that was run."""
-    (folder / "out" / "demo").mkdir(parents=True)
-    write_pairs(folder, "out/demo/pairs.parquet")
+def labelled_pairs(folder: Path) -> None:
+    """Pairs and a finished run over them."""
+    write_pairs(folder)
+    finished_run(folder, "my-labels", "pairs.parquet", labeler="r3a")
 
 
 def cited_answers(folder: Path) -> None:
@@ -149,12 +149,15 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts(folder),
+    "deploy-it.md": lambda folder, _: real_bundle(folder),
     "deploying.md": lambda folder, _: real_bundle(folder),
     "evaluate.md": judged,
-    "getting-started.md": lambda folder, _: demo_pairs(folder),
+    "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "pairs.md": lambda folder, _: cited_answers(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
     "reuse.md": lambda folder, _: two_days(folder),
     "score.md": lambda folder, _: trained_student(folder),
+    "something-broke.md": lambda folder, _: write_pairs(folder),
+    "train-a-student.md": lambda folder, _: labelled_pairs(folder),
 }
 """Page → what lies in the working folder before its first command."""
