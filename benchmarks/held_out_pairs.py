@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.splits import TEST, describe_split, split_queries
+from distill.students.splits import TEST, describe_split, split_queries
 
 
 def main() -> None:

@@ -36,9 +36,9 @@ from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
 from manifests.asks import Answer, Ask
 from manifests.errors import VerdictError
-from manifests.estimates import expected_prefix_hit
 from manifests.labels import Label, Pair
-from manifests.receipts import ChunkId
+from manifests.runs.estimates import expected_prefix_hit
+from manifests.runs.receipts import ChunkId
 from manifests.specs import EngineSpec
 
 WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)]

@@ -20,12 +20,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.paired import paired_ratio, turns
-from manifests.dataset import Dataset, open_dataset, open_parquet
-from manifests.local_store import LocalStore
-from manifests.plans import ShardPlan
-from manifests.readings import Readings
-from manifests.rows import BATCH_ROWS, read_chunks
+from manifests.inputs.dataset import Dataset, open_dataset, open_parquet
+from manifests.runs.plans import ShardPlan
+from manifests.runs.readings import Readings
+from manifests.runs.rows import BATCH_ROWS, read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 
 CHUNK_ROWS = 256
 SIDES = ("arrow", "pairs", "first", "again")

@@ -26,17 +26,17 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from distill.encoder import EncoderStudent, load_backbone
-from distill.score import Scorer
-from distill.students import Student, StudentRecord, length_batches, load_student, student_files, write_student
+from distill.students.encoder import EncoderStudent, load_backbone
+from distill.students.score import Scorer
+from distill.students.students import Student, StudentRecord, length_batches, load_student, student_files, write_student
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
-from jobs.score_loop import ScoreLoop
-from jobs.scoring import ScoreRequest, score_job
-from manifests.models import resolve_model
+from jobs.score.score_loop import ScoreLoop
+from jobs.score.student_jobs import ScoreRequest, score_job
+from manifests.models.references import resolve_model
 
 
 def make_student(reference: str, folder: Path, max_tokens: int) -> Path:

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from distill.distilling import distill
-from distill.specs import DistillSpec
+from distill.students.distilling import distill
+from distill.students.specs import DistillSpec
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
 from manifests.schemas import LABELS
 

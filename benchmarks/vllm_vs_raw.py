@@ -32,7 +32,7 @@ from jobs.running.stops import Stop
 from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
 from manifests.labels import Pair
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 from manifests.specs import EngineSpec
 
 DOCS_PER_QUERY = 8

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from export.file_names import check_names
-from manifests.depots import MAX_RECORD_BYTES
 from manifests.digests import canonical_json, readable_json, sha256_bytes, sha256_file
-from manifests.disk_errors import told
 from manifests.errors import ManifestError
-from manifests.local_store import LocalStore
+from manifests.storage.depot_ports import MAX_RECORD_BYTES
+from manifests.storage.disk_errors import told
+from manifests.storage.local_store import LocalStore
 
 MANIFEST_NAME = "manifest.json"
 BUNDLE_FORMAT = 1

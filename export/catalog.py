@@ -8,9 +8,9 @@ from export.bundles import read_manifest
 from export.channels import Channel, channels_of, find_channel
 from export.pulling import DEFAULT_CHANNEL
 from export.versions import Address, Version, is_name, load_version, object_name
-from manifests.depots import Depot
 from manifests.digests import sha256_bytes
 from manifests.errors import InputError, ManifestError
+from manifests.storage.depot_ports import Depot
 
 
 def bundles_in(depot: Depot) -> list[dict[str, Any]]:

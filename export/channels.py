@@ -16,10 +16,10 @@ from export.bundles import is_sha256
 from export.signatures import SigningKey
 from export.versions import RECORD_FORMAT, Version, is_name, read_record
 from manifests import failpoints
-from manifests.depots import Depot
 from manifests.digests import readable_json
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
 from manifests.records import checked, fault_of
+from manifests.storage.depot_ports import Depot
 
 CHANNEL_KIND = "channel"
 HISTORY_KEPT = 200

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distill.students import Student
-from distill.texts import DecoderTexts
+from distill.students.students import Student
+from distill.students.texts import DecoderTexts
 from export.exporters import input_names
 from export.reference_pairs import PairSet
 from manifests.errors import ModelError

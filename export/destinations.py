@@ -24,11 +24,11 @@ from export.bundles import MANIFEST_NAME
 from export.wholeness import Fault, Proof, prove
 from manifests import failpoints
 from manifests.digests import readable_json, sha256_file
-from manifests.disk_errors import told
 from manifests.errors import InputError, ManifestError
-from manifests.file_locks import FileLock
-from manifests.local_store import LocalStore, sync_folder
 from manifests.records import checked, fault_of
+from manifests.storage.disk_errors import told
+from manifests.storage.file_locks import FileLock
+from manifests.storage.local_store import LocalStore, sync_folder
 
 LINK = "current"
 VERSIONS = ".versions"

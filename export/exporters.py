@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distill.students import Student
+from distill.students.students import Student
 from manifests.errors import ConfigError
 from manifests.specs import unknown_name
 

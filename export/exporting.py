@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
+from distill.students.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
 from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
-from export.engines import PRECISIONS, add_engine, check_builder, describe_lengths
 from export.parity import answers, measure
 from export.precisions import list_models, write_models
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
 from export.sessions import Session, provider_here
 from export.specs import ExportSpec
+from export.tensorrt_engines import PRECISIONS, add_engine, check_builder, describe_lengths
 from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError, StaleRunError

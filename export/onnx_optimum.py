@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students import Student
+from distill.students.students import Student
 from export.exporters import GraphOptions, input_names
 from export.optimize import BIG_BYTES
 from manifests.errors import ModelError

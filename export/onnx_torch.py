@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.students import Student
+from distill.students.students import Student
 from export.exporters import GraphOptions, input_names, output_names
 from manifests.errors import ModelError
 from manifests.extras import require

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.ranking import rows_by_group
+from manifests.metrics.ranking import rows_by_group
 
 # N pairs, K grades
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from distill.examples import NO_GRADE
+from distill.students.examples import NO_GRADE
 from export.loader import Encoder
 from export.orders import kept_orders, told_apart_from
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
-from manifests.agreement import confusion_by_group, count_figures
-from manifests.bootstrap import of_sums, paired_bootstrap
-from manifests.ranking import rank_queries
+from manifests.metrics.agreement import confusion_by_group, count_figures
+from manifests.metrics.bootstrap import of_sums, paired_bootstrap
+from manifests.metrics.ranking import rank_queries
 
 # N pairs, K grades of a head, G queries
 

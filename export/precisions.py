@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students import Student
+from distill.students.students import Student
 from export.contracts import input_contract
 from export.exporters import GraphOptions, load_exporter
 from export.loader import Encoder

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from export.bundles import Bundle, BundleFile
 from export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
-from export.condemned import spare
+from export.gc_marks import spare
 from export.signatures import SigningKey
 from export.versions import (
     Version,
@@ -27,9 +27,9 @@ from export.versions import (
     write_version,
 )  # fmt: skip
 from manifests import failpoints
-from manifests.depots import Depot, Held, digest_of_blocks
-from manifests.disk_errors import told
 from manifests.errors import GateError, InputError, StoreError
+from manifests.storage.depot_ports import Depot, Held, digest_of_blocks
+from manifests.storage.disk_errors import told
 
 UPLOAD_TRIES = 3
 """Uploads of one file before a depot that keeps holding other bytes is given up."""

@@ -21,10 +21,10 @@ from export.signatures import TrustedKeys
 from export.versions import VERSION_KIND, Address, Version, find_version, load_version, object_name
 from export.wholeness import Proof, prove
 from manifests import failpoints
-from manifests.depots import Depot
-from manifests.disk_errors import FULL, told
 from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
-from manifests.local_store import sync_folder
+from manifests.storage.depot_ports import Depot
+from manifests.storage.disk_errors import FULL, told
+from manifests.storage.local_store import sync_folder
 
 DEFAULT_CHANNEL = "stable"
 DOWNLOAD_TRIES = 2

@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill.examples import NO_GRADE, load_examples
-from distill.label_tables import read_pairs
-from distill.specs import DistillSpec
-from distill.splits import SIDES, TEST, TRAIN
-from manifests.dataset import open_dataset
+from distill.students.examples import NO_GRADE, load_examples
+from distill.students.label_tables import read_pairs
+from distill.students.specs import DistillSpec
+from distill.students.splits import SIDES, TEST, TRAIN
 from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, ManifestError, RelabelError
-from manifests.label_sets import load_gold_by_row
-from manifests.qrels import check_scale, mapped
-from manifests.ranking import rows_by_group
+from manifests.inputs.dataset import open_dataset
+from manifests.inputs.table_files import read_grades
+from manifests.judging.label_sets import load_gold_by_row
+from manifests.judging.qrels import check_scale, mapped
+from manifests.metrics.ranking import rows_by_group
 from manifests.specs import Columns, InputSpec, validate_spec
-from manifests.table_files import read_grades
 
 # N pairs
 

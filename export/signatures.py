@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manifests.digests import canonical_json, sha256_bytes
-from manifests.disk_errors import told
 from manifests.errors import ConfigError, GateError
 from manifests.extras import require
-from manifests.redaction import keep_secret
+from manifests.secrets.redaction import keep_secret
+from manifests.storage.disk_errors import told
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

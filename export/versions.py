@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from export.bundles import MANIFEST_NAME, Bundle, BundleFile, read_files, strict_json
 from export.file_names import check_names
 from export.signatures import SigningKey, read_signatures
-from manifests.depots import Depot
 from manifests.digests import digest_of, readable_json
 from manifests.errors import InputError, ManifestError, TransientError, UsageError
+from manifests.storage.depot_ports import Depot
 
 VERSION_KIND = "version"
 RECORD_FORMAT = 1

@@ -2,6 +2,6 @@
 
 Owns the order in which things happen, and nothing about what a label means. Read `cli.py` first, then the rooms in the order of a run:
 `commands/` (what is typed), `planning/` (from a job file to an opened output), `running/` (one worker's way through its shards), `crew/`
-(several workers); beside them `pairs/`, `evaluate/`, `compare/`, `convert/` and `report/`, a command each. `exits.py` is the table of
-exit codes.
+(several workers); beside them `estimating/`, `merge/`, `score/`, `pairs/`, `evaluate/`, `compare/`, `convert/`, `report/`, `delivery/`
+and `demo/`, a command each. `files/` holds what they share about files, `exits.py` is the table of exit codes.
 """

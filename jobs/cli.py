@@ -19,7 +19,7 @@ import click
 from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
 from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
 from jobs.streams import redacted_streams
-from manifests.redaction import forget_secrets, redacted, shortened
+from manifests.secrets.redaction import forget_secrets, redacted, shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("jobs.commands.setup:init", "Write a job file to start from."),
@@ -41,11 +41,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
     "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
     "pull": ("jobs.commands.pull:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
-    "channel": ("jobs.commands.publish:channel", "Point a channel at a published version."),
-    "rollback": ("jobs.commands.publish:rollback", "Point a channel at the version before."),
-    "list": ("jobs.commands.publish:list_bundles", "List the bundles at a place."),
-    "show": ("jobs.commands.publish:show", "Show a bundle's versions and channels, one version, or what serves in a folder."),
-    "gc": ("jobs.commands.publish:gc", "Remove versions and files that nothing points to."),
+    "channel": ("jobs.commands.channels:channel", "Point a channel at a published version."),
+    "rollback": ("jobs.commands.channels:rollback", "Point a channel at the version before."),
+    "list": ("jobs.commands.catalog:list_bundles", "List the bundles at a place."),
+    "show": ("jobs.commands.catalog:show", "Show a bundle's versions and channels, one version, or what serves in a folder."),
+    "gc": ("jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": ("jobs.commands.demo:demo", "Go the whole way with a small set: label, distill, export, publish, pull, score."),
@@ -189,8 +189,8 @@ def _is_there(argument: str) -> bool:
 def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process with the code that fits."""
     from jobs.exits import Exit, exit_for
-    from manifests.disk_errors import out_of_files
     from manifests.errors import RelabelError, StoreError
+    from manifests.storage.disk_errors import out_of_files
 
     if not isinstance(exc, RelabelError) and (why := out_of_files(exc)) is not None:
         exc = StoreError(why)

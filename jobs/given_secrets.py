@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from manifests.errors import ConfigError
-from manifests.redaction import keep_secret, secret_in
-from manifests.secret_names import names_secret
-from manifests.url_secrets import MIN_CHARS, secret_in_url
+from manifests.secrets.redaction import keep_secret, secret_in
+from manifests.secrets.secret_names import names_secret
+from manifests.secrets.url_secrets import MIN_CHARS, secret_in_url
 
 STORAGE_KEY = "storage_options"
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")

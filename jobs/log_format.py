@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from jobs.streams import RedactedStream
-from manifests.redaction import redacted_values
+from manifests.secrets.redaction import redacted_values
 
 VARIABLE = "RELABEL_LOG_FORMAT"
 FORMATS = ("text", "json")

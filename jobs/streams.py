@@ -1,4 +1,4 @@
-"""Stdout and stderr of a command, redacted: the one way by which text leaves the process (`manifests/redaction.py`).
+"""Stdout and stderr of a command, redacted: the one way by which text leaves the process (`manifests/secrets/redaction.py`).
 
 What a native library or a child process writes to the descriptor itself goes past them; workers write to pipes that are read here.
 """
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import TextIO
 
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 
 
 class RedactedStream(io.TextIOBase):

@@ -24,9 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from manifests.asks import Message, Role
 from manifests.errors import ConfigError
-from manifests.filesystems import is_url
 from manifests.specs import nearest
-from manifests.url_files import UrlPath, list_url
+from manifests.storage.filesystems import is_url
+from manifests.storage.url_files import UrlPath, list_url
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""

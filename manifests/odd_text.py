@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from manifests.redaction import shortened
+from manifests.secrets.redaction import shortened
 
 
 def oddity_of(text: str) -> str | None:

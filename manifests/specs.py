@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 
 from manifests.errors import ConfigError
 from manifests.odd_text import odd_values, shown
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from manifests.redaction import forget_secrets
+from manifests.secrets.redaction import forget_secrets
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from export.bench.specs import BenchSpec
 from export.specs import ExportSpec
-from jobs.scoring import StudentArgs
+from jobs.score.student_jobs import StudentArgs
 from labelers.engines.registry import engine_class, engine_names
 from labelers.registry import labeler_class, labeler_names
 from manifests.specs import JobSpec, Spec

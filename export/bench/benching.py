@@ -27,7 +27,7 @@ from export.bundles import Bundle
 from export.loader import Encoder, Machine, default_threads
 from export.placement import cpu_nodes
 from manifests.extras import require
-from manifests.gates import Gate, judge_gates
+from manifests.metrics.gates import Gate, judge_gates
 
 LATENCY_FORMAT = 1
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from export.bench.latency import Clock
 from export.bench.quantiles import samples_needed
-from manifests.bootstrap import bootstrap
+from manifests.metrics.bootstrap import bootstrap
 
 Call = Callable[[], object]
 TURN_S = 0.05

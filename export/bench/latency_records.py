@@ -22,8 +22,8 @@ from export.bundle_places import PART, beside, check_unchanged, linked_copy, put
 from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.destinations import VERSIONS
 from manifests.digests import readable_json, sha256_bytes
-from manifests.disk_errors import told
 from manifests.errors import ManifestError, UsageError
+from manifests.storage.disk_errors import told
 
 FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)

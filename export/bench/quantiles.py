@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manifests.bootstrap import LEVEL, bootstrap
+from manifests.metrics.bootstrap import LEVEL, bootstrap
 
 # N latencies in the order measured, R resamples, G blocks of neighbours
 

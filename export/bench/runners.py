@@ -96,7 +96,7 @@ def open_torch(path: Path, provider: str, *, threads: int) -> Runner:
     from manifests.extras import require
 
     torch = require("torch", extra="cpu", purpose="--against torch")
-    from distill.students import load_student, make_texts
+    from distill.students.students import load_student, make_texts
     from export.exporters import input_names
     from export.onnx_torch import ServingModule
 

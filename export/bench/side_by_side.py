@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distill.students import student_digest
+from distill.students.students import student_digest
 from export.bench.comparisons import take_turns
 from export.bench.findings import PLAIN, Finding
 from export.bench.latency_cards import spoken_ratio

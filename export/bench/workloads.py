@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from export.engines import describe_lengths
 from export.loader import Encoder
+from export.tensorrt_engines import describe_lengths
 from manifests.errors import InputError
 
 # N rows of the workload

@@ -12,8 +12,9 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Number, emit, output_option, table
+from jobs.commands.options import Number, output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 from manifests.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from export.bench.side_by_side import Against
     from export.bundles import Bundle
-    from manifests.gates import GateVerdict
+    from manifests.metrics.gates import GateVerdict
 
 TORCH = "torch"
 SPEC_OPTIONS = (
@@ -91,7 +92,7 @@ def bench(
     from export.bundle_places import locked, put_back
     from export.bundles import open_bundle
     from jobs.report.bundle_page import with_latency
-    from manifests.gates import judge_gates, parse_flag
+    from manifests.metrics.gates import judge_gates, parse_flag
     from manifests.specs import validate_spec
 
     gates = [parse_flag(text) for text in require]

@@ -8,8 +8,9 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import check_grade_options, duplicates_option, emit, grade_map_option, grade_option, output_option
+from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
+from jobs.output import emit
 
 
 @click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
@@ -62,10 +63,10 @@ def compare(
     """
     from jobs.compare.comparing_runs import compare_runs
     from jobs.compare.text import runs_text
-    from jobs.durable_files import check_free, written
     from jobs.evaluate.judging import JudgingOptions
+    from jobs.files.durable_files import check_free, written
     from jobs.report.gold import gold_files
-    from manifests.qrels import parse_map
+    from manifests.judging.qrels import parse_map
 
     check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(

@@ -9,8 +9,9 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")

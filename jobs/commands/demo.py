@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import Number, emit, output_option, table
-from jobs.demo_steps import Ended, Step, call, differences, steps_of
+from jobs.commands.options import Number, output_option
+from jobs.demo.demo_steps import Ended, Step, call, differences, steps_of
 from jobs.exits import Exit
+from jobs.output import emit, table
 from jobs.planning.spec_places import placed
 from manifests.errors import StoreError, UsageError
 from manifests.specs import PathMark

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
 from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.spec_places import Places, placed, resolved
 from manifests.errors import UsageError
-from manifests.filesystems import use_storage_options
+from manifests.storage.filesystems import use_storage_options
 
 LINE_EVERY_S = 15.0
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
@@ -41,9 +42,9 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights, tokenizer, manifest,
     training curves and a model card. A student that a gate (`require`) refuses is kept, and the exit code is 5.
     """
-    from distill.distilling import distill as train
-    from distill.distilling import holds_student
-    from distill.specs import DistillSpec
+    from distill.students.distilling import distill as train
+    from distill.students.distilling import holds_student
+    from distill.students.specs import DistillSpec
     from manifests.specs import validate_spec
 
     if resume and restart:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import log_format
-from jobs.commands.options import duplicates_option, emit, grade_map_option, grade_option, output_option
+from jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
+from jobs.output import emit
 
 if TYPE_CHECKING:
     from jobs.evaluate.judging import JudgingOptions
-    from manifests.gates import Gate, GateVerdict
+    from manifests.metrics.gates import Gate, GateVerdict
 
 
 @click.command(epilog="Example: relabel evaluate out/ecom out/scores --qrels pairs.parquet --require 'macro_f1>=0.9*teacher'")
@@ -80,8 +81,8 @@ def evaluate(
     a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
     from jobs.evaluate.judging import JudgingOptions
-    from manifests.gates import parse_flag
-    from manifests.qrels import parse_map
+    from manifests.judging.qrels import parse_map
+    from manifests.metrics.gates import parse_flag
 
     options = JudgingOptions(
         qrels=qrels,
@@ -115,8 +116,8 @@ def _judge(
     """One set, or several as one, by human grades."""
     from jobs.evaluate.judging import judge
     from jobs.evaluate.text import evaluation_text
-    from manifests import evaluation
-    from manifests.gates import judge_gates
+    from manifests.metrics import evaluation
+    from manifests.metrics.gates import judge_gates
 
     judging = judge(labels, options)
     found = evaluation.evaluate(judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE, lay_over
 from manifests.errors import MissingExtraError, UsageError
-from manifests.models import default_cache_dir
+from manifests.models.references import default_cache_dir
 
 if TYPE_CHECKING:
     from export.bundles import Bundle
@@ -48,7 +49,7 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
     from export.exporting import export_bundle
     from export.reference_pairs import PairsFile
     from export.specs import ExportSpec
-    from manifests.qrels import parse_map
+    from manifests.judging.qrels import parse_map
     from manifests.specs import validate_spec
 
     if options["pairs"] is None and (options["gold"] or options["gold_map"]):
@@ -90,7 +91,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only where GPU and
     TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-    from export.engines import build_into
+    from export.tensorrt_engines import build_into
 
     made = build_into(_local(bundle, "BUNDLE"), _local(to, "--to"), precision=precision, capability=capability)
     engine = made.facts["models"][-1]
@@ -119,7 +120,7 @@ def _student(reference: str) -> Path:
     """The student's folder; by URL, a copy in the cache."""
     if "://" not in reference:
         return Path(reference)
-    from jobs.scoring import local_student
+    from jobs.score.student_jobs import local_student
 
     cache = os.environ.get(CACHE_VARIABLE)
     return Path(local_student(reference, cache_dir=Path(cache) if cache else default_cache_dir()))

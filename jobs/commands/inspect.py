@@ -8,19 +8,20 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import date_option, emit, log_option, output_option, table
+from jobs.commands.options import date_option, log_option, output_option
 from jobs.commands.pull import is_destination, verify_destination
 from jobs.exits import Exit
-from jobs.planning.estimating import plan_against_actual
+from jobs.output import emit, table
 from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
-from manifests.plans import PLAN_NAME, load_plan
-from manifests.readings import check_readings
-from manifests.receipts import FileRef
-from manifests.runs import RunFolder, load_manifest
+from manifests.runs.kept_estimates import plan_against_actual
+from manifests.runs.plans import PLAN_NAME, load_plan
+from manifests.runs.readings import check_readings
+from manifests.runs.receipts import FileRef
+from manifests.runs.run_folder import RunFolder, load_manifest
 from manifests.schemas import ANSWERS, LABELS
-from manifests.store import open_store, shard_lock_name
+from manifests.storage.store import open_store, shard_lock_name
 
 SHARDS_SHOWN = 20
 SHOWN_OUTSIDE = 4

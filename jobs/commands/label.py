@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from jobs import log_format
-from jobs.commands.options import Command, date_option, emit, job_options, log_option, output_option
+from jobs.commands.options import Command, date_option, job_options, log_option, output_option
 from jobs.crew.choice import BACKENDS, Crew, label_with
+from jobs.estimating.estimate_text import estimate_json, estimate_text
+from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
 from jobs.exits import Exit, exit_for
-from jobs.planning.estimate_text import estimate_json, estimate_text
-from jobs.planning.estimating import estimate_run, keep_estimate
+from jobs.output import emit
 from jobs.planning.job_files import load_job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
@@ -33,9 +34,9 @@ from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError
-from manifests.plans import load_plan
-from manifests.runs import RunFolder
-from manifests.store import open_store
+from manifests.runs.plans import load_plan
+from manifests.runs.run_folder import RunFolder
+from manifests.storage.store import open_store
 
 SHARD_HELP = "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, AWS Batch or Kubernetes."
 END_FIELDS = ("exit_code", "rows", "labelled", "quarantined", "rows_open", "stopped", "this_run", "engine_start_s", "seconds")
@@ -113,7 +114,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
     planned = estimate_run(opened, is_exact=exact)
-    if exact:
+    if exact or opened.was_planned_now:
         keep_estimate(opened, planned.estimate)
     found = opened.plan
     done = opened.folder.attempts_of_all()
@@ -231,7 +232,7 @@ def open_session(
     job = load_job(job_file, overrides=overrides, day=day)
     log_format.bind(job=job.spec.name)
     choose_shards(shard, job.spec.shards)  # a wrong --shard is told before anything is planned or written
-    opened = open_run(job, may_plan=not is_retry, may_write=may_write)
+    opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
     shards = choose_shards(shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import output_option
 from jobs.exits import Exit
-from jobs.merging import merge_outputs
+from jobs.merge.merging import merge_outputs
+from jobs.output import emit, table
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

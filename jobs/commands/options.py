@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from jobs import log_format
 from manifests.errors import UsageError
-from manifests.redaction import redacted_values
+
+if TYPE_CHECKING:
+    from export.signatures import TrustedKeys
+if TYPE_CHECKING:
+    from export.signatures import SigningKey
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -113,12 +117,29 @@ def local_folder(text: str, what: str) -> Path:
     return Path(text)
 
 
-def emit(result: dict[str, Any], text: str, output: str) -> None:
-    """Print a result: `text` for people, `result` as one JSON object for programs."""
-    click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
+SIGN_KEY_VARIABLE = "RELABEL_SIGN_KEY"
 
 
-def table(rows: list[tuple[str, str]]) -> str:
-    """Two columns, the first padded."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+sign_key_option = click.option(
+    "--sign-key",
+    metavar="FILE",
+    envvar=SIGN_KEY_VARIABLE,
+    help=f"Private ed25519 key (PEM) to sign with; {SIGN_KEY_VARIABLE} may hold the path or the PEM text.",
+)
+
+
+def _signing_key(source: str | None) -> SigningKey | None:
+    from export.signatures import SigningKey
+
+    return SigningKey(source) if source else None
+
+
+TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
+
+
+def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
+    """The keys of the command line, else of the environment."""
+    from export.signatures import TrustedKeys
+
+    named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
+    return TrustedKeys(named) if named else None

@@ -7,8 +7,9 @@ import time
 
 import click
 
-from jobs.commands.options import Number, emit, output_option, table
+from jobs.commands.options import Number, output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 
 FORCE_HELP = "Replace the file if it is there."
 
@@ -42,8 +43,8 @@ def cited(
     ANSWERS has the columns query_id, query, answer_id, cited and candidates (lists of document ids). A document cited in N of M answers is
     a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers are left out.
     """
+    from jobs.files.tables import check_target, publish
     from jobs.pairs.citations import KINDS, CitationRule, cited_pairs
-    from jobs.pairs.tables import check_target, publish
 
     started = time.perf_counter()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
@@ -107,9 +108,9 @@ def context(
     Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random documents take the
     place of a share of them: how much noise does the teacher bear?
     """
+    from jobs.files.tables import check_target, publish
     from jobs.pairs.contexts import ContextRule, with_context
     from jobs.pairs.noise import NoiseRule
-    from jobs.pairs.tables import check_target, publish
 
     started = time.perf_counter()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), force=force)

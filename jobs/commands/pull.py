@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import Number, emit, local_folder, output_option, table
+from jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
 from jobs.exits import Exit, exit_for
+from jobs.output import emit, table
 from jobs.running.deadlines import LONGEST_S
 
 if TYPE_CHECKING:
-    from export.signatures import TrustedKeys
+    pass
 
-TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
 FAULTS_SHOWN = 3
 
 
@@ -65,8 +65,8 @@ def pull(
     from export.pulling import PullOptions
     from export.pulling import pull as pull_version
     from export.versions import parse_address
-    from jobs.transfers import TransferDisplay
-    from manifests.depots import open_depot
+    from jobs.delivery.transfers import TransferDisplay
+    from manifests.storage.depots import open_depot
 
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
@@ -84,7 +84,7 @@ def pull(
 
 
 def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
-    from jobs.watching import StoppedError, follow
+    from jobs.delivery.watching import StoppedError, follow
 
     def once() -> bool:
         was = destination.serving()
@@ -152,7 +152,7 @@ def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
 
 
 def _pull_text(pulled: Any, destination: Any) -> str:
-    from jobs.transfers import size_text
+    from jobs.delivery.transfers import size_text
 
     served = pulled.served
     if pulled.mended:
@@ -169,14 +169,6 @@ def _pull_text(pulled: Any, destination: Any) -> str:
         return f"{destination.folder}: serves {served.version} already."
     by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
     return f"{destination.folder}: serves {served.version}{by}, {size_text(pulled.fetched_bytes)} fetched."
-
-
-def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
-    """The keys of the command line, else of the environment."""
-    from export.signatures import TrustedKeys
-
-    named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
-    return TrustedKeys(named) if named else None
 
 
 def is_destination(target: str) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import check_grade_options, duplicates_option, emit, grade_map_option, grade_option, output_option, table
+from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -39,12 +40,12 @@ def report(
     PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they hang together, and runs
     beside each other. The page asks no network, and what documents hold is shown as text. docs/report.md lists its sections.
     """
-    from jobs.durable_files import written
+    from jobs.files.durable_files import written
     from jobs.report.building import build_report
     from jobs.report.gold import GoldChoice, gold_files
     from jobs.report.targets import check_target
     from manifests.errors import UsageError
-    from manifests.qrels import parse_map
+    from manifests.judging.qrels import parse_map
 
     check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
     name = PurePosixPath(to).name

@@ -11,10 +11,11 @@ import click
 
 from jobs import log_format
 from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
-from jobs.commands.options import emit, log_option, output_option, table
+from jobs.commands.options import log_option, output_option
+from jobs.estimating.estimating import open_estimated
 from jobs.exits import Exit
+from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE
-from jobs.planning.opening import open_run
 from jobs.planning.shard_choice import choose_shards
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
@@ -24,7 +25,7 @@ from jobs.running.run_text import in_vain_rows, report_json, verdict
 from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
-from manifests.models import default_cache_dir
+from manifests.models.references import default_cache_dir
 from manifests.specs import nearest
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def score(**options: Any) -> int:
 
 def _open(work: Work, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
-    from jobs.scoring import ScoreRequest, local_student, score_job
+    from jobs.score.student_jobs import ScoreRequest, local_student, score_job
 
     cache = os.environ.get(CACHE_VARIABLE)
     request = ScoreRequest(
@@ -137,14 +138,14 @@ def _open(work: Work, deadline: Deadline | None) -> Session:
         dtype=work.dtype,
     )
     choose_shards(work.shard, work.shards)  # a wrong --shard is told before anything is planned or written
-    opened = open_run(score_job(request), may_write=not work.dry_run)
+    opened = open_estimated(score_job(request), may_write=not work.dry_run)
     shards = choose_shards(work.shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())
 
 
 def _execute(session: Session) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
-    from jobs.score_loop import score as score_session
+    from jobs.score.score_loop import score as score_session
 
     stop = session.stop
     with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):

@@ -15,13 +15,14 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import emit, output_option, table
+from jobs.commands.options import output_option
 from jobs.exits import Exit
+from jobs.output import emit, table
 from jobs.planning.job_files import load_job
 from manifests.errors import RelabelError, StoreError, UsageError
-from manifests.filesystems import is_url
 from manifests.specs import JobSpec
-from manifests.store import open_store
+from manifests.storage.filesystems import is_url
+from manifests.storage.store import open_store
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
@@ -60,7 +61,7 @@ def init(path: str, force: bool, output: str) -> int:
 def schema(what: str, output: str) -> int:
     """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
     if what in ("job", "student"):
-        from distill.specs import student_schema
+        from distill.students.specs import student_schema
         from jobs.planning.job_schema import job_schema
 
         found_schema = job_schema() if what == "job" else student_schema()

@@ -10,14 +10,14 @@ from jobs.compare.matches import Counts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.runs import how_matched, open_both, spill_rows
 from jobs.evaluate.judging import JudgingOptions
-from jobs.scratch import scratch_folder
-from manifests.agreement import EXTRA
+from jobs.files.scratch import scratch_folder
 from manifests.errors import InputError
 from manifests.extras import require
-from manifests.label_keys import recipe_differences
-from manifests.label_sets import RunLabels, label_set
-from manifests.paired_labels import PairedSums
-from manifests.paired_tests import bowker, stuart_maxwell
+from manifests.judging.label_sets import RunLabels, label_set
+from manifests.metrics.agreement import EXTRA
+from manifests.metrics.paired_labels import PairedSums
+from manifests.metrics.paired_tests import bowker, stuart_maxwell
+from manifests.runs.label_keys import recipe_differences
 
 
 def compare_runs(

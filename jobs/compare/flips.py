@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from distill.label_tables import read_pairs
+from distill.students.label_tables import read_pairs
 from manifests.errors import RelabelError
-from manifests.label_sets import RunLabels
+from manifests.judging.label_sets import RunLabels
 from manifests.labels import Pair
-from manifests.run_inputs import open_run_input
+from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import LABELS
 
 TEXT_CHARACTERS = 1000

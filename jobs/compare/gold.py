@@ -9,12 +9,12 @@ import numpy as np
 
 from jobs.evaluate.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
 from manifests.errors import InputError
-from manifests.evaluation import evaluate_both
-from manifests.judged import Judged, query_codes
-from manifests.label_sets import LabelSet
-from manifests.paired_labels import PairedRows
-from manifests.paired_tests import mcnemar
-from manifests.qrels import check_scale
+from manifests.judging.label_sets import LabelSet
+from manifests.judging.qrels import check_scale
+from manifests.metrics.evaluation import evaluate_both
+from manifests.metrics.judged import Judged, query_codes
+from manifests.metrics.paired_labels import PairedRows
+from manifests.metrics.paired_tests import mcnemar
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs.query_buckets import query_buckets
-from manifests.paired_labels import PairedRows
-from manifests.triangle import BY_ROW
+from jobs.files.query_buckets import query_buckets
+from manifests.metrics.paired_labels import PairedRows
+from manifests.metrics.triangle import BY_ROW
 
 STATES = ("labelled", "quarantined", "absent")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from manifests.paired_labels import QueryMoves
+from manifests.metrics.paired_labels import QueryMoves
 
 TINY = 1e-6
 """Changes below this are float32's."""

@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.dataset import changed_files
 from manifests.errors import InputError, UsageError
-from manifests.filesystems import place_of
-from manifests.label_sets import RunLabels, is_run, open_run_labels
-from manifests.readings import differing_readings
+from manifests.inputs.dataset import changed_files
+from manifests.judging.label_sets import RunLabels, is_run, open_run_labels
+from manifests.metrics.triangle import BY_IDS, BY_ROW
+from manifests.runs.readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
-from manifests.store import each
-from manifests.triangle import BY_IDS, BY_ROW
+from manifests.storage.concurrency import each
+from manifests.storage.filesystems import place_of
 
 GROUP_BYTES = 16 << 20
 NO_FILE = -1

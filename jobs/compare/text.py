@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.commands.options import table
 from jobs.evaluate.comparison_text import signed_text
 from jobs.evaluate.text import aligned, confusion_text, figure_name, interval_text, notes_text, sides_title, value_text
+from jobs.output import table
 
 NAMES = {
     "agreement": "agreement",

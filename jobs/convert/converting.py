@@ -14,13 +14,13 @@ from jobs.convert.formats import TREC, Format, source_format, target_format
 from jobs.convert.rows import Rows, checked_rows
 from jobs.convert.sources import Options, Source, open_source
 from jobs.convert.targets import write_qrels, write_run, write_table
-from jobs.durable_files import check_free, written
-from jobs.query_buckets import query_buckets
-from jobs.scratch import scratch_folder
-from manifests.agreement import EXTRA
+from jobs.files.durable_files import check_free, written
+from jobs.files.query_buckets import query_buckets
+from jobs.files.scratch import scratch_folder
 from manifests.errors import UsageError
 from manifests.extras import require
-from manifests.trec import UNWRITABLE
+from manifests.judging.trec import UNWRITABLE
+from manifests.metrics.agreement import EXTRA
 
 TAG = "relabel"
 """The tag of a run file whose source has none."""

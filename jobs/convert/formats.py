@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from manifests.errors import UsageError
-from manifests.filesystems import is_url
-from manifests.input_folders import PARQUET_SUFFIXES
-from manifests.label_sets import is_run
-from manifests.plans import PLAN_NAME
-from manifests.table_files import JSON_SUFFIXES
+from manifests.inputs.input_folders import PARQUET_SUFFIXES
+from manifests.inputs.table_files import JSON_SUFFIXES
+from manifests.judging.label_sets import is_run
+from manifests.runs.plans import PLAN_NAME
+from manifests.storage.filesystems import is_url
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from jobs.convert.formats import TREC, Format
 from jobs.convert.sources import Source
-from jobs.pairs.tables import told
-from jobs.scratch import spilling
+from jobs.files.scratch import spilling
+from jobs.files.tables import told
 from manifests.errors import InputError
-from manifests.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from manifests.judging.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 
 SHOWN_CHARACTERS = 60
 ROW_GROUP_ROWS = 1 << 16

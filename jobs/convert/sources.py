@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from jobs.convert.formats import TREC, Format
 from jobs.convert.text_blocks import Block, blocks, json_frame, json_names, merged_schema, refuse_rounded, trec_frame
-from jobs.pairs.tables import open_tables
+from jobs.files.tables import open_tables
 from manifests.errors import InputError
-from manifests.label_sets import open_run_labels
+from manifests.inputs.table_files import require_column
+from manifests.judging.label_sets import open_run_labels
+from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
 from manifests.schemas import LABELS
-from manifests.store import each
-from manifests.table_files import require_column
-from manifests.trec import QRELS_COLUMNS, RUN_COLUMNS
+from manifests.storage.concurrency import each
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")

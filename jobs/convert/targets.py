@@ -14,8 +14,8 @@ from jobs.convert.duplicates import Duplicates
 from jobs.convert.formats import TREC, Format
 from jobs.convert.rows import Rows, value_of
 from jobs.convert.sources import Source
-from manifests.input_faults import reading
-from manifests.trec import FIRST_RANK
+from manifests.inputs.input_faults import reading
+from manifests.judging.trec import FIRST_RANK
 
 BATCH_ROWS = 1 << 16
 _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from manifests.errors import InputError
-from manifests.filesystems import is_url
-from manifests.input_faults import reading
-from manifests.redaction import shortened
-from manifests.trec import EXAMPLES, FIELD
-from manifests.url_files import UrlFile
+from manifests.inputs.input_faults import reading
+from manifests.judging.trec import EXAMPLES, FIELD
+from manifests.secrets.redaction import shortened
+from manifests.storage.filesystems import is_url
+from manifests.storage.url_files import UrlFile
 
 BLOCK_BYTES = 4 << 20
 _MARK = b"\xef\xbb\xbf"

@@ -13,7 +13,7 @@ from jobs.planning.job_files import STORAGE_KEY, Job, build_job, read_secrets
 from jobs.planning.spec_places import absolute
 from jobs.running.deadlines import Deadline
 from jobs.running.sessions import Session
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 
 
 @dataclass(frozen=True, slots=True)

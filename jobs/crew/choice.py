@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from jobs.crew.gpus import choose_gpus, gpu_groups, visible_gpus
 from jobs.running.conclusions import RunReport
@@ -12,7 +11,8 @@ from jobs.running.labeling import label
 from jobs.running.sessions import Session
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
-from manifests.store import each, shard_lock_name
+from manifests.storage.concurrency import each
+from manifests.storage.store import shard_lock_name
 
 BACKENDS = ("local", "ray")
 
@@ -110,8 +110,3 @@ def label_with(
             say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {gpus_each(session)}")
         slots = gpu_slots(groups)
     return Supervisor(session, slots, say=say, tick=tick).run()
-
-
-def as_json(report: RunReport) -> dict[str, Any]:
-    """What a crew adds to a result."""
-    return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

@@ -18,7 +18,7 @@ from jobs.crew.assignments import Assignment, plain_cases
 from jobs.crew.done import Done
 from jobs.crew.process_guard import ProcessGuard, kill_group
 from jobs.crew.suspects import ChunkCase
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 
 READ_BYTES = 1 << 16
 

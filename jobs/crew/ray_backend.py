@@ -34,9 +34,9 @@ from jobs.running.sessions import Session
 from jobs.running.stops import Stop
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError, TerminalError
 from manifests.extras import require
-from manifests.filesystems import is_url
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 from manifests.stdout import stdout_apart
+from manifests.storage.filesystems import is_url
 
 PURPOSE = "--backend ray"
 PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "PYTHONSAFEPATH", "RELABEL_", "VLLM_")

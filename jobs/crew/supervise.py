@@ -25,7 +25,7 @@ from jobs.running.conclusions import RunReport
 from jobs.running.sessions import Session
 from manifests import errors
 from manifests.errors import EngineLostError, RelabelError
-from manifests.receipts import load_receipt
+from manifests.runs.receipts import load_receipt
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 
 PIECES = 8
 """Into how many groups a group is cut that brought an engine down."""

@@ -31,8 +31,8 @@ from jobs.running.stops import Stop
 from jobs.streams import redacted_streams
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError, TerminalError
-from manifests.receipts import ChunkId
-from manifests.redaction import redacted
+from manifests.runs.receipts import ChunkId
+from manifests.secrets.redaction import redacted
 
 PROGRESS_EVERY_S = 0.5
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jobs.evaluate.judging import BY_PAIR, JudgingOptions, gold_of, load_pairs, open_set, scale_of
-from manifests.dataset import changed_files
 from manifests.errors import InputError, UsageError
-from manifests.gates import TEACHER, Gate, GateVerdict, judge_gates
-from manifests.judged import SHOWN
-from manifests.label_sets import LabelSet, map_labels
-from manifests.qrels import check_scale
-from manifests.triangle import Labelled, Match, Triangle, compare, gather, match_rows
+from manifests.inputs.dataset import changed_files
+from manifests.judging.joins import SHOWN, gather
+from manifests.judging.label_sets import LabelSet, map_labels
+from manifests.judging.qrels import check_scale
+from manifests.metrics.gates import TEACHER, Gate, GateVerdict, judge_gates
+from manifests.metrics.triangle import Labelled, Match, Triangle, compare, match_rows
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 PREFIX = f"{TEACHER}."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.commands.options import table
 from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
+from jobs.output import table
 
 AGAINST_TEACHER = {
     "kl": "mean KL(teacher ‖ student), nats",

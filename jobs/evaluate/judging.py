@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import InputError, UsageError
-from manifests.judged import SHOWN, Join, Judged
-from manifests.label_sets import LabelSet, load_gold_by_row, map_labels, open_labels, own_input
-from manifests.qrels import Duplicates, GradeMap, PairGrades, Qrels, check_scale, grades_by_pair, load_qrels, mapped
-from manifests.table_files import read_grades
+from manifests.inputs.table_files import read_grades
+from manifests.judging.joins import SHOWN, Join
+from manifests.judging.label_sets import LabelSet, load_gold_by_row, map_labels, open_labels, own_input
+from manifests.judging.qrels import Duplicates, GradeMap, PairGrades, Qrels, check_scale, grades_by_pair, load_qrels, mapped
+from manifests.metrics.judged import Judged
 
 BY_PAIR = "query_id and doc_id"
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"

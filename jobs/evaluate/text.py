@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.commands.options import table
+from jobs.output import table
 
 NAMES = {
     "accuracy": "accuracy",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.pairs.tables import document_of, load_polars, refuse_null, scan, told
+from jobs.files.tables import document_of, load_polars, refuse_null, scan, told
 from manifests.errors import InputError, UsageError
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan, told
 from jobs.pairs.noise import Deck, NoiseRule
-from jobs.pairs.tables import Kind, document_of, load_polars, refuse_null, scan, told
 from manifests.errors import InputError
 from manifests.extras import require
 

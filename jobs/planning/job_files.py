@@ -23,16 +23,16 @@ from jobs.planning.spec_variables import spec_variables
 from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, labeler_class
-from manifests.dataset import Dataset, Known, open_dataset
 from manifests.errors import ConfigError, UsageError
-from manifests.filesystems import is_url, place_of, use_storage_options
-from manifests.label_keys import BY_CONTENT, stage_digests
-from manifests.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
-from manifests.redaction import keep_secret, secret_in
-from manifests.retries import use_limit
-from manifests.secret_names import names_secret
+from manifests.inputs.dataset import Dataset, Known, open_dataset
+from manifests.runs.label_keys import BY_CONTENT, stage_digests
+from manifests.runs.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
+from manifests.secrets.redaction import keep_secret, secret_in
+from manifests.secrets.secret_names import names_secret
 from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
-from manifests.store import open_store
+from manifests.storage.filesystems import is_url, place_of, use_storage_options
+from manifests.storage.retries import use_limit
+from manifests.storage.store import open_store
 
 ENVIRONMENT_PREFIX = "RELABEL_"
 STORAGE_KEY = "storage_options"

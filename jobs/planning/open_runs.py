@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobs.planning.job_files import Job
-from manifests.dataset import Dataset
-from manifests.plans import Plan
-from manifests.readings import Readings
-from manifests.runs import RunFolder
-from manifests.store import Store
+from manifests.inputs.dataset import Dataset
+from manifests.runs.plans import Plan
+from manifests.runs.readings import Readings
+from manifests.runs.run_folder import RunFolder
+from manifests.storage.ports import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from jobs.planning.estimating import estimate_run, keep_estimate
 from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
-from manifests.dataset import Dataset
 from manifests.errors import ManifestError, StaleRunError
-from manifests.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
-from manifests.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
-from manifests.readings import Readings
-from manifests.runs import MANIFEST_NAME, RunFolder
-from manifests.store import Store, open_store
+from manifests.inputs.dataset import Dataset
+from manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
+from manifests.runs.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
+from manifests.runs.readings import Readings
+from manifests.runs.run_folder import MANIFEST_NAME, RunFolder
+from manifests.storage.ports import Store
+from manifests.storage.store import open_store
 
 
 def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
@@ -56,10 +56,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         keeps=may_write,
         changed=() if known is None else files_written_since(known, plan, dataset),
     )
-    opened = OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
-    if was_planned_now:
-        keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
-    return opened
+    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
 
 
 def _holds_manifest(store: Store) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobs.commands.options import table
+from jobs.output import table
 from jobs.planning.open_runs import OpenRun
 from labelers.engines.decision_costs import DecisionCost
-from manifests.input_files import left_out_text
-from manifests.plans import Plan
+from manifests.inputs.input_files import left_out_text
+from manifests.runs.plans import Plan
 
 
 def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> str:

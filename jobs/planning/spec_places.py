@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from pydantic.fields import FieldInfo
 
 from manifests.errors import ConfigError
-from manifests.filesystems import is_url
 from manifests.specs import PathMark, Spec
+from manifests.storage.filesystems import is_url
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 

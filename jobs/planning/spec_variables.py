@@ -13,8 +13,8 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from manifests.errors import ConfigError, UsageError
-from manifests.redaction import secret_in
-from manifests.secret_names import names_secret
+from manifests.secrets.redaction import secret_in
+from manifests.secrets.secret_names import names_secret
 from manifests.specs import nearest
 
 DATE_VARIABLE = "RELABEL_DATE"

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from manifests.errors import ConfigError, RelabelError
-from manifests.filesystems import is_url
 from manifests.specs import DisputedText
-from manifests.url_files import read_url
+from manifests.storage.filesystems import is_url
+from manifests.storage.url_files import read_url
 
 MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""

@@ -15,12 +15,13 @@ from export.bundles import read_manifest
 from jobs.running.counts import asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
-from manifests.filesystems import is_url, place_of, scheme_of
-from manifests.plans import PLAN_NAME, Plan, load_plan
-from manifests.receipts import Receipt
-from manifests.run_inputs import RunInput, open_run_input
-from manifests.runs import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
-from manifests.store import Store, open_store
+from manifests.runs.plans import PLAN_NAME, Plan, load_plan
+from manifests.runs.receipts import Receipt
+from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
+from manifests.runs.run_inputs import RunInput, open_run_input
+from manifests.storage.filesystems import is_url, place_of, scheme_of
+from manifests.storage.ports import Store
+from manifests.storage.store import open_store
 
 STUDENT = "student.json"
 
@@ -121,7 +122,7 @@ class StudentArtifact:
 
     @property
     def digest(self) -> str:
-        """Over its files, as its manifest names them: what scores and bundles call it by (`distill.students.student_digest`)."""
+        """Over its files, as its manifest names them: what scores and bundles call it by (`distill.students.students.student_digest`)."""
         return digest_of(self.manifest.get("files", {}))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manifests.labels import Pair
 
 if TYPE_CHECKING:
-    from jobs.report.page import Text
+    from jobs.report.blocks import Text
 
 DOCUMENT_CHARS = 8_000
 """Most characters of a document that a page carries; a page of 5,000 rows must open on a phone."""

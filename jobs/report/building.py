@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
+from jobs.report.blocks import Section, Text
 from jobs.report.browser import BrowserData, label_view, quarantine_view
 from jobs.report.gold import GoldChoice, Humans
-from jobs.report.page import Page, Section, Text, render_page
+from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
 from jobs.report.sections_judged import humans_section, judge_runs, ranking_section

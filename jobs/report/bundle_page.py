@@ -20,8 +20,8 @@ from jobs.report.artifacts import BundleArtifact
 from jobs.report.building import render_report
 from jobs.report.page import Page, opening, render_page
 from jobs.report.sections_bundles import latency_section
-from manifests.disk_errors import told
-from manifests.store import open_store
+from manifests.storage.disk_errors import told
+from manifests.storage.store import open_store
 
 _SECTION = re.compile(r'<section id="latency".*?</section>\n', re.DOTALL)
 _ENTRY = re.compile(r' *<li><a href="#latency">.*?</li>\n')

@@ -6,8 +6,9 @@ from typing import Any
 
 from jobs.compare.text import difference_text, name_of, outcome_text
 from jobs.evaluate.text import sides_title
+from jobs.report.blocks import Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.downloads import csv_download
-from jobs.report.page import Block, Cell, Facts, Figure, Fold, Page, Section, Side, Table, Text, confusion_table, render_page
+from jobs.report.page import Page, render_page
 from jobs.report.plots import Bars, Interval, draw_bars, draw_intervals
 
 DIGEST_CHARACTERS = 12

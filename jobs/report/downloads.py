@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set
 from jobs.report.artifacts import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
-from manifests.filesystems import is_url
-from manifests.label_sets import own_input
-from manifests.qrels import Duplicates, GradeMap
+from manifests.judging.label_sets import own_input
+from manifests.judging.qrels import Duplicates, GradeMap
+from manifests.storage.filesystems import is_url
 
 CANT = (InputError, ManifestError, UsageError, MissingExtraError)
 """What keeps a run from being judged: where grades were found and not asked for, it is told on the page."""

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from jobs.report.blocks import Block, Figure
 from jobs.report.downloads import csv_download
-from jobs.report.page import Block, Figure
 from manifests.digests import digest_of, sha256_bytes
-from manifests.redaction import shortened
+from manifests.secrets.redaction import shortened
 
 BOX = (196, 62)
 GAP = (22, 46)

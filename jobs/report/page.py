@@ -12,146 +12,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from jobs.report.downloads import Download
-from manifests.redaction import redacted
+from jobs.report.blocks import Section
+from manifests.secrets.redaction import redacted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from jobs.report.browser import BrowserData
-
-SHADES = 8
-"""Steps of a shaded cell."""
-
-
-@dataclass(frozen=True)
-class Shade:
-    """A number in a cell whose ground gets darker with its share of the most, 0 to 1."""
-
-    text: str
-    share: float
-    kind: ClassVar[str] = "shade"
-
-    @property
-    def step(self) -> int:
-        return min(SHADES, max(0, round(self.share * SHADES)))
-
-
-@dataclass(frozen=True)
-class Badge:
-    """A word with a tone: `good`, `bad`, `warn` or `plain`."""
-
-    text: str
-    tone: str = "plain"
-    kind: ClassVar[str] = "badge"
-
-
-Cell: TypeAlias = str | int | float | Shade | Badge | None
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph. `tone` as a badge's; `plain` for text that just stands there."""
-
-    text: str
-    tone: str = "plain"
-    kind: ClassVar[str] = "text"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Names and values, a line each."""
-
-    rows: Sequence[tuple[str, Cell]]
-    title: str = ""
-    kind: ClassVar[str] = "facts"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a head; columns of numbers stand to the right.
-
-    Args:
-        caption: what it shows, also what a screen reader calls it.
-        has_row_heads: the first column names the row.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str
-    download: Download | None = None
-    has_row_heads: bool = True
-    kind: ClassVar[str] = "table"
-
-    def is_number(self, column: int) -> bool:
-        """Whether a column's cells are numbers."""
-        cells = [row[column] for row in self.rows if row[column] is not None]
-        return bool(cells) and all(isinstance(cell, int | float | Shade) for cell in cells)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing.
-
-    Args:
-        svg: of `plots.py` or `lineage.py`.
-        alt: in words, what a reader is to see in it.
-        download: its data.
-    """
-
-    title: str
-    svg: Markup
-    alt: str
-    download: Download | None = None
-    note: str = ""
-    is_wide: bool = False
-    kind: ClassVar[str] = "figure"
-
-
-@dataclass(frozen=True)
-class Code:
-    """Text as it stands in a file."""
-
-    text: str
-    label: str
-    kind: ClassVar[str] = "code"
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Blocks behind a line that opens them."""
-
-    summary: str
-    blocks: Sequence[Block]
-    kind: ClassVar[str] = "fold"
-
-
-@dataclass(frozen=True)
-class Side:
-    """Blocks side by side where there is room."""
-
-    blocks: Sequence[Block]
-    kind: ClassVar[str] = "side"
-
-
-Block: TypeAlias = Text | Facts | Table | Figure | Code | Fold | Side
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Args:
-        name: its anchor, `[a-z-]+`.
-    """
-
-    name: str
-    title: str
-    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
@@ -168,17 +39,6 @@ class Page:
     browser: BrowserData | None = None
     notes: Sequence[str] = field(default=())
     made_by: str = "report"
-
-
-def confusion_table(counts: Sequence[Sequence[int]], rows: str, columns: str, *, caption: str, download: Download | None = None) -> Table:
-    """A confusion matrix, each row shaded by its shares."""
-    grades = range(len(counts))
-    head = [f"{rows} \\ {columns}", *map(str, grades), "sum"]
-    body: list[list[Cell]] = []
-    for grade, row in zip(grades, counts, strict=True):
-        total = sum(row)
-        body.append([str(grade), *(Shade(f"{count:,}", count / total if total else 0.0) for count in row), total])
-    return Table(head, body, caption, download)
 
 
 def render_page(page: Page) -> str:

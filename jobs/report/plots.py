@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from manifests.digests import sha256_bytes
 from manifests.extras import require
-from manifests.redaction import shortened
+from manifests.secrets.redaction import shortened
 
 INK, GRID = "#010101", "#020202"
 SERIES = ("#110000", "#110011", "#110022", "#110033", "#110044", "#110055")

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from export.bundle_cards import parity_rows, undecided_lines
 from jobs.report.artifacts import BundleArtifact
+from jobs.report.blocks import Badge, Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text
 from jobs.report.downloads import csv_download
-from jobs.report.page import Badge, Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text
 from jobs.report.plots import Line, draw_lines
 from manifests.errors import ManifestError
 

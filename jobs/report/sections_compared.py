@@ -12,12 +12,12 @@ from jobs.evaluate.comparing import Comparison, compare_sets
 from jobs.evaluate.comparison_text import AGAINST_TEACHER
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
+from jobs.report.blocks import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice
-from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.plots import draw_intervals
 from jobs.report.sections_judged import RESAMPLES, shown_figures
-from manifests.redaction import shortened
+from manifests.secrets.redaction import shortened
 
 
 def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Section]:

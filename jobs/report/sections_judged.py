@@ -15,13 +15,13 @@ import numpy as np
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
+from jobs.report.blocks import Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
-from jobs.report.page import Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
 from jobs.report.plots import Bars, Interval, Line, draw_histogram, draw_intervals, draw_reliability
-from manifests.evaluation import Evaluation, evaluate
-from manifests.evaluation import Figure as EvaluatedFigure
-from manifests.ranking import DEPTH, rank_queries
+from manifests.metrics.evaluation import Evaluation, evaluate
+from manifests.metrics.evaluation import Figure as EvaluatedFigure
+from manifests.metrics.ranking import DEPTH, rank_queries
 
 RESAMPLES = 1000
 BINS = 20

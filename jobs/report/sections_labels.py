@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from jobs.report.blocks import Badge, Block, Cell, Figure, Section, Side, Table, Text
 from jobs.report.downloads import csv_download
-from jobs.report.page import Badge, Block, Cell, Figure, Section, Side, Table, Text
 from jobs.report.plots import Bars, Interval, draw_bars, draw_histogram, draw_intervals
 from jobs.report.sections_runs import TalliedRun
 from jobs.report.tallies import Histogram

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, Shade, Side, Table, Text
 from jobs.report.downloads import csv_download
 from jobs.report.lineage import changes, lineage_blocks, trace
-from jobs.report.page import Badge, Block, Cell, Code, Facts, Fold, Section, Shade, Side, Table, Text
 from jobs.report.tallies import LabelTally
-from manifests.redaction import redacted, shortened
+from manifests.secrets.redaction import redacted, shortened
 
 DIGITS = 16
 """Of a digest that is shown."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
+from distill.students.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
 from jobs.evaluate.text import figure_name
 from jobs.report.artifacts import StudentArtifact
+from jobs.report.blocks import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text
 from jobs.report.downloads import csv_download
-from jobs.report.page import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text
 from jobs.report.plots import Line, draw_lines
 from manifests.errors import ManifestError
 

@@ -7,12 +7,12 @@ from datetime import datetime
 
 import numpy as np
 
-from jobs.planning.estimating import plan_against_actual
 from jobs.report.artifacts import Commit, RunArtifact
+from jobs.report.blocks import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text
 from jobs.report.downloads import csv_download
-from jobs.report.page import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text
 from jobs.report.plots import Line, draw_lines
 from jobs.report.sections_runs import TalliedRun
+from manifests.runs.kept_estimates import plan_against_actual
 
 TIME_BINS = 48
 TOTALS = "Work in all; a row that is retried is asked twice. In vain: chunks that another worker had committed first, counted nowhere else"

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from jobs.report.artifacts import RunArtifact
 from manifests.labels import Pair
-from manifests.receipts import FileRef
+from manifests.runs.receipts import FileRef
 from manifests.schemas import LABELS, QUARANTINE
 
 BINS = 20
@@ -178,7 +178,7 @@ def texts_of(run: RunArtifact, row_ids: list[int]) -> dict[int, Pair]:
     Raises:
         InputError, ManifestError: it is not there any more, or not what was labelled.
     """
-    from distill.label_tables import read_pairs
+    from distill.students.label_tables import read_pairs
 
     wanted = np.array(sorted(row_ids), dtype=np.int64)
     dataset, readings = run.texts()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.durable_files import check_free
+from jobs.files.durable_files import check_free
 from jobs.report.page import opening
-from manifests.filesystems import is_url, place_of, scheme_of
-from manifests.url_files import UrlFile
+from manifests.storage.filesystems import is_url, place_of, scheme_of
+from manifests.storage.url_files import UrlFile
 
 
 def check_target(to: str, inputs: Sequence[str], *, force: bool) -> None:

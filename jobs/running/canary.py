@@ -27,14 +27,14 @@ from manifests.asks import Engine
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError
 from manifests.labels import Pair
-from manifests.mixing import engine_identity
-from manifests.plans import shard_row_ids
-from manifests.receipts import ChunkId, FileRef
 from manifests.records import checked, fault_of
-from manifests.reuse import Place
-from manifests.rows import read_chunks
+from manifests.runs.engine_identity import engine_identity
+from manifests.runs.plans import shard_row_ids
+from manifests.runs.receipts import ChunkId, FileRef
+from manifests.runs.reuse import Place
+from manifests.runs.rows import read_chunks
 from manifests.schemas import LABELS, LabelRow, QuarantineRow
-from manifests.store import Store
+from manifests.storage.ports import Store
 
 FOLDER = "canary"
 _FLOOR = 1e-6

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from manifests.receipts import Receipt
-from manifests.runs import RunFolder
+from manifests.runs.receipts import Receipt
+from manifests.runs.run_folder import RunFolder
 
 MAX_CHUNK_S = 30.0
 """Engine time that a kill may cost a worker."""

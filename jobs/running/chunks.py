@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from manifests.labels import Pair
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
 

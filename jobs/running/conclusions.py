@@ -9,15 +9,15 @@ from importlib.metadata import version
 from typing import Any
 
 from jobs.exits import Exit
-from jobs.planning.estimating import plan_against_actual
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
 from jobs.running.counts import ASKED
 from jobs.running.sessions import Session
 from manifests.errors import GateError
-from manifests.mixing import engines_differ
-from manifests.runs import Snapshot, Tally, build_manifest, load_manifest, write_manifest
+from manifests.runs.engine_identity import engines_differ
+from manifests.runs.kept_estimates import plan_against_actual
+from manifests.runs.run_folder import Snapshot, Tally, build_manifest, load_manifest, write_manifest
 from manifests.specs import EngineArgs
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jobs.running.chunks import ChunkWork
-    from manifests.receipts import Receipt
+    from manifests.runs.receipts import Receipt
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""

@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 from jobs.planning.open_runs import OpenRun
-from manifests.store import shard_lock_name
+from manifests.storage.store import shard_lock_name
 
 CHUNKS_AT_ONCE = 8
 """Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""

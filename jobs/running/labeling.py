@@ -22,9 +22,9 @@ from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts
 from manifests.errors import LockHeldError
-from manifests.mixing import engines_differ
-from manifests.reuse import why_nothing
-from manifests.store import Lock
+from manifests.runs.engine_identity import engines_differ
+from manifests.runs.reuse import why_nothing
+from manifests.storage.ports import Lock
 
 LOCK_LOOK_S = 0.5
 """Pause between two looks at a lock that is waited for, seconds."""

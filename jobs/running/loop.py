@@ -26,8 +26,8 @@ from jobs.running.watch import Watch
 from labelers.registry import Labeler
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
-from manifests.receipts import ChunkId
-from manifests.reuse import answer_of, answer_row
+from manifests.runs.receipts import ChunkId
+from manifests.runs.reuse import answer_of, answer_row
 from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
 

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bars
 from jobs import log_format
 from jobs.running.counts import ASKED, Progress
 from jobs.streams import redacted_streams
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 
 LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25

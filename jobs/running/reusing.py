@@ -9,12 +9,12 @@ from jobs.running.chunks import ChunkWork
 from jobs.running.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError
-from manifests.filesystems import place_of
-from manifests.label_keys import AnswerKeys, LabelKeys, recipe_digest
-from manifests.plans import Plan
-from manifests.receipts import ReusedRows
-from manifests.reuse import EarlierOutput, KnownAnswers, KnownLabels, Place, answer_of, open_earlier
+from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
+from manifests.runs.plans import Plan
+from manifests.runs.receipts import ReusedRows
+from manifests.runs.reuse import EarlierOutput, KnownAnswers, KnownLabels, Place, answer_of, open_earlier
 from manifests.schemas import AnswerRow, LabelRow
+from manifests.storage.filesystems import place_of
 
 
 def label_keys(job: Job, plan: Plan) -> LabelKeys:

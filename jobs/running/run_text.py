@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import log_format
-from jobs.commands.options import table
-from jobs.crew.choice import as_json
 from jobs.exits import Exit
+from jobs.output import table
 from jobs.running.canary import CanaryResult, canary_text
 from jobs.running.conclusions import RunReport
 
@@ -106,3 +105,8 @@ def advise(report: RunReport, job_file: str) -> None:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     for line in lines:
         log_format.say(line, event="advice")
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """What a crew adds to a result."""
+    return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

@@ -26,13 +26,14 @@ from jobs.running.work_left import WorkLeft
 from manifests.asks import EngineFacts
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
-from manifests.plans import shard_row_ids
-from manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
-from manifests.rows import read_chunks
-from manifests.runs import Snapshot
+from manifests.runs.plans import shard_row_ids
+from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
+from manifests.runs.rows import read_chunks
+from manifests.runs.run_folder import Snapshot
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import JobSpec
-from manifests.store import Lock, shard_lock, shard_lock_name
+from manifests.storage.ports import Lock
+from manifests.storage.store import shard_lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
 

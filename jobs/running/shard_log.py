@@ -7,7 +7,7 @@ import threading
 import time
 
 from manifests.errors import RelabelError
-from manifests.store import Store
+from manifests.storage.ports import Store
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from labelers.engines.api_costs import Costs
 from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import Complaint, ReplyError, parse_reply, read_complaint, read_model_names, reply_limit, shown
 from manifests.asks import Finish
-from manifests.disk_errors import out_of_files
 from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require
+from manifests.storage.disk_errors import out_of_files
 
 ReadT = TypeVar("ReadT")
 

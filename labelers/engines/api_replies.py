@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from labelers.engines.api_costs import Usage
 from manifests.asks import Finish
-from manifests.redaction import redacted
+from manifests.secrets.redaction import redacted
 
 _STOPS = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _LENGTHS = frozenset({"length", "max_tokens"})

@@ -10,7 +10,7 @@ from labelers.engines.api_options import OpenAiArgs, identity
 from labelers.engines.checkpoints import TOKENIZER_FILES, load_tokenizer
 from manifests.errors import ModelError
 from manifests.extras import require
-from manifests.models import ResolvedModel, file_sha256, resolve_model
+from manifests.models.references import ResolvedModel, file_sha256, resolve_model
 from manifests.specs import EngineSpec
 
 _FILES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import ModelError
-from manifests.models import ResolvedModel, default_cache_dir, directory_digest, resolve_model
+from manifests.models.references import ResolvedModel, default_cache_dir, directory_digest, resolve_model
 from manifests.specs import EngineSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

@@ -24,7 +24,7 @@ from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
-from manifests.models import ResolvedModel
+from manifests.models.references import ResolvedModel
 from manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from manifests.extras import require
-from manifests.models import ResolvedModel
+from manifests.models.references import ResolvedModel
 from manifests.specs import EngineArgs, EngineSpec, nearest
 from manifests.stdout import stdout_apart
 

@@ -30,7 +30,7 @@ from export.bundles import open_bundle
 from export.loader import Encoder, Machine
 from export.placement import count_cpu_nodes, cpu_nodes
 from manifests.errors import MissingExtraError, UsageError
-from manifests.gates import judge_gates, parse_flag
+from manifests.metrics.gates import judge_gates, parse_flag
 
 MODELS = [
     {"path": "model.onnx", "format": "onnx", "precision": "fp32"},

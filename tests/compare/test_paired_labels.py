@@ -12,8 +12,8 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from sklearn import metrics
 
-from manifests.bootstrap import draw_weights, interval_of
-from manifests.paired_labels import PairedRows, PairedSums, js_rows, query_moves
+from manifests.metrics.bootstrap import draw_weights, interval_of
+from manifests.metrics.paired_labels import PairedRows, PairedSums, js_rows, query_moves
 
 GRADES = 3
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.durable_files import written
+from jobs.files.durable_files import written
 from manifests.errors import UsageError
+from manifests.judging.trec import FIELD, UNWRITABLE
 from manifests.schemas import LABELS
-from manifests.trec import FIELD, UNWRITABLE
 from tests.convert.conftest import rows_of
 
 QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
@@ -361,7 +361,7 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jobs.durable_files.os.fsync", full)
+    monkeypatch.setattr("jobs.files.durable_files.os.fsync", full)
     relabel("convert", "x.qrels", "y.jsonl", "--force").refused(20, "y.jsonl: no space left")
     assert sorted(path.name for path in folder.iterdir()) == ["x.qrels", "y.jsonl"]
     assert (folder / "y.jsonl").read_text() == "mine"
@@ -397,7 +397,7 @@ def test_many_queries_in_many_buckets_come_out_as_from_one(
     (folder / "x.qrels").write_text("".join(lines))
     outcomes = []
     for rows in (1 << 18, 10):
-        monkeypatch.setattr("jobs.query_buckets.query_buckets.__kwdefaults__", {"bucket_rows": rows})
+        monkeypatch.setattr("jobs.files.query_buckets.query_buckets.__kwdefaults__", {"bucket_rows": rows})
         convert("x.qrels", "y.qrels", "--force")
         convert("x.qrels", "y.run", "--score", "grade", "--force")
         outcomes.append(((folder / "y.qrels").read_bytes(), (folder / "y.run").read_bytes()))
@@ -513,7 +513,7 @@ def test_a_full_scratch_folder_is_told_with_its_own_name_and_not_the_targets(
         ("tempfile.mkdtemp", full),
         ("jobs.convert.sources._gathered", full),
         ("polars.LazyFrame.sink_parquet", polars_full),
-        ("jobs.query_buckets._spill", full),
+        ("jobs.files.query_buckets._spill", full),
     ):
         for target in ("y.run", "y.qrels", "y.jsonl"):
             with monkeypatch.context() as patched:

@@ -203,8 +203,8 @@ def spec(tmp_path: Path, small_spec: Callable[..., dict[str, Any]]) -> Callable[
 @pytest.fixture
 def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Distill a small spec in this process."""
-    from distill.distilling import distill
-    from distill.specs import DistillSpec
+    from distill.students.distilling import distill
+    from distill.students.specs import DistillSpec
     from manifests.specs import validate_spec
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:

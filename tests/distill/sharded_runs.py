@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-import distill.distilling
-import distill.loop
-from distill.specs import DistillSpec
+import distill.students.distilling
+import distill.students.loop
+from distill.students.specs import DistillSpec
 from manifests import failpoints
 from manifests.specs import validate_spec
 
@@ -57,7 +57,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     """One training, and what this process saw of it."""
     seen: dict[str, Any] = {"died": False}
     said: list[str] = []
-    whole_train, whole_hit, whole_dev = distill.loop.train, failpoints.hit, distill.distilling._dev
+    whole_train, whole_hit, whole_dev = distill.students.loop.train, failpoints.hit, distill.students.distilling._dev
 
     def noting(trainer: Any, **options: Any) -> Any:
         outcome = whole_train(trainer, **options)
@@ -67,19 +67,19 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     def upside_down(*args: Any) -> dict[str, float]:
         return {name: -value for name, value in whole_dev(*args).items()}
 
-    distill.loop.train, failpoints.hit = noting, dying_at(entry.get("die_at"))
+    distill.students.loop.train, failpoints.hit = noting, dying_at(entry.get("die_at"))
     if entry.get("disagrees") and not is_first:
-        distill.distilling._dev = upside_down
+        distill.students.distilling._dev = upside_down
     try:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
-        report = distill.distilling.distill(spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first)
+        report = distill.students.distilling.distill(spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first)
         seen["metrics"] = report.manifest["metrics"]
     except Killed:
         seen["died"] = True
     finally:
-        distill.loop.train, failpoints.hit, distill.distilling._dev = whole_train, whole_hit, whole_dev
+        distill.students.loop.train, failpoints.hit, distill.students.distilling._dev = whole_train, whole_hit, whole_dev
     return {**seen, "said": said}
 
 

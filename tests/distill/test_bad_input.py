@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from manifests.errors import ConfigError, InputError, ManifestError, ModelError
 from manifests.schemas import LABELS
 from manifests.specs import validate_spec

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from distill.decoder import HEAD, DecoderStudent, load_lm
-from distill.students import load_student
-from distill.texts import DecoderTexts, grade_token_ids, render_prompt
+from distill.students.decoder import HEAD, DecoderStudent, load_lm
+from distill.students.students import load_student
+from distill.students.texts import DecoderTexts, grade_token_ids, render_prompt
 from manifests.errors import ConfigError, MissingExtraError, ModelError
-from manifests.models import resolve_model
+from manifests.models.references import resolve_model
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [("red shoe", "the red shoe"), ("lamp", "a"), ("small tent", "the new tent of the best and the sh"), ("mug", "")]
@@ -122,7 +122,7 @@ def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
 ) -> None:
     from safetensors.numpy import load_file
 
-    from distill import checkpoints
+    from distill.students import checkpoints
 
     written: list[set[str]] = []
     save = checkpoints.save_weights

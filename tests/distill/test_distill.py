@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students import load_student, read_student, student_digest, student_files
+from distill.students.students import load_student, read_student, student_digest, student_files
 from manifests.errors import ManifestError, StaleRunError
 from tests.distill.conftest import make_pairs
 
@@ -32,8 +32,8 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
 ) -> tuple[Path, Any, list[str]]:
     """A student with three heads that was trained long enough to have learned its tiny world."""
-    from distill.distilling import distill
-    from distill.specs import DistillSpec
+    from distill.students.distilling import distill
+    from distill.students.specs import DistillSpec
 
     output, said = tmp_path_factory.mktemp("student") / "out", []
     spec = DistillSpec(
@@ -202,9 +202,9 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     """From a label-only student to all three heads: relevance goes on, the others begin; another number of grades begins too."""
     from safetensors.torch import load_file
 
-    from distill.bases import build_module, check_base, make_record
-    from distill.specs import DistillSpec
-    from manifests.models import resolve_model
+    from distill.students.bases import build_module, check_base, make_record
+    from distill.students.specs import DistillSpec
+    from manifests.models.references import resolve_model
     from manifests.phi import DEFAULT_PHI
     from manifests.specs import Columns, validate_spec
 

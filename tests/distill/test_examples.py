@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.examples import Examples, load_examples
-from distill.figures import graded_figures, teacher_figures
-from distill.specs import DistillSpec, student_schema
-from distill.splits import TRAIN, describe_split, folded, split_queries
+from distill.students.examples import Examples, load_examples
+from distill.students.figures import graded_figures, teacher_figures
+from distill.students.specs import DistillSpec, student_schema
+from distill.students.splits import TRAIN, describe_split, folded, split_queries
 from manifests.errors import ConfigError
 from manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
@@ -161,8 +161,8 @@ def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
 
 def test_figures_are_those_of_evaluate() -> None:
     pytest.importorskip("ir_measures")
-    from manifests.evaluation import evaluate
-    from manifests.judged import Judged
+    from manifests.metrics.evaluation import evaluate
+    from manifests.metrics.judged import Judged
 
     chance = np.random.default_rng(2)
     probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
@@ -199,7 +199,7 @@ def test_every_spec_of_the_docs_runs(
     """With tiny models, made-up labels and one step; all other keys as they stand."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():
         pytest.importorskip("peft")
-    from distill.distilling import distill
+    from distill.students.distilling import distill
 
     values = yaml.safe_load((STUDENTS / f"{name}.yaml").read_text())
     kind = values["student"]["kind"]

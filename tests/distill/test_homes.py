@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from distill import distilling, homes
-from distill.homes import Home
-from manifests.depots import LocalDepot
+from distill.students import distilling, homes
+from distill.students.homes import Home
 from manifests.errors import StaleRunError
+from manifests.storage.local_depot import LocalDepot
 
 URL = "s3://bucket/students/ecom"
 
@@ -204,7 +204,7 @@ def test_no_manifest_stands_over_files_that_are_being_replaced(
 
     run(train=OLD)
     with monkeypatch.context() as patch:
-        patch.setattr("distill.distilling.write_student", die)
+        patch.setattr("distill.students.distilling.write_student", die)
         with pytest.raises(Killed):
             run(start="restart", train=NEW)
     assert not (tmp_path / "out/manifest.json").exists()

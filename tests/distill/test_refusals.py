@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from distill.training import StudentTrainer
+from distill.students.training import StudentTrainer
 from manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
 
-    monkeypatch.setattr("distill.checkpoints.save_file", refuse)
+    monkeypatch.setattr("distill.students.checkpoints.save_file", refuse)
     with pytest.raises(error, match=says):
         run(train=SHORT)
 
@@ -201,7 +201,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(run: Callable[..., 
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("distill.distilling.write_curves", refuse)
+    monkeypatch.setattr("distill.students.distilling.write_curves", refuse)
     with pytest.raises(DiskFullError, match="--resume"):
         run(train=SHORT)
     monkeypatch.undo()

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from distill import checkpoints
-from distill.specs import DistillSpec
-from distill.students import load_student
+from distill.students import checkpoints
+from distill.students.specs import DistillSpec
+from distill.students.students import load_student
 from manifests.errors import ConfigError
 from manifests.specs import validate_spec
 from tests.distill.conftest import make_pairs

@@ -18,10 +18,10 @@ import torch
 import yaml
 from safetensors.numpy import load_file
 
-from distill import checkpoints
-from distill.batches import BatchPlan, batch_sizes
-from distill.encoder import EncoderStudent
-from distill.texts import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
+from distill.students import checkpoints
+from distill.students.batches import BatchPlan, batch_sizes
+from distill.students.encoder import EncoderStudent
+from distill.students.texts import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
 from manifests.errors import LockHeldError, StaleRunError, TrainingError
 from manifests.failpoints import DISTILL_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
@@ -230,7 +230,7 @@ def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], mo
 
 
 def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:
-    from manifests.file_locks import FileLock
+    from manifests.storage.file_locks import FileLock
 
     lock = FileLock(tmp_path / "out" / "checkpoints" / "distill.lock", "the student")
     lock.acquire()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from jobs.planning.job_files import load_job
 from manifests.specs import JobSpec, validate_spec
 from tests.docs.pages import PAGES, ROOT, Block, blocks

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from jobs.planning.job_files import JOB, SpecKind, load_job, read_settings
 from jobs.planning.spec_places import absolute, resolved
 from jobs.planning.spec_yaml import parse_yaml

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from manifests import models, wheels
 from manifests.errors import ModelError
-from manifests.models import resolve_model
+from manifests.models import references as models
+from manifests.models import wheels
+from manifests.models.references import resolve_model
 
 
 def write_model(folder: Path) -> Path:

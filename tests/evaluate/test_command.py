@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
-from manifests.bootstrap import draw_weights
+from manifests.metrics.bootstrap import draw_weights
 
 LabelRows = list[dict[str, Any]]
 

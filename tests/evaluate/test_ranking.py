@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.ranking import auc, auc_statistic, cut_names, rank_queries
+from manifests.metrics.ranking import auc, auc_statistic, cut_names, rank_queries
 
 ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)  # query, gold, score
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from manifests.bootstrap import draw_weights, of_ratio, paired_bootstrap
-from manifests.evaluation import evaluate_both
-from manifests.judged import Judged
-from manifests.label_sets import LabelPart
-from manifests.triangle import BY_IDS, BY_ROW, Labelled, compare, gather, kl_rows, match_rows, tau_by_query
+from manifests.judging.joins import gather
+from manifests.judging.label_sets import LabelPart
+from manifests.metrics.bootstrap import draw_weights, of_ratio, paired_bootstrap
+from manifests.metrics.evaluation import evaluate_both
+from manifests.metrics.judged import Judged
+from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows, tau_by_query
 
 GRADES = 3
 

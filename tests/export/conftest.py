@@ -40,8 +40,8 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def student(tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path) -> Path:  # noqa: F811
     """An encoder with three heads that knows where it comes from."""
-    from distill.distilling import distill
-    from distill.specs import DistillSpec
+    from distill.students.distilling import distill
+    from distill.students.specs import DistillSpec
 
     output = tmp_path_factory.mktemp("student") / "tiny"
     spec = DistillSpec(
@@ -63,9 +63,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from distill.decoder import DecoderStudent
-    from distill.students import StudentRecord, student_files, write_student
-    from distill.texts import grade_token_ids, render_prompt
+    from distill.students.decoder import DecoderStudent
+    from distill.students.students import StudentRecord, student_files, write_student
+    from distill.students.texts import grade_token_ids, render_prompt
     from tests.engines.conftest import CHATML, make_tokenizer
 
     tokenizer = make_tokenizer(template=CHATML)

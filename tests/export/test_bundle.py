@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.students import load_student, student_digest, student_files
+from distill.students.students import load_student, student_digest, student_files
 from export.bundles import open_bundle
 from export.exporting import export_bundle
 from export.loader import BundleError, Student, choose_model, open_session
@@ -95,7 +95,7 @@ def test_logits_in_the_graph_are_the_students_and_probabilities_are_their_temper
 
 def test_a_student_is_loaded_without_a_word(student: Path) -> None:
     """Commands say what they do; a bar of transformers' own between their lines says nothing to anybody."""
-    code = f"from distill.students import load_student; load_student({str(student)!r})"
+    code = f"from distill.students.students import load_student; load_student({str(student)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert (done.stdout, done.stderr) == ("", "")
 

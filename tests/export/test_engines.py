@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from export import engines
+from export import tensorrt_engines as engines
 from export.bundles import open_bundle
-from export.engines import build, build_into, describe_lengths, find_tensorrt, plan_profile
 from export.loader import Machine, Student, choose_engine
+from export.tensorrt_engines import build, build_into, describe_lengths, find_tensorrt, plan_profile
 from manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
 CAPABILITY = "8.9"

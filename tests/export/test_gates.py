@@ -18,10 +18,10 @@ from export.parity import answers, judge, measure
 from export.reference_pairs import PairSet, PairsFile, draw_queries
 from export.specs import ExportSpec, ParitySpec
 from jobs.report.artifacts import BundleArtifact
-from jobs.report.page import Badge, Table, Text
+from jobs.report.blocks import Badge, Table, Text
 from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
-from manifests.store import open_store
+from manifests.storage.store import open_store
 
 QUERIES, DOCS = 100, 8
 

@@ -148,8 +148,8 @@ def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
 
 def race(folder: str) -> None:
     """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
-    from manifests.local_store import LocalStore
-    from manifests.object_store import ObjectStore
+    from manifests.storage.local_store import LocalStore
+    from manifests.storage.object_store import ObjectStore
 
     class NoLock:
         epoch = 0

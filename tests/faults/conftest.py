@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from manifests.filesystems import use_storage_options
+from manifests.storage.filesystems import use_storage_options
 from tests import seaweed
 from tests.faults.figures import Figures
 from tests.faults.places import ROWS, SLOW, Place

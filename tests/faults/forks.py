@@ -21,15 +21,45 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WARM = (
-    "jobs.cli", "jobs.commands.label", "jobs.commands.inspect", "jobs.running.labeling", "jobs.log_format", "labelers.engines.fake",
-    "labelers.r3a", "manifests.local_store", "manifests.object_store", "manifests.s3_objects", "manifests.url_files", "pyarrow.parquet",
-    "rich.progress", "s3fs", "aiobotocore.session",
-)  # fmt: skip
+    "jobs.cli",
+    "jobs.commands.label",
+    "jobs.commands.inspect",
+    "jobs.running.labeling",
+    "jobs.log_format",
+    "labelers.engines.fake",
+    "labelers.r3a",
+    "manifests.storage.local_store",
+    "manifests.storage.object_store",
+    "manifests.storage.s3_objects",
+    "manifests.storage.url_files",
+    "pyarrow.parquet",
+    "rich.progress",
+    "s3fs",
+    "aiobotocore.session",
+)
 HEAVY = (
-    *WARM, "torch", "transformers", "onnx", "onnxruntime", "torch.onnx", "onnxscript", "polars", "jobs.commands.score", "jobs.scoring",
-    "jobs.score_loop", "jobs.commands.distill", "distill.distilling", "distill.loop", "distill.encoder", "jobs.commands.export",
-    "export.exporting", "jobs.commands.report", "jobs.report.building", "jobs.commands.convert", "jobs.commands.compare",
-)  # fmt: skip
+    *WARM,
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "torch.onnx",
+    "onnxscript",
+    "polars",
+    "jobs.commands.score",
+    "jobs.score.student_jobs",
+    "jobs.score.score_loop",
+    "jobs.commands.distill",
+    "distill.students.distilling",
+    "distill.students.loop",
+    "distill.students.encoder",
+    "jobs.commands.export",
+    "export.exporting",
+    "jobs.commands.report",
+    "jobs.report.building",
+    "jobs.commands.convert",
+    "jobs.commands.compare",
+)
 PATIENCE_S = 240.0
 """How long any child may take on a machine that is busy with other things, seconds."""
 

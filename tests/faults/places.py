@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from manifests.store import Store, open_store
+from manifests.storage.ports import Store
+from manifests.storage.store import open_store
 from tests.faults import forks
 
 ROWS = 60

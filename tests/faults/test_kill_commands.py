@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.students import student_files
+from distill.students.students import student_files
 from export.bundles import open_bundle
 from manifests.digests import sha256_file
 from manifests.failpoints import DISTILL_FAILPOINTS, FAILPOINTS

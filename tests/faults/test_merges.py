@@ -26,21 +26,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from distill.label_tables import load_labels
-from distill.specs import LabelSource
+from distill.students.label_tables import load_labels
+from distill.students.specs import LabelSource
 from jobs.commands.inspect import verify
-from jobs.merging import merge_outputs
+from jobs.merge.merging import merge_outputs
 from jobs.planning.job_files import load_job
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
-from manifests import failpoints, retries
+from manifests import failpoints
 from manifests.errors import InputError, ManifestError
 from manifests.failpoints import FAILPOINTS
-from manifests.label_sets import open_run_labels
+from manifests.judging.label_sets import open_run_labels
 from manifests.schemas import LabelRow
+from manifests.storage import retries
 from tests.faults.conftest import IS_FULL, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker
@@ -125,8 +126,8 @@ class Merges(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        self.patch.setattr("manifests.object_store.READERS", 1)
-        self.patch.setattr("manifests.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr("manifests.storage.object_store.READERS", 1)
+        self.patch.setattr("manifests.storage.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
         pq.write_table(pairs(13), self.folder / "first.parquet")
         pq.write_table(pairs(7, touched=(2,)), self.folder / "second.parquet")
         self.jobs = {name: self._job(name) for name in SOURCES}

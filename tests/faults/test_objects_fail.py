@@ -19,13 +19,13 @@ import pytest
 import yaml
 
 from jobs.cli import main
-from manifests import retries
 from manifests.errors import StoreError
-from manifests.filesystems import use_storage_options
-from manifests.object_store import ObjectStore
-from manifests.objects import Found
-from manifests.receipts import load_receipt
-from manifests.retries import LIMIT_S, TryAgainError, use_limit
+from manifests.runs.receipts import load_receipt
+from manifests.storage import retries
+from manifests.storage.filesystems import use_storage_options
+from manifests.storage.object_store import ObjectStore
+from manifests.storage.objects import Found
+from manifests.storage.retries import LIMIT_S, TryAgainError, use_limit
 from tests import seaweed
 from tests.faults.conftest import Sweep, some, undisturbed
 from tests.faults.places import Place
@@ -79,7 +79,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     place = Place(tmp_path, str(tmp_path))
 
     def lead(objects: Any) -> Place:
-        monkeypatch.setattr("manifests.object_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/")))
+        monkeypatch.setattr("manifests.storage.object_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/")))
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)
         return place
 

@@ -21,9 +21,10 @@ import pytest
 from export.bundles import open_bundle
 from export.channels import Channel, find_channel
 from export.versions import check_whole, load_version, object_name
-from manifests.depots import Depot, open_depot
 from manifests.errors import RelabelError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
+from manifests.storage.depot_ports import Depot
+from manifests.storage.depots import open_depot
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some

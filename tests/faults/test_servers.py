@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from manifests.depots import open_depot
+from manifests.storage.depots import open_depot
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed

@@ -30,15 +30,16 @@ from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
-from manifests import failpoints, retries
+from manifests import failpoints
 from manifests.asks import EngineFacts
 from manifests.digests import sha256_bytes
-from manifests.file_locks import FileLock
 from manifests.labels import Pair
-from manifests.leases import Lease
-from manifests.plans import shard_row_ids
-from manifests.receipts import Receipt, load_receipt, parse_receipt_name
+from manifests.runs.plans import shard_row_ids
+from manifests.runs.receipts import Receipt, load_receipt, parse_receipt_name
 from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
+from manifests.storage import retries
+from manifests.storage.file_locks import FileLock
+from manifests.storage.leases import Lease
 from tests.faults.conftest import IS_FULL, count
 from tests.faults.places import pairs
 from tests.manifests.memory_objects import MemoryObjects, once
@@ -116,9 +117,9 @@ class Runs(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        for module in ("receipts", "plans", "runs", "local_store"):
+        for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
-        self.patch.setattr("manifests.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr("manifests.storage.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)
         spec = {
             "name": "states",
@@ -366,7 +367,7 @@ class Runs(RuleBasedStateMachine):
             raise CrashError(name)
 
     def _store(self) -> Any:
-        from manifests.store import open_store
+        from manifests.storage.store import open_store
 
         faults, self.objects.faults = self.objects.faults, lambda verb, key, when: None
         try:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.input_files import list_files
+from manifests.inputs.input_files import list_files
 
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.running.chunk_time import pairs_per_s
-from manifests.receipts import Receipt, ReusedRows
+from manifests.runs.receipts import Receipt, ReusedRows
 
 
 def receipt(worker: str, started: int, committed: int, rows: int, reused: int = 0) -> Receipt:

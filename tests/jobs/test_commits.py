@@ -9,7 +9,7 @@ import pytest
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import Commits
 from jobs.running.counts import Progress
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 
 
 def chunk(number: int) -> ChunkWork:

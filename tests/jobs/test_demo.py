@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.demo_steps import Step, call, steps_of
+from jobs.demo.demo_steps import Step, call, steps_of
 
 
 def write_tiny_model(path: Path) -> Path:

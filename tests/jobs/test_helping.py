@@ -20,8 +20,9 @@ from jobs.running import helping, sessions
 from jobs.running.counts import Progress
 from jobs.running.helping import Helping
 from jobs.running.stops import Stop
-from manifests.local_store import LocalStore
-from manifests.store import Lock, shard_lock
+from manifests.storage.local_store import LocalStore
+from manifests.storage.ports import Lock
+from manifests.storage.store import shard_lock
 from tests.jobs.conftest import Outcome
 
 

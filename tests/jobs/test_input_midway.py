@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from distill.label_tables import load_labels
-from distill.specs import LabelSource
-from manifests.dataset import open_dataset
+from distill.students.label_tables import load_labels
+from distill.students.specs import LabelSource
 from manifests.errors import InputError
-from manifests.local_store import LocalStore
-from manifests.plans import ShardPlan
-from manifests.readings import FOLDER, Readings
-from manifests.rows import read_chunks
+from manifests.inputs.dataset import open_dataset
+from manifests.runs.plans import ShardPlan
+from manifests.runs.readings import FOLDER, Readings
+from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 from tests.jobs.conftest import Outcome
 from tests.jobs.test_rewritten_input import GROUP, ROWS, labels, write
 

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.commands.label import open_session
 from jobs.crew.choice import Crew, label_with
-from manifests.local_store import LocalStore
+from manifests.storage.local_store import LocalStore
 
 
 def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(

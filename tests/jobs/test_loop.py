@@ -15,7 +15,7 @@ from labelers.samples import merge_samples
 from manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
 from manifests.errors import EngineCrashError, InputError, VerdictError
 from manifests.labels import Label, Pair
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
 

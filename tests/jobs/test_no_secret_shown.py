@@ -26,7 +26,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from jobs.cli import main
 from jobs.cli import relabel as root
 from labelers.engines.registry import ENGINES

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.specs import DistillSpec
+from distill.students.specs import DistillSpec
 from tests.jobs.test_no_secret_shown import BASES, World, _in_file, job_keys, keys_of, line_with, made, places, world
 
 __all__ = ["made", "world"]

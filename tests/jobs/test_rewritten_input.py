@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.gold import load_gold
-from distill.label_tables import load_labels
-from distill.specs import GoldSource, LabelSource
+from distill.students.gold import load_gold
+from distill.students.label_tables import load_labels
+from distill.students.specs import GoldSource, LabelSource
 from jobs.report.building import build_report
-from manifests.column_bytes import ColumnBytes
-from manifests.dataset import open_dataset, open_planned
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
-from manifests.local_store import LocalStore
-from manifests.readings import FOLDER, Readings, blocks_of
+from manifests.inputs.column_bytes import ColumnBytes
+from manifests.inputs.dataset import open_dataset, open_planned
+from manifests.runs.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 from tests.jobs.conftest import Outcome
 
 ROWS, GROUP = 24, 8

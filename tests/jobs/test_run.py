@@ -18,9 +18,9 @@ from jobs.cli import relabel
 from jobs.exits import exit_for
 from jobs.running import conclusions
 from manifests.errors import RelabelError
-from manifests.file_locks import FileLock
-from manifests.local_store import LocalStore
-from manifests.store import shard_lock
+from manifests.storage.file_locks import FileLock
+from manifests.storage.local_store import LocalStore
+from manifests.storage.store import shard_lock
 
 DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.running.shard_log import ShardLogs
-from manifests.local_store import LocalStore
+from manifests.storage.local_store import LocalStore
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x85", "\u2028"])

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
+from jobs.delivery.transfers import TransferDisplay
 from jobs.log_format import json_lines
 from jobs.running.counts import Progress
 from jobs.running.progress import Display
 from jobs.streams import redacted_streams
-from jobs.transfers import TransferDisplay
 
 SECRET = "Zq7hunter2Xv9"
 

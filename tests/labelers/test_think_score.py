@@ -16,7 +16,7 @@ from labelers.registry import labeler_class
 from manifests.asks import Distribution
 from manifests.errors import VerdictError
 from manifests.labels import Label
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow
 from manifests.specs import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk

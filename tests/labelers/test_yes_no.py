@@ -14,7 +14,7 @@ from labelers.registry import labeler_class
 from manifests.asks import Answer, Distribution
 from manifests.errors import ConfigError, VerdictError
 from manifests.labels import Label, Pair
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow
 from manifests.specs import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, walk

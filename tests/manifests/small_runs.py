@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.dataset import open_dataset
-from manifests.local_store import LocalStore
-from manifests.plans import make_plan, write_plan
-from manifests.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
-from manifests.runs import RunFolder
+from manifests.inputs.dataset import open_dataset
+from manifests.runs.plans import make_plan, write_plan
+from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
+from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 
 
 def label(row: int, *, reused: bool = False) -> LabelRow:

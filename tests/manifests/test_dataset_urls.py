@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded
 
-from manifests import dataset
-from manifests.dataset import open_dataset
 from manifests.errors import ConfigError, InputError, MissingExtraError
-from manifests.filesystems import filesystem_of
-from manifests.plans import make_plan
-from manifests.rows import read_chunks
+from manifests.inputs import dataset
+from manifests.inputs.dataset import open_dataset
+from manifests.runs.plans import make_plan
+from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.filesystems import filesystem_of
 
 
 @pytest.fixture

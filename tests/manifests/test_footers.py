@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import open_dataset
 from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
 from manifests.specs import InputSpec
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from jobs.commands.inspect import verify
 from manifests.errors import ManifestError
-from manifests.plans import load_plan
-from manifests.runs import RunFolder, build_manifest, write_manifest
-from manifests.store import open_store
+from manifests.runs.plans import load_plan
+from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
+from manifests.storage.store import open_store
 from tests.manifests.small_runs import commit, label, planned_run
 
 FIRST, RETRY, SECOND = (f"receipts/shard-00000/chunk-00000{name}.json" for name in ("0", "0.2", "1"))

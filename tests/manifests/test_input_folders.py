@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import open_dataset
 from manifests.errors import InputError
-from manifests.input_files import list_input
+from manifests.inputs.dataset import open_dataset
+from manifests.inputs.input_files import list_input
 from manifests.specs import InputSpec
 
 

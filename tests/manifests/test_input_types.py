@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import open_dataset
 from manifests.errors import InputError
-from manifests.local_store import LocalStore
-from manifests.plans import make_plan, shard_row_ids, write_plan
-from manifests.rows import read_chunks
+from manifests.inputs.dataset import open_dataset
+from manifests.runs.plans import make_plan, shard_row_ids, write_plan
+from manifests.runs.rows import read_chunks
 from manifests.specs import Columns, InputSpec
+from manifests.storage.local_store import LocalStore
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
 ROWS, QUERIES = 12, 3

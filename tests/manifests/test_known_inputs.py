@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import dataset as dataset_module
-from manifests.dataset import Dataset, open_dataset
 from manifests.digests import digest_of
 from manifests.errors import StoreUnreachableError
-from manifests.input_files import list_files, mark_of
-from manifests.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
-from manifests.local_store import LocalStore
-from manifests.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
+from manifests.inputs import dataset as dataset_module
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.inputs.input_files import list_files, mark_of
+from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
+from manifests.runs.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
 from manifests.specs import Columns, InputSpec
+from manifests.storage.local_store import LocalStore
 
 
 def write(path: Path, word: str = "red", rows: int = 6) -> None:

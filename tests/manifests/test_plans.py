@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.dataset import Dataset, open_dataset
 from manifests.errors import InputError, ManifestError, StaleRunError
-from manifests.local_store import LocalStore
-from manifests.plans import check_plan, cut_queries, load_plan, make_plan, shard_row_ids, write_plan
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.runs.plans import check_plan, cut_queries, load_plan, make_plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

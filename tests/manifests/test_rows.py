@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import rows as rows_module
-from manifests.dataset import open_dataset
-from manifests.local_store import LocalStore
-from manifests.plans import make_plan, shard_row_ids, write_plan
-from manifests.rows import read_chunks
+from manifests.inputs.dataset import open_dataset
+from manifests.runs import rows as rows_module
+from manifests.runs.plans import make_plan, shard_row_ids, write_plan
+from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.local_store import LocalStore
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

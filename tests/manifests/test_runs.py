@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.errors import ManifestError
-from manifests.proofs import Fates
-from manifests.runs import RunFolder, build_manifest, load_manifest, write_manifest
+from manifests.runs.proofs import Fates
+from manifests.runs.run_folder import RunFolder, build_manifest, load_manifest, write_manifest
 from manifests.schemas import LABELS, parquet_bytes
 from tests.manifests.small_runs import commit, label, planned_run
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from manifests.disk_errors import out_of_files
 from manifests.errors import DiskFullError, StoreError, StoreUnreachableError
-from manifests.objects import Found
-from manifests.retries import Retries, TryAgainError
-from manifests.s3_objects import S3Objects
+from manifests.storage.disk_errors import out_of_files
+from manifests.storage.objects import Found
+from manifests.storage.retries import Retries, TryAgainError
+from manifests.storage.s3_objects import S3Objects
 
 DATES = {"date": "Sun, 22 Nov 2026 02:40:16 GMT", "last-modified": "Sun, 22 Nov 2026 02:40:06 GMT"}
 

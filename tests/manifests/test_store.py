@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from manifests import local_store as store_module
 from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
-from manifests.local_store import LocalStore
-from manifests.store import shard_lock
+from manifests.storage import local_store as store_module
+from manifests.storage.local_store import LocalStore
+from manifests.storage.store import shard_lock
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from manifests import object_store, retries
 from manifests.errors import ManifestError, StoreError, StoreUnreachableError
-from manifests.object_store import PROBE_NAME, ObjectStore
-from manifests.retries import Retries, TryAgainError
+from manifests.storage import object_store, retries
+from manifests.storage.object_store import PROBE_NAME, ObjectStore
+from manifests.storage.retries import Retries, TryAgainError
 from tests.manifests.memory_objects import MemoryObjects, once
 
 

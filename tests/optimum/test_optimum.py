@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("optimum.exporters.onnx", reason="needs optimum-onnx in an environment of its own")
 
-from distill.students import load_student
+from distill.students.students import load_student
 from export.bundles import open_bundle
 from export.exporting import export_bundle
 from export.loader import Student

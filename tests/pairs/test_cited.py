@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 polars = pytest.importorskip("polars")
 
+from jobs.files.tables import publish  # noqa: E402
 from jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
-from jobs.pairs.tables import publish  # noqa: E402
 from manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError  # noqa: E402
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
@@ -304,7 +304,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     def absent(module: str, *, extra: str, purpose: str) -> None:
         raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel[{extra}]'`.")
 
-    monkeypatch.setattr("jobs.pairs.tables.require", absent)
+    monkeypatch.setattr("jobs.files.tables.require", absent)
     done = relabel("pairs", "cited", "a.parquet", "--docs", "d.parquet", "--to", "o.parquet")
     done.refused(4, "relabel pairs needs the package polars", "relabel[pairs]")
 

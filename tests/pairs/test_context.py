@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
+from jobs.files.tables import publish
 from jobs.pairs.contexts import Bm25Index, ContextRule, with_context
-from jobs.pairs.tables import publish
-from manifests.dataset import open_dataset
 from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
 from manifests.specs import InputSpec
 
 DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data"))

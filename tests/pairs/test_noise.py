@@ -18,8 +18,8 @@ pytest.importorskip("bm25s")
 
 from jobs.pairs.contexts import ContextRule, with_context
 from jobs.pairs.noise import NoiseRule
-from manifests.dataset import open_dataset
 from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
 from manifests.specs import InputSpec
 
 WORDS = ["rose", "iron", "pan", "sun", "winter", "lamp", "mug", "tent"]

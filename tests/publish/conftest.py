@@ -14,7 +14,8 @@ from export.destinations import Destination
 from export.publishing import Published, PublishOptions, publish
 from export.pulling import Pulled, PullOptions, pull
 from export.versions import parse_address
-from manifests.depots import Depot, open_depot
+from manifests.storage.depot_ports import Depot
+from manifests.storage.depots import open_depot
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from export.versions import object_name
-from manifests.depots import open_depot
-from manifests.filesystems import use_storage_options
+from manifests.storage.depots import open_depot
+from manifests.storage.filesystems import use_storage_options
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from manifests.depots import Depot, Held, LocalDepot, open_depot
 from manifests.errors import InputError, ManifestError, StoreError, UsageError
-from manifests.s3_depots import BLOCK_BYTES, S3Depot
+from manifests.storage.depot_ports import Depot, Held
+from manifests.storage.depots import open_depot
+from manifests.storage.local_depot import LocalDepot
+from manifests.storage.s3_depots import BLOCK_BYTES, S3Depot
 from tests import seaweed
 from tests.publish.conftest import lead_to
 

@@ -15,9 +15,10 @@ import pytest
 
 from export.channels import load_channel
 from export.versions import check_whole, load_version
-from manifests.depots import Depot, Entry, Held, Tagged, Tick, open_depot
 from manifests.errors import InputError, RelabelError, StoreUnreachableError
-from manifests.retries import LIMIT_S, use_limit
+from manifests.storage.depot_ports import Depot, Entry, Held, Tagged, Tick
+from manifests.storage.depots import open_depot
+from manifests.storage.retries import LIMIT_S, use_limit
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -196,7 +197,7 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_
 
 @pytest.mark.s3
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
-    from manifests.s3_depots import S3Depot
+    from manifests.storage.s3_depots import S3Depot
 
     depot = S3Depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
     for verdict in ("drop", "503"):

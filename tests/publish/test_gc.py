@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from export.channels import load_channel
-from export.collecting import TAKE_OVER_S, Collected, collect
-from export.condemned import Claim, Condemned, change_condemned, load_condemned
+from export.gc import TAKE_OVER_S, Collected, collect
+from export.gc_marks import Claim, Condemned, change_condemned, load_condemned
 from export.publishing import roll_back, set_channel
 from export.versions import check_whole, find_version, load_version, object_name, version_name
-from manifests.depots import Depot, LocalDepot, open_depot
 from manifests.errors import GateError, InputError, LockHeldError, ManifestError
+from manifests.storage.depot_ports import Depot
+from manifests.storage.depots import open_depot
+from manifests.storage.local_depot import LocalDepot
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
 DAY_S = 86400.0
@@ -221,7 +223,7 @@ def test_leavings_of_killed_uploads_are_swept(local_depot: Depot, bundle: Callab
 def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
     s3_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from manifests.s3_depots import S3Depot
+    from manifests.storage.s3_depots import S3Depot
 
     lead_to(s3_server.environment, monkeypatch)
     depot = open_depot(f"s3://labels/{tmp_path.name}")

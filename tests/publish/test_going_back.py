@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from export import channels
 from export.destinations import Destination
 from export.publishing import roll_back, set_channel
-from manifests.depots import open_depot
 from manifests.errors import GateError, InputError
+from manifests.storage.depots import open_depot
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 

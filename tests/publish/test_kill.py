@@ -21,9 +21,10 @@ from export.channels import load_channel
 from export.destinations import Destination
 from export.versions import check_whole, load_version, object_name
 from manifests import failpoints
-from manifests.depots import Depot, open_depot
 from manifests.errors import InputError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
+from manifests.storage.depot_ports import Depot
+from manifests.storage.depots import open_depot
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")

@@ -19,9 +19,11 @@ from export.destinations import Destination
 from export.publishing import roll_back
 from export.versions import version_name
 from export.wholeness import YOUNG_NS
-from manifests.depots import Depot, LocalDepot, open_depot
 from manifests.errors import DiskFullError, ManifestError
 from manifests.failpoints import PULL_FAILPOINTS
+from manifests.storage.depot_ports import Depot
+from manifests.storage.depots import open_depot
+from manifests.storage.local_depot import LocalDepot
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 from tests.publish.test_kill import WRITE_FAILPOINTS, killed

@@ -16,8 +16,9 @@ from export.channels import Channel, find_channel, load_channel, move_channel
 from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey
 from export.versions import check_whole, load_version, object_name, parse_address, version_name
-from manifests.depots import Depot, Held, open_depot
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
+from manifests.storage.depot_ports import Depot, Held
+from manifests.storage.depots import open_depot
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
@@ -398,7 +399,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
                 assert b"somebody else moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
-    from manifests.depots import open_depot
+    from manifests.storage.depots import open_depot
 
     depot = open_depot(url)
     moves = load_channel(depot, "ecom", "stable").moves

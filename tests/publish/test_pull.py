@@ -18,9 +18,9 @@ from export.destinations import Destination
 from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey, TrustedKeys
 from export.versions import load_version, object_name, version_name
-from manifests.depots import Depot
 from manifests.digests import sha256_bytes
 from manifests.errors import DiskFullError, GateError, InputError, LockHeldError, ManifestError, StoreUnreachableError
+from manifests.storage.depot_ports import Depot
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 MIB = 1 << 20
@@ -588,7 +588,7 @@ def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: s
     import subprocess
     import sys
 
-    from manifests.depots import open_depot
+    from manifests.storage.depots import open_depot
 
     publish_to(open_depot(url), write_bundle(tmp_path / "b", "one", size=9 * MIB))
     command = [sys.executable, "-m", "jobs", "pull", f"{url}/ecom", str(tmp_path / "dest")]

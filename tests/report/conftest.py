@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.dataset import open_dataset
-from manifests.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
-from manifests.receipts import ChunkFacts, ChunkId, commit_chunk
-from manifests.rows import read_chunks
-from manifests.runs import RunFolder, build_manifest, write_manifest
+from manifests.inputs.dataset import open_dataset
+from manifests.runs.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
+from manifests.runs.receipts import ChunkFacts, ChunkId, commit_chunk
+from manifests.runs.rows import read_chunks
+from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
-from manifests.store import open_store
+from manifests.storage.store import open_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

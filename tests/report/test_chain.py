@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.curves import CURVE_SCHEMA
+from distill.students.curves import CURVE_SCHEMA
 from export.bundles import open_bundle, seal_bundle
 from jobs.report.artifacts import open_artifacts
 from jobs.report.building import build_report

@@ -22,7 +22,7 @@ from jobs.report.plots import Bars, draw_bars
 from jobs.report.tallies import hash_rows, shares, tally_labels
 from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError
-from manifests.store import open_store
+from manifests.storage.store import open_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 
 

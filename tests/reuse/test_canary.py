@@ -16,8 +16,8 @@ from jobs.running.stops import DRAIN_S, END_S
 from labelers.engines.fake import Fake
 from manifests.asks import Request
 from manifests.labels import Pair
-from manifests.local_store import LocalStore
 from manifests.schemas import LabelRow, QuarantineRow
+from manifests.storage.local_store import LocalStore
 from tests.reuse.conftest import Days, Row, rows_of
 
 ENGINE = {"family": "fake", "version": "1", "model_digest": "m", "dtype": "", "device": "cpu"}

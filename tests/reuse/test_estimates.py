@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.estimates import PrefixHit, Range, common_prefix, expected_prefix_hit, ratio_range
+from manifests.runs.estimates import PrefixHit, Range, common_prefix, expected_prefix_hit, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
 
 

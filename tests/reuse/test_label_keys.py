@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from manifests.asks import Ask, Message
 from manifests.digests import digest_of
-from manifests.label_keys import AnswerKeys, LabelKeys, normalise_query
 from manifests.labels import Pair
-from manifests.reuse import KeyIndex
+from manifests.runs.label_keys import AnswerKeys, LabelKeys, normalise_query
+from manifests.runs.reuse import KeyIndex
 from tests.reuse.conftest import Days, rows_of
 from tests.strategies import pairs, texts
 

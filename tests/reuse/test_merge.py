@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from distill.label_tables import load_labels
-from distill.specs import LabelSource
+from distill.students.label_tables import load_labels
+from distill.students.specs import LabelSource
 from labelers.engines.fake import Fake
-from manifests.plans import load_plan
-from manifests.store import open_store
+from manifests.runs.plans import load_plan
+from manifests.storage.store import open_store
 from tests.reuse.conftest import Days, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.running.chunks import ChunkWork
-from manifests.mixing import engine_identity
+from manifests.runs.engine_identity import engine_identity
 from tests.reuse.conftest import Days, rows_of, said
 
 

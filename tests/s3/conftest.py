@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from manifests.filesystems import use_storage_options
-from manifests.object_store import ObjectStore, open_object_store
-from manifests.retries import LIMIT_S, use_limit
+from manifests.storage.filesystems import use_storage_options
+from manifests.storage.object_store import ObjectStore, open_object_store
+from manifests.storage.retries import LIMIT_S, use_limit
 from tests import seaweed
 
 _numbers = itertools.count()

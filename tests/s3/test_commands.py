@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from manifests.object_store import open_object_store
+from manifests.storage.object_store import open_object_store
 from tests import seaweed
 from tests.s3.conftest import ROWS, Outcome, call, command, labels, put_parquet
 

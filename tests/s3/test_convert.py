@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.object_store import open_object_store
+from manifests.storage.object_store import open_object_store
 from tests.s3.conftest import Outcome
 
 
@@ -36,8 +36,8 @@ def test_a_large_target_goes_up_in_parts_and_is_whole(
 ) -> None:
     rows = 150_000
     (tmp_path / "big.qrels").write_text("".join(f"query-{row // 100} 0 document-{row} {row % 4}\n" for row in range(rows)))
-    monkeypatch.setattr("jobs.durable_files.ONE_PUT_BYTES", 1 << 20)
-    monkeypatch.setattr("manifests.s3_depots.S3Depot.__init__.__kwdefaults__", {"part_bytes": 5 << 20})
+    monkeypatch.setattr("jobs.files.durable_files.ONE_PUT_BYTES", 1 << 20)
+    monkeypatch.setattr("manifests.storage.s3_depots.S3Depot.__init__.__kwdefaults__", {"part_bytes": 5 << 20})
     done = relabel("convert", tmp_path / "big.qrels", f"{s3}/there/big.jsonl")
     assert done.returncode == 0, done.stderr
     assert relabel("convert", tmp_path / "big.qrels", tmp_path / "here.jsonl").returncode == 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from manifests.errors import LockHeldError, StoreError
-from manifests.object_store import ObjectStore
+from manifests.storage.object_store import ObjectStore
 from tests import seaweed
 from tests.s3.conftest import Outcome, command, labels
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from manifests.errors import ModelError
-from manifests.models import resolve_model
-from manifests.object_store import open_object_store
+from manifests.models.references import resolve_model
+from manifests.storage.object_store import open_object_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
 from tests.s3.conftest import ROWS, Outcome, call, put_parquet
@@ -143,7 +143,7 @@ def test_storage_options_open_the_door_and_are_written_nowhere(
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         said += done.stdout + done.stderr
-    from manifests.filesystems import use_storage_options
+    from manifests.storage.filesystems import use_storage_options
 
     use_storage_options({"s3": options})
     try:
@@ -173,7 +173,7 @@ def test_doctor_says_whether_commits_hold_there(
 
 def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
     from jobs.planning.job_files import load_job
-    from manifests.filesystems import use_storage_options
+    from manifests.storage.filesystems import use_storage_options
 
     job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))
     use_storage_options({})

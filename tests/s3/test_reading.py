@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.label_tables import load_labels
-from distill.specs import LabelSource
-from manifests.dataset import Dataset, open_dataset
+from distill.students.label_tables import load_labels
+from distill.students.specs import LabelSource
 from manifests.errors import InputError, StoreUnreachableError
-from manifests.object_store import open_object_store
-from manifests.plans import Plan, make_plan
-from manifests.rows import read_chunks
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.runs.plans import Plan, make_plan
+from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
-from manifests.url_files import TAIL_BYTES, UrlFile, read_url
+from manifests.storage.object_store import open_object_store
+from manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
 from tests.s3.conftest import Outcome, put_parquet
 

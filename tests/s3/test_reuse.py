@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from manifests.object_store import open_object_store
+from manifests.storage.object_store import open_object_store
 from tests.s3.conftest import ROWS, Outcome
 
 

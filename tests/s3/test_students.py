@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill import homes
-from distill.homes import home_of
+from distill.students import homes
+from distill.students.homes import home_of
 from manifests.errors import LockHeldError
 from manifests.failpoints import DELIVERY_FAILPOINTS
-from manifests.leases import LeaseKeeper
-from manifests.object_store import open_object_store
+from manifests.storage.leases import LeaseKeeper
+from manifests.storage.object_store import open_object_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
 from tests.s3.conftest import Outcome, call, put_parquet
 from tests.score.conftest import write_tiny_student

@@ -21,8 +21,8 @@ def write_tiny_student(path: Path, *, heads: dict[str, int] | None = None, max_t
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    from distill.encoder import EncoderStudent
-    from distill.students import StudentRecord, student_files, write_student
+    from distill.students.encoder import EncoderStudent
+    from distill.students.students import StudentRecord, student_files, write_student
 
     heads = heads or {"relevance": 3, "subject": 5, "attribute": 5}
     vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.score import Scorer
-from distill.students import Student, StudentRecord, load_student, write_student
+from distill.students.score import Scorer
+from distill.students.students import Student, StudentRecord, load_student, write_student
 from manifests.errors import ModelError
 from tests.engines.conftest import make_tokenizer
 
@@ -27,8 +27,8 @@ def decoder(folder: Path, *, packs: bool) -> Student:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from distill.decoder import DecoderStudent
-    from distill.texts import grade_token_ids
+    from distill.students.decoder import DecoderStudent
+    from distill.students.texts import grade_token_ids
 
     tokenizer = make_tokenizer()
     torch.manual_seed(2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.crew.suspects import PIECES, TIMES_CAUGHT, Suspects
-from manifests.receipts import ChunkId
+from manifests.runs.receipts import ChunkId
 
 
 def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Suspects, dict[int, str], int]:

@@ -1,0 +1,179 @@
+"""Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one rename.
+
+    checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
+                                  optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
+                                  random.safetensors       states of torch's generators, one set a process
+                                  state.json               plain values of all of these, and the curve
+                                  trainer_state.json       transformers' own
+
+A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from distill.students.sharding import cut, own_parameters, trained_parameters, whole
+from distill.students.writes import open_to_readers
+from manifests.errors import ManifestError
+from manifests.records import fault_of
+from manifests.storage.local_store import sync_folder
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of a step's checkpoint; sorts by step."""
+    return f"checkpoint-{step:06d}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint was written after."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def commit(scratch: Path, final: Path) -> None:
+    """Make a written folder durable under its name."""
+    open_to_readers(scratch)
+    for file in sorted(scratch.iterdir()):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    if final.exists():
+        shutil.rmtree(final)
+    scratch.rename(final)
+    sync_folder(final.parent)
+
+
+def drop_old(folder: Path, *, keep: int, best: Path | None) -> None:
+    """Remove all but the last `keep` checkpoints and the best one, and what killed writers left."""
+    for path in list_checkpoints(folder)[:-keep]:
+        if best is None or path.name != best.name:
+            shutil.rmtree(path)
+    for path in folder.glob(".part-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def save_weights(module: Any, file: Path | None) -> None:
+    """Write the tensors that training changes, whole; a tensor that two names share is written once.
+
+    Args:
+        file: None in a process that only takes part in gathering a sharded module.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in trained_parameters(module):
+        tensor = whole(parameter.detach())
+        if file is not None:
+            tensors[name] = tensor.cpu().contiguous()
+    if file is not None:
+        save_file(tensors, file)
+
+
+def load_weights(module: Any, file: Path) -> None:
+    """Put them back.
+
+    Raises:
+        ManifestError: the checkpoint is of another model.
+    """
+    held = load_file(file)
+    own = own_parameters(module)
+    if not held.keys() <= own.keys() or any(held[name].shape != own[name].shape for name in held):
+        raise ManifestError(f"{file}: weights of another model than the spec's. Train again with --restart.")
+    with torch.no_grad():
+        for name, tensor in held.items():
+            own[name].copy_(cut(tensor, own[name]))
+
+
+def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each leaves `{"tensor": path}` behind."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {"tensor": path}
+    if isinstance(value, dict):
+        return {"dict": [[key, split_tensors(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"list": [split_tensors(inner, f"{path}/{place}", tensors) for place, inner in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{path}: a {type(value).__name__} can't be written to a checkpoint")
+
+
+def join_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """What `split_tensors` took apart; tuples come back as lists."""
+    (kind, inner), *_ = value.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "dict":
+        return {key: join_tensors(one, tensors) for key, one in inner}
+    if kind == "list":
+        return [join_tensors(one, tensors) for one in inner]
+    return inner
+
+
+def save_state(folder: Path, values: dict[str, Any]) -> None:
+    """Write nested plain values and tensors: tensors to `OPTIMIZER`, the rest to `STATE`."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = split_tensors(values, "state", tensors)
+    save_file(tensors, folder / OPTIMIZER)
+    (folder / STATE).write_text(json.dumps(plain), encoding="utf-8")
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """Read them.
+
+    Raises:
+        ManifestError: the checkpoint is damaged.
+    """
+    try:
+        plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        found: dict[str, Any] = join_tensors(plain, load_file(folder / OPTIMIZER))
+    except (OSError, ValueError, KeyError) as exc:
+        raise ManifestError(f"{folder}: a damaged checkpoint ({fault_of(exc)}). Remove it to resume from the one before.") from exc
+    return found
+
+
+def random_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """States of the generators of this process: torch's as tensors, Python's and numpy's as plain values."""
+    tensors = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
+    name, keys, place, has_gauss, gauss = np.random.get_state()
+    version, words, gauss_next = random.getstate()
+    plain = {
+        "numpy": [str(name), [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
+        "python": [version, list(words), gauss_next],
+    }
+    return tensors, plain
+
+
+def restore_random(tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    """Put the generators back into these states."""
+    torch.set_rng_state(tensors["cpu"])
+    if torch.cuda.is_available():
+        for device in range(torch.cuda.device_count()):
+            if f"cuda{device}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda{device}"], device)
+    name, keys, place, has_gauss, gauss = plain["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+    version, words, gauss_next = plain["python"]
+    random.setstate((version, tuple(words), gauss_next))

@@ -1,0 +1,99 @@
+"""What a training is known by, and whose a folder is: the same spec, data and model go on where they were, others are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.students.examples import Examples
+from distill.students.homes import CLAIM_NAME, Home
+from distill.students.specs import DistillSpec
+from distill.students.writes import writing
+from manifests.digests import canonical_json, digest_of
+from manifests.errors import StaleRunError
+from manifests.runs.run_folder import MANIFEST_NAME
+
+STUDENT_MANIFEST_VERSION = 1
+_REPLACING = "restart"
+NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
+
+
+def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
+    """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
+    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+    plain["student"].pop("model")
+    for name in SPEED_ONLY:
+        plain["train"].pop(name)
+    return digest_of({"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION})
+
+
+def _data_digest(examples: Examples) -> str:
+    total = hashlib.sha256()
+    for query, document in examples.texts:
+        for text in (query, document):
+            data = text.encode("utf-8", "surrogatepass")
+            total.update(len(data).to_bytes(8, "big") + data)
+    arrays = [*examples.targets.values(), *examples.weights.values(), examples.row_weight, examples.gold, examples.teacher, examples.side]
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
+    return total.hexdigest()
+
+
+def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: str) -> dict[str, Any] | None:
+    """The manifest that is there, if it is this very student's.
+
+    Raises:
+        StaleRunError: it is another one's.
+    """
+    if held is None or start == "restart":
+        return None
+    if held["fingerprint"] != fingerprint:
+        raise StaleRunError(
+            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
+            f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
+        )
+    return held
+
+
+def claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> None:
+    """Make the checkpoints' folder ours, or say whose it is.
+
+    Args:
+        is_replacing: note that the student which stands at the end of the way is to be replaced: a --resume then knows.
+    Raises:
+        StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
+    """
+    folder = home.checkpoints
+    if start == "restart":
+        if home.url is not None:
+            (home.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        note_claim(folder, "", is_replacing=False)  # nobody's while they go, and the folder is still known as a student's
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+    held, _ = claimed(folder)
+    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
+    if left and start == "new":
+        raise StaleRunError(f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart.")
+    if left and held != fingerprint:
+        raise StaleRunError(f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart.")
+    note_claim(folder, fingerprint, is_replacing=is_replacing)
+
+
+def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
+    """Write whose checkpoints these are."""
+    with writing(folder):
+        (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{_REPLACING}\n" * is_replacing, encoding="utf-8")
+
+
+def claimed(folder: Path) -> tuple[str, bool]:
+    """The fingerprint that a folder of checkpoints belongs to, if any, and whether its student replaces another one."""
+    file = folder / CLAIM_NAME
+    held, _, rest = file.read_text(encoding="utf-8").partition("\n") if file.is_file() else ("", "", "")
+    return held, rest.strip() == _REPLACING

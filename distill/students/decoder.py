@@ -1,0 +1,130 @@
+"""A decoder student: the language model's own head at the prompt's last position, for the grade tokens alone.
+
+p_S(k) = softmax over the logits of the K grade tokens. Only those K rows of the output matrix are multiplied: for a vocabulary of 150,000
+and a hidden size of 1,536 the whole product costs 230 million multiplications a row, the K rows a few thousand.
+
+Source: R3A, equation 3 (the student sees query and document and generates nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distill.students.encoder import find_layers
+from distill.students.specs import LoraSpec
+from manifests.errors import ModelError
+from manifests.extras import require
+
+# B rows, T tokens, D hidden, K grades
+
+HEAD = "relevance"
+PROBE_TOLERANCE = 1e-3
+"""How far gathered logits may lie from the model's own, relative to their size, in float32."""
+
+
+class DecoderStudent(nn.Module):  # type: ignore[misc]
+    """A causal language model read at the last token of each row.
+
+    Args:
+        lm: a causal language model of transformers.
+        grade_ids: the tokens of grades 0..K-1.
+    """
+
+    def __init__(self, lm: Any, grade_ids: Sequence[int]) -> None:
+        super().__init__()
+        self.lm = lm
+        self.register_buffer("grade_ids", torch.tensor(list(grade_ids)), persistent=False)
+        self._adapted: list[Any] = []  # peft's wrapper, in a list so that its parameters are not registered a second time
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        last: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Logits of the grade tokens.
+
+        Args:
+            input_ids, attention_mask, position_ids: int64 [B, T], padded on the left; or [1, T] with rows packed behind each other,
+                positions that begin anew at each, and no mask.
+            last: for packed rows, the place of each row's last token, int64 [B].
+        Returns:
+            `{"relevance": float [B, K]}`.
+        """
+        found = self.lm.base_model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False)
+        hidden_BTD = found.last_hidden_state
+        hidden_BD = hidden_BTD[:, -1] if last is None else hidden_BTD[0, last]
+        return {HEAD: self._grade_logits(hidden_BD)}
+
+    def _grade_logits(self, hidden_BD: Tensor) -> Tensor:
+        output = self.lm.get_output_embeddings()
+        rows_KD = output.weight[self.grade_ids]
+        bias_K = None if getattr(output, "bias", None) is None else output.bias[self.grade_ids]
+        return nn.functional.linear(hidden_BD, rows_KD, bias_K)
+
+    def adapt(self, lora: LoraSpec) -> None:
+        """Put low-rank adapters beside the linear layers and freeze all else.
+
+        Raises:
+            MissingExtraError: peft is absent.
+            ModelError: it finds no such layers.
+        """
+        peft = require("peft", extra="gpu", purpose="student.lora")
+        config = peft.LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.targets) or "all-linear",
+            task_type="CAUSAL_LM",
+        )
+        try:
+            self._adapted = [peft.get_peft_model(self.lm, config)]
+        except ValueError as exc:
+            raise ModelError(f"student.lora: {str(exc).splitlines()[0]}") from exc
+
+    def merge(self) -> None:
+        """Add the adapters, if any, to the weights that they stand beside."""
+        if self._adapted:
+            self.lm = self._adapted.pop().merge_and_unload()
+
+    @property
+    def layers(self) -> Any:
+        """The model's transformer layers, for compiling them one by one."""
+        return find_layers(self.lm)
+
+
+def load_lm(path: Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """The causal language model of a directory; safetensors only."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
+
+
+def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:
+    """Compare gathered logits with those of the model's own forward pass, which may scale or cap them.
+
+    Args:
+        input_ids: one prompt, int64 [1, T].
+    Raises:
+        ModelError: they differ.
+    """
+    was_training = student.training
+    student.eval()
+    with torch.no_grad():
+        ours_K = student(input_ids)[HEAD][0].float()
+        whole_V = student.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+    student.train(was_training)
+    theirs_K = whole_V[student.grade_ids]
+    size = max(1.0, float(theirs_K.abs().max()))
+    tolerance = PROBE_TOLERANCE if student.lm.dtype == torch.float32 else 0.05
+    if float((ours_K - theirs_K).abs().max()) > tolerance * size:
+        raise ModelError(
+            f"a {student.lm.config.model_type} scales or caps its logits after the output matrix, which this student's head does not do. "
+            "Take another model."
+        )

@@ -1,0 +1,450 @@
+"""A distillation from spec to student folder: check, read, train, calibrate, judge, write.
+
+What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends in a typo.
+`manifest.json` is written last: a folder without one holds no finished student.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from distill.students.bases import Base, check_base, make_record, texts_of
+from distill.students.cards import CARD_NAME, render_card
+from distill.students.claims import STUDENT_MANIFEST_VERSION, claim, claimed, fingerprint_of, finished, note_claim
+from distill.students.curves import Curve, write_curves
+from distill.students.examples import NO_GRADE, Examples, load_examples
+from distill.students.figures import graded_counts, graded_figures, teacher_figures
+from distill.students.homes import Home, home_of
+from distill.students.specs import DistillSpec
+from distill.students.splits import DEV, TEST, TRAIN
+from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
+from distill.students.texts import PairTexts, TokenRow
+from distill.students.writes import writing
+from manifests import failpoints
+from manifests.digests import readable_json
+from manifests.errors import ConfigError, InputError, StaleRunError
+from manifests.extras import installed_versions
+from manifests.metrics.calibration import fit_calibrator
+from manifests.metrics.gates import judge_gate, judge_gates
+from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
+from manifests.runs.run_folder import MANIFEST_NAME
+from manifests.storage.store import open_store
+
+TEMPERATURES = (0.25, 4.0)
+"""Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How `distill` ended.
+
+    Args:
+        output: the folder that it was trained in, and lies in unless its home is a URL.
+        was_done: the student was there already.
+        place: where the student is, as the spec names it.
+        gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.
+    """
+
+    manifest: dict[str, Any]
+    output: Path
+    was_done: bool
+    place: str
+    gate: dict[str, Any]
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no gate refused it."""
+        return bool(self.gate["has_passed"])
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What earlier calls left.
+
+    Args:
+        done: manifest of this spec's student where it belongs.
+        waiting: manifest of this spec's student where it was trained, if it goes elsewhere and that is still to be done.
+        is_replacing: whether another student may be replaced, because this call is a --restart or goes on with one.
+    """
+
+    done: dict[str, Any] | None
+    waiting: dict[str, Any] | None
+    is_replacing: bool
+
+
+@dataclass
+class _Work:
+    """What all steps share."""
+
+    spec: DistillSpec
+    base: Base
+    examples: Examples
+    record: StudentRecord
+    texts: PairTexts
+    tokens: list[TokenRow]
+    checkpoints: Path
+    say: Say
+    notes: list[str]
+
+
+@dataclass
+class _Trained:
+    """What training left: the module, what it is called now, and what there is to say."""
+
+    module: Any
+    record: StudentRecord
+    metrics: dict[str, Any]
+    training: dict[str, Any]
+    curve: Curve
+
+
+def distill(
+    spec: DistillSpec,
+    *,
+    start: Literal["new", "resume", "restart"] = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_writer: bool = True,
+) -> Report:
+    """Train the student of a spec.
+
+    Args:
+        start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is nothing;
+            `restart` throws it away.
+        say: told of progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+    Raises:
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        StaleRunError: the output holds a student or checkpoints of another spec.
+        LockHeldError: somebody else trains there.
+        TrainingError: the loss is no number, or memory runs out twice.
+    """
+    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
+    if is_writer:  # of several processes the others may come when the first one has begun to write
+        home.check_free()
+        _refuse_own_base(home, resolved)
+    examples = load_examples(spec)
+    fingerprint = fingerprint_of(spec, examples, resolved.digest)
+    left = _look(home, fingerprint, start)
+    if left.done is not None or left.waiting is not None:
+        return _conclude(spec, home, left, fingerprint, start, is_writer=is_writer)
+    base = check_base(spec, resolved)
+    _check_gates(spec, examples)
+    _check_stopping(spec, examples)
+    record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    texts = texts_of(base, record)
+    if home.url is not None:
+        say(f"training in {home.folder}; the student goes to {home.output} when it is finished")
+    notes = list(examples.notes)
+    for note in notes:
+        say(note)
+    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), home.checkpoints, say, notes)
+    if not is_writer:
+        return _report(spec, home, _manifest(work, _train(work), fingerprint), was_done=False)
+    with home.locked() as make_sure:
+        left = _look(home, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
+        if left.done is not None or left.waiting is not None:
+            raise StaleRunError(f"{home.output}: another call finished this student meanwhile. The same command again finds it.")
+        claim(home, fingerprint, start, is_replacing=left.is_replacing)
+        manifest = _write(work, _train(work), home, fingerprint)
+        make_sure()
+        home.deliver(is_replacing=left.is_replacing)
+    return _report(spec, home, manifest, was_done=False)
+
+
+def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
+    """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the model up.
+
+    Raises:
+        RelabelError: they can't be read.
+    """
+    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    fingerprint = fingerprint_of(spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest)
+    return (home.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(home.checkpoints)[0] == fingerprint
+
+
+def _report(spec: DistillSpec, home: Home, manifest: dict[str, Any], *, was_done: bool) -> Report:
+    return Report(manifest, home.folder, was_done, home.output, _judged_gates(spec, manifest["metrics"]["test"]))
+
+
+def _refuse_own_base(home: Home, base: ResolvedModel) -> None:
+    """
+    Raises:
+        ConfigError: the student would be written over the model that it starts from; killed on the way, neither would be left.
+    """
+    if home.folder.resolve() == base.path.resolve():
+        raise ConfigError(f"`output` and `student.model` are the same folder ({home.output}). Name another `output`.")
+
+
+def _look(home: Home, fingerprint: str, start: str) -> _Left:
+    """See what an earlier call left.
+
+    Raises:
+        StaleRunError: the student of another spec, which this call may not replace.
+    """
+    # here first: what is delivered between the two looks is found by the second
+    waiting = finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
+    is_ours = claimed(home.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    done = home.manifest()
+    if is_ours and done != waiting:
+        done = None  # the one that a --restart is to replace: it was killed, and goes on
+    return _Left(finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
+
+
+def _conclude(spec: DistillSpec, home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
+    """End without training: the student is where it belongs, or only waits here to be copied there."""
+    if left.waiting is not None and is_writer:
+        with home.locked():
+            now = _look(home, fingerprint, start)  # again: somebody may have had the lock until now
+            if now.waiting is None and now.done is None:
+                raise StaleRunError(f"{home.folder}: another call began anew there meanwhile. Call again when it has ended.")
+            if now.waiting is not None and now.done is None:
+                home.deliver(is_replacing=now.is_replacing)
+            elif now.waiting is not None:
+                home.forget()
+        left = now
+    found = left.done or left.waiting
+    assert found is not None
+    return _report(spec, home, found, was_done=left.done is not None)
+
+
+def _check_gates(spec: DistillSpec, examples: Examples) -> None:
+    """Every gate names a figure that there is, and there will be rows to judge by.
+
+    Raises:
+        ConfigError: no such figure.
+        InputError: the test split has nothing to judge by.
+    """
+    if not spec.gates:
+        return
+    grades = examples.heads["relevance"]
+    names = graded_figures(np.eye(grades), np.arange(grades))
+    judge_gates(spec.gates, names, names)
+    judge_N, by = _judge(examples)
+    rows = examples.rows_of(TEST)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    if not len(judged):
+        raise InputError(f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test.")
+    if any(gate.is_of_teacher for gate in spec.gates) and not (examples.teacher[judged] != NO_GRADE).any():
+        raise InputError(
+            "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted grade. "
+            "Raise split.test, or bring gold for labelled pairs."
+        )
+
+
+def _check_stopping(spec: DistillSpec, examples: Examples) -> None:
+    """Early stopping looks at a figure that dev will have at every look.
+
+    Raises:
+        InputError: dev has rows, and too few grades among them.
+    """
+    stopping = spec.train.early_stopping
+    rows = examples.rows_of(DEV)
+    if stopping is None or stopping.metric == "loss" or not len(rows):
+        return
+    judge_N, by = _judge(examples)
+    num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
+    wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
+    if num_grades < wanted:
+        raise InputError(
+            f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} rows have "
+            f"{num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+        )
+
+
+def _judge(examples: Examples) -> tuple[np.ndarray, str]:
+    """The grades that a student is judged by, -1 where there is none, and what they are."""
+    if (examples.gold != NO_GRADE).any():
+        return examples.gold, "gold"
+    return examples.teacher, "labels"
+
+
+def _train(work: _Work) -> _Trained:
+    """Train, calibrate, judge."""
+    from distill.students.loop import train_student
+
+    module, training, curve = train_student(
+        work.spec,
+        work.base,
+        work.record,
+        work.examples,
+        work.tokens,
+        work.texts,
+        work.checkpoints,
+        lambda found: _dev(work, found),
+        work.say,
+    )
+    work.notes += training.pop("notes")
+    merge = getattr(module, "merge", None)
+    if merge is not None:
+        merge()
+    module.eval()
+    logits = _judged_logits(work, module)
+    temperature = _temperatures(work, logits)
+    probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
+    trained = softmax(logits["relevance"])
+    metrics = {"dev": _side_metrics(work, probs, trained, DEV), "test": _side_metrics(work, probs, trained, TEST)}
+    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, curve)
+
+
+def _write(work: _Work, trained: _Trained, home: Home, fingerprint: str) -> dict[str, Any]:
+    """Write the folder: the manifest of a student that is replaced goes first, the new one comes last."""
+    failpoints.hit("before_student")
+    output = home.folder
+    (output / MANIFEST_NAME).unlink(missing_ok=True)
+    if home.url is None:  # nothing is left to be replaced: the next manifest here is this student's
+        note_claim(home.checkpoints, fingerprint, is_replacing=False)
+    with writing(output):
+        write_student(output, trained.record, trained.module, work.base.tokenizer)
+        write_curves(output, trained.curve, title=work.spec.name)
+        manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
+        (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+    open_store(output).put(MANIFEST_NAME, readable_json(manifest))
+    return manifest
+
+
+def _judged_logits(work: _Work, module: Any) -> dict[str, np.ndarray]:
+    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which nobody looks at."""
+    rows = np.flatnonzero(work.examples.side != TRAIN)
+    found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}
+    for name, values in found.items():
+        whole[name][rows] = values
+    return whole
+
+
+def _dev(work: _Work, module: Any) -> dict[str, float]:
+    """Figures on dev while training."""
+    rows = work.examples.rows_of(DEV)
+    logits = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    found = {"loss": dev_loss(work.spec, work.examples, logits, rows)}
+    judge_N, _ = _judge(work.examples)
+    graded = judge_N[rows] != NO_GRADE
+    figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
+    names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
+    return found | {name: float(value) for name in names if (value := figures.get(name)) is not None}
+
+
+def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray], rows: np.ndarray) -> float:
+    """The training loss of these rows."""
+    import torch
+
+    from distill.students.objective import Objective
+
+    objective = Objective(spec.loss, examples.heads, examples.phi)
+    batch = {
+        "targets": {name: torch.from_numpy(values[rows]) for name, values in examples.targets.items()},
+        "weights": {name: torch.from_numpy(values[rows]) for name, values in examples.weights.items()},
+        "row_weight": torch.from_numpy(examples.row_weight[rows]),
+    }
+    sums = objective.sums({name: torch.from_numpy(values) for name, values in logits.items()}, batch)
+    return float(objective.loss(sums, {name: weight.sum() for name, weight in objective.row_weights(batch).items()}))
+
+
+def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float]:
+    """One temperature a head, fitted on dev against the grades that judge (nodes: against the labels); 1 where dev has none."""
+    found = dict.fromkeys(work.record.heads, 1.0)
+    rows = work.examples.rows_of(DEV)
+    if not work.spec.calibrate:
+        return found
+    if not len(rows):
+        work.notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
+        return found
+    for name in found:
+        grade_N = _judge(work.examples)[0] if name == "relevance" else head_grades(work.examples, name)
+        kept = rows[grade_N[rows] != NO_GRADE]
+        if not len(kept):
+            work.notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
+        else:
+            fitted = fit_calibrator("temperature", softmax(logits[name][kept].astype(np.float64)), grade_N[kept])
+            wished = float(str(fitted.parameters["temperature"]))
+            found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
+            if found[name] != wished:
+                work.notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
+    return found
+
+
+def head_grades(examples: Examples, name: str) -> np.ndarray:
+    """The most probable grade of each row's target for a head, -1 where it has none: int64 [N]."""
+    return np.where(examples.weights[name] > 0, examples.targets[name].argmax(1), NO_GRADE)
+
+
+def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> dict[str, Any]:
+    """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
+
+    Args:
+        probs: calibrated.
+        trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards trusted grades.
+    """
+    examples = work.examples
+    rows = examples.rows_of(side)
+    judge_N, by = _judge(examples)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    taught = rows[examples.teacher[rows] != NO_GRADE]
+    found: dict[str, Any] = {"rows": len(rows), "judged_by": by}
+    found["student"] = graded_figures(probs["relevance"][judged], judge_N[judged]) if len(judged) else {"rows": 0}
+    both = judged[examples.teacher[judged] != NO_GRADE]
+    if by == "gold" and len(both):
+        found["teacher"] = _teacher_against(examples, both)
+        if len(both) != len(judged):
+            found["student_where_teacher"] = graded_figures(probs["relevance"][both], judge_N[both])
+    if len(taught):
+        found["to_teacher"] = teacher_figures(trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
+    for name in set(examples.heads) - {"relevance"}:
+        grade_N = head_grades(examples, name)
+        kept = rows[grade_N[rows] != NO_GRADE]
+        found[name] = graded_figures(probs[name][kept], grade_N[kept]) if len(kept) else {"rows": 0}
+    return found
+
+
+def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | None]:
+    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave them."""
+    gold_N = examples.gold[rows]
+    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.heads["relevance"])
+    probs_NK = examples.teacher_probs[rows]
+    if not np.isnan(probs_NK).any():
+        of_probs = graded_figures(probs_NK, gold_N)
+        found |= {name: value for name, value in of_probs.items() if name not in found}
+    return found
+
+
+def _judged_gates(spec: DistillSpec, test: dict[str, Any]) -> dict[str, Any]:
+    """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over all."""
+    where_teacher = test.get("student_where_teacher", test["student"])
+    verdicts = [judge_gate(gate, where_teacher if gate.is_of_teacher else test["student"], test.get("teacher")) for gate in spec.gates]
+    checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
+    return {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks}
+
+
+def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any]:
+    """All that there is to say about a student but its files' digests."""
+    spec, about, record = work.spec, work.examples.about, trained.record
+    return {
+        "version": STUDENT_MANIFEST_VERSION,
+        "kind": "student",
+        "relabel": importlib.metadata.version("relabel"),
+        "name": spec.name,
+        "fingerprint": fingerprint,
+        "model": {"reference": work.base.resolved.reference, "digest": work.base.resolved.digest, "type": work.base.config.model_type},
+        "heads": record.heads,
+        "temperature": record.temperature,
+        "phi": record.phi if len(record.heads) > 1 else None,
+        **about,
+        "training": trained.training,
+        "metrics": trained.metrics,
+        "gate": _judged_gates(spec, trained.metrics["test"]),
+        "notes": work.notes,
+        "versions": installed_versions(LIBRARIES),
+        "spec": spec.model_dump(mode="json"),
+        "student": asdict(record),
+    }

@@ -1,0 +1,360 @@
+"""Rows to learn from as arrays: targets by head, masks, weights, gold, and the side that each row's query falls on.
+
+A row without a node is masked for that head, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distill.students.gold import Gold, load_gold
+from distill.students.label_tables import LabelTable, Target, load_labels
+from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
+from distill.students.splits import SIDES, TRAIN, describe_split, folded, leaking_queries, split_queries
+from manifests.errors import InputError
+from manifests.judging.qrels import check_scale
+from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
+from manifests.specs import Columns
+
+# N rows, K grades
+
+NO_GRADE = -1
+
+
+@dataclass
+class Examples:
+    """All rows of a distillation.
+
+    Args:
+        texts: (query, document) of each row.
+        names: where each row comes from, for messages: `(source, row_id)`.
+        targets: by head float32 [N, K]; rows sum to 1, or are zero where `weights` of the head is 0.
+        weights: by head float32 [N]: weight of a row in that head's loss, 0 where it has no label of it.
+        row_weight: float32 [N], for losses that need no label.
+        teacher: int64 [N], the teacher's grade, -1 where there is none.
+        teacher_probs: float32 [N, K], NaN where the teacher gave none.
+        gold: int64 [N], the trusted grade, -1 where there is none.
+        side: int8 [N], 0 train, 1 dev, 2 test.
+        heads: number of grades by head that is trained.
+    """
+
+    texts: list[tuple[str, str]]
+    names: list[tuple[str, int]]
+    targets: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    row_weight: np.ndarray
+    teacher: np.ndarray
+    teacher_probs: np.ndarray
+    gold: np.ndarray
+    side: np.ndarray
+    heads: dict[str, int]
+    phi: PhiTable
+    columns: Columns
+    about: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def rows_of(self, side: int) -> np.ndarray:
+        """Row numbers of one side, ascending."""
+        return np.flatnonzero(self.side == side)
+
+
+def load_examples(spec: DistillSpec) -> Examples:
+    """Read labels and gold, and turn them into targets.
+
+    Raises:
+        InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
+    """
+    tables = [load_labels(source, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
+    _refuse_twice(tables)
+    gold = None if spec.gold is None else load_gold(spec.gold, is_learned=spec.loss.gold_weight > 0)
+    gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
+    if gold is not None and gold.pairs:
+        tables.append(_gold_rows(gold, tables))
+        gold_of.append([target.grade if target else None for target in tables[-1].targets["relevance"]])
+    grades = _scale(spec, tables, gold_of)
+    rows = _Rows(spec, tables, gold_of, grades)
+    return rows.examples(gold)
+
+
+def _refuse_twice(tables: Sequence[LabelTable]) -> None:
+    """Raise where two sources are the same bytes: all their rows would count twice, and nobody would see it."""
+    seen: dict[str, str] = {}
+    for table in tables:
+        digest = table.about.get("manifest_sha256") or table.about["sha256"]
+        if digest in seen:
+            raise InputError(
+                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how much they count."
+            )
+        seen[digest] = table.where
+
+
+def _gold_rows(gold: Gold, tables: Sequence[LabelTable]) -> LabelTable:
+    """Graded rows that no source has labelled, as a table of their own."""
+    labelled = {(pair.query_id, pair.doc_id) for table in tables for pair in table.pairs}
+    kept = [
+        (pair, grade)
+        for pair, grade in zip(gold.pairs, gold.grades, strict=True)
+        if grade is not None and (pair.query_id, pair.doc_id) not in labelled
+    ]
+    if not kept and not tables:
+        raise InputError(f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from.")
+    targets: dict[str, list[Target | None]] = {"relevance": [Target(grade, None) for _, grade in kept]}
+    targets |= {name: [None] * len(kept) for name in NODE_HEADS}
+    assert gold.columns is not None
+    pairs = [pair for pair, _ in kept]
+    return LabelTable(gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, {"is_gold": True})
+
+
+def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]]) -> int:
+    """K of the relevance head: of the spec, of runs and distributions, or one more than the highest grade.
+
+    Raises:
+        InputError: sources disagree, or a grade is off the scale.
+    """
+    told = {table.where: table.grades for table in tables if table.grades is not None}
+    if len(set(told.values())) > 1:
+        listed = ", ".join(f"{where} has {grades}" for where, grades in told.items())
+        raise InputError(f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale.")
+    grades = next(iter(told.values()), None)
+    seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
+    seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
+    named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
+    if named is not None and grades not in (None, named):
+        raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(told)}).")
+    found = named or grades or max(2, max(seen) + 1)
+    where = spec.gold.path if spec.gold else "labels"
+    check_scale(seen, found, where=where, option="gold.map")
+    if found > 10:
+        raise InputError(f"{where}: grades up to {found - 1}; a scale has at most 10. Is `grade` the right column?")
+    return found
+
+
+class _Rows:
+    """All sources behind each other."""
+
+    def __init__(self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int) -> None:
+        self.spec = spec
+        self.tables = tables
+        self.pairs = [pair for table in tables for pair in table.pairs]
+        self.size = len(self.pairs)
+        self.gold = np.array([NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64)
+        self.is_labelled = np.concatenate([np.full(len(table.pairs), not table.about.get("is_gold", False)) for table in tables])
+        self.targets = {name: [target for table in tables for target in table.targets[name]] for name in HEADS}
+        self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
+        self.source_weight = np.concatenate(
+            [np.full(len(table.pairs), table.about.get("weight", 1.0), dtype=np.float32) for table in tables]
+        )
+        self.outside = [mass for table in tables for mass in table.outside_mass]
+
+    def examples(self, gold: Gold | None) -> Examples:
+        heads = self._heads()
+        self._check_trained(heads)
+        self._check_gold(gold)
+        teacher, probs = self._teacher()
+        row_weight = self._row_weight(probs)
+        targets, weights = {}, {}
+        for name, width in heads.items():
+            targets[name], has_N = self._target(name, width)
+            weights[name] = np.where(has_N, row_weight, 0.0).astype(np.float32)
+        self._mix_gold(targets["relevance"], weights["relevance"], row_weight)
+        keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
+        split = self.spec.split
+        side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
+        described = describe_split(keys, side)
+        for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
+            described[name]["texts_seen_in_train"] = count
+        about = {
+            "labels": [table.about for table in self.tables if not table.about.get("is_gold")],
+            "gold": None if gold is None else {**gold.about, "graded_rows": int((self.gold >= 0).sum())},
+            "rows": {"all": self.size, "labelled": int(self.is_labelled.sum()), "gold_alone": int((~self.is_labelled).sum())},
+            "rows_by_head": {name: int((weight > 0).sum()) for name, weight in weights.items()},
+            "split": {"by": split.by, "seed": split.seed, "shares": {"dev": split.dev, "test": split.test}, **described},
+        }
+        found = Examples(
+            [(pair.query, pair.document) for pair in self.pairs],
+            [(table.where, pair.row_id) for table in self.tables for pair in table.pairs],
+            targets,
+            weights,
+            row_weight,
+            teacher,
+            probs,
+            self.gold,
+            side,
+            heads,
+            DEFAULT_PHI,
+            self.tables[0].columns,
+            about,
+        )
+        _check(found)
+        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is told as that
+        self._balance(found)
+        return found
+
+    def _heads(self) -> dict[str, int]:
+        """Which heads there are: those named, or those with labels that some weight trains.
+
+        Raises:
+            InputError: a head that was named has no labels.
+        """
+        loss, named = self.spec.loss, self.spec.student.heads
+        has = {name: any(target is not None for target in self.targets[name]) for name in HEADS}
+        if named != "auto":
+            bare = [name for name in named if not has[name]]
+            if bare:
+                where = ", ".join(table.where for table in self.tables)
+                raise InputError(f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out.")
+            return {name: self.widths[name] for name in HEADS if name in named}
+        if self.spec.student.kind == "decoder":
+            return {"relevance": self.widths["relevance"]}
+        induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
+        trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
+        return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
+
+    def _check_trained(self, heads: dict[str, int]) -> None:
+        """Something trains the relevance head: its labels, or the consistency of both node heads with it.
+
+        Raises:
+            InputError: neither does.
+        """
+        loss = self.spec.loss
+        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
+            raise InputError(
+                f"nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and attribute (there are "
+                f"{', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
+            )
+
+    def _check_gold(self, gold: Gold | None) -> None:
+        """Gold that was named judges something: otherwise the labels would judge themselves, and nobody would know.
+
+        Raises:
+            InputError: none of its grades meets a row.
+        """
+        if gold is not None and not (self.gold >= 0).any():
+            how = gold.about.get("joined_by", "row")
+            raise InputError(
+                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean the same things, "
+                "and does `gold.grade` name the right column? Mend it, or leave `gold` out."
+            )
+
+    def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
+        """The teacher's grade [N] and distribution [N, K] of labelled rows."""
+        grades = np.full(self.size, NO_GRADE, dtype=np.int64)
+        probs = np.full((self.size, self.widths["relevance"]), np.nan, dtype=np.float32)
+        for row, target in enumerate(self.targets["relevance"]):
+            if target is not None and self.is_labelled[row]:
+                grades[row] = target.grade
+                if target.probs is not None:
+                    probs[row] = target.probs
+        return grades, probs
+
+    def _target(self, name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+        target_NK = np.zeros((self.size, width), dtype=np.float32)
+        has_N = np.zeros(self.size, dtype=bool)
+        is_soft = self.spec.loss.target_kind(name) == "soft"
+        for row, target in enumerate(self.targets[name]):
+            if target is None:
+                continue
+            has_N[row] = True
+            if is_soft and target.probs is not None:
+                given = np.asarray(target.probs, dtype=np.float64)
+                target_NK[row] = given / given.sum()
+            else:
+                target_NK[row, target.grade] = 1.0
+        return target_NK, has_N
+
+    def _mix_gold(self, target_NK: np.ndarray, weight_N: np.ndarray, row_weight: np.ndarray) -> None:
+        """(1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone; in place."""
+        share = self.spec.loss.gold_weight
+        if share == 0:
+            return
+        both = np.flatnonzero(self.is_labelled & (self.gold >= 0))
+        target_NK[both] *= 1.0 - share
+        target_NK[both, self.gold[both]] += share
+        alone = ~self.is_labelled
+        weight_N[alone] = row_weight[alone] * share
+
+    def _row_weight(self, probs_NK: np.ndarray) -> np.ndarray:
+        weight = self.source_weight.copy()
+        if "confidence" in self.spec.loss.weight_by:
+            highest = np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
+            weight *= highest
+        if "outside_mass" in self.spec.loss.weight_by:
+            weight *= np.array([1.0 if mass is None else min(max(1.0 - mass, 0.0), 1.0) for mass in self.outside])
+        return np.asarray(weight, dtype=np.float32)
+
+    def _phi(self, heads: dict[str, int]) -> PhiTable:
+        """The rule map: of the spec, of the runs, or the default.
+
+        Raises:
+            InputError: runs with different maps, and the spec chooses none.
+            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction needs, or is missing
+                where there are more or fewer than three grades.
+        """
+        told = {table.phi for table in self.tables if table.phi is not None}
+        if self.spec.phi is None and len(told) > 1:
+            raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
+        phi = self.spec.phi or next(iter(told), None)
+        if not set(NODE_HEADS) <= set(heads):
+            return phi or DEFAULT_PHI
+        grades = heads["relevance"]
+        found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
+        missing = unreached_grades(found, grades)
+        if missing and self.spec.loss.consistency and self.spec.loss.consistency_direction == "direct_to_induced":
+            raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
+        return found
+
+    def _balance(self, found: Examples) -> None:
+        """`class_balance: weights`: rows weighted by N / (K · rows of their grade), over the training rows; in place."""
+        if self.spec.train.class_balance != "weights":
+            return
+        factor_N = balance_weights(found)
+        for name in found.weights:
+            found.weights[name] = (found.weights[name] * factor_N).astype(np.float32)
+        found.row_weight = (found.row_weight * factor_N).astype(np.float32)
+
+
+def balance_weights(examples: Examples) -> np.ndarray:
+    """N / (K · N_k) for each row by its target's most probable grade k, counted on the training rows; 1 for grades that do not occur."""
+    grade_N = examples.targets["relevance"].argmax(1)
+    rows = examples.rows_of(TRAIN)
+    count_K = np.bincount(grade_N[rows], minlength=examples.heads["relevance"])
+    occurring = int((count_K > 0).sum())
+    factor_K = np.where(count_K > 0, len(rows) / (occurring * np.maximum(count_K, 1)), 1.0)
+    return np.asarray(factor_K[grade_N], dtype=np.float32)
+
+
+def _check(found: Examples) -> None:
+    """What is left can be trained on.
+
+    Raises:
+        InputError: no training row, one grade only, or a head without a training row.
+    """
+    rows = found.rows_of(TRAIN)
+    split = found.about["split"]
+    if not len(rows):
+        raise InputError(
+            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more queries."
+        )
+    for name, weight in found.weights.items():
+        if not (weight > 0).any():
+            raise InputError(f"head {name} has no row to train on: all rows with such a label weigh 0 (labels' `weight`, loss.weight_by).")
+        if not (weight[rows] > 0).any():
+            raise InputError(f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test.")
+    seen = np.unique(found.targets["relevance"][rows][found.weights["relevance"][rows] > 0].argmax(1))
+    if len(seen) < 2:
+        raise InputError(
+            f"all {len(rows)} rows to train on have grade {seen[0]}: one class alone teaches nothing. "
+            "Is it the right grade column, or should a map be another?"
+        )
+    empty = [name for name in SIDES[1:] if split["shares"][name] and not split[name]["rows"]]
+    found.notes += [f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs" for name in empty]
+    found.notes += [
+        f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under another id: its "
+        "figures flatter. `split.by: query` keeps them together"
+        for name in SIDES[1:]
+        if split[name]["texts_seen_in_train"]
+    ]

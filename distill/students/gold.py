@@ -1,0 +1,128 @@
+"""Trusted grades: joined to labels by row or by pair, and as rows of their own to learn from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distill.students.label_tables import LabelTable, read_pairs
+from distill.students.specs import GoldSource
+from manifests.digests import digest_of
+from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
+from manifests.inputs.input_folders import PARQUET_SUFFIXES
+from manifests.inputs.table_files import read_grades
+from manifests.judging.label_sets import load_gold_by_row, own_input
+from manifests.judging.qrels import PairGrades, grades_by_pair, load_qrels, mapped
+from manifests.labels import Pair
+from manifests.specs import Columns, InputSpec
+
+_KEYS = {
+    "--grade": "`gold.grade`",
+    "--duplicates mean": "`gold.duplicates: mean`",
+    "--duplicates first": "`gold.duplicates: first`",
+    "--by": "`gold.columns.query_id`",
+    "--doc": "`gold.columns.doc_id`",
+    "--map": "`gold.map`",
+}
+
+
+@dataclass
+class Gold:
+    """All grades of a gold source.
+
+    Args:
+        pairs: its rows with texts, where they are learned from; else empty.
+        grades: of those rows, None where there is none.
+        by_pair: by (query_id, doc_id), filled on first use.
+    """
+
+    source: GoldSource
+    pairs: list[Pair]
+    grades: list[int | None]
+    columns: Columns | None
+    about: dict[str, Any]
+    by_pair: PairGrades | None = field(default=None)
+
+    def of(self, table: LabelTable) -> list[int | None]:
+        """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id, doc_id).
+
+        Raises:
+            InputError: grades can't be joined, or a pair has several.
+        """
+        with _in_words_of_the_spec():
+            return self._of(table)
+
+    def _of(self, table: LabelTable) -> list[int | None]:
+        own = None if table.plan is None else own_input(table.where, table.plan, self.source.path, self.source.grade)
+        if own is not None:
+            files, column = own
+            grades = _grades(load_gold_by_row(files, column), self.source)
+            self.about["joined_by"] = "row of the labels' own input"
+            return [grades[pair.row_id] for pair in table.pairs]
+        if self.by_pair is None:
+            self.by_pair = self._read_by_pair()
+        self.about["joined_by"] = "query_id and doc_id"
+        return [self.by_pair.by_pair.get((pair.query_id, pair.doc_id)) for pair in table.pairs]
+
+    def _read_by_pair(self) -> PairGrades:
+        source = self.source
+        qrels = load_qrels(
+            source.path,
+            grade=source.grade,
+            by=source.columns.query_id,
+            doc=source.columns.doc_id,
+            is_by_row=False,
+            grade_map=source.map,
+        )
+        return grades_by_pair(qrels, source.duplicates)
+
+
+def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
+    """Open a gold source; texts are read only where they are learned from.
+
+    Raises:
+        InputError: it can't be read, has no texts while it is learned from, or its grades are off.
+    """
+    if not is_learned:
+        return Gold(source, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map})
+    if not source.path.endswith(PARQUET_SUFFIXES):
+        raise InputError(f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades.")
+    columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), reads_context=False)
+    with _in_words_of_the_spec():
+        grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade), source)
+    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    about = {
+        "path": source.path,
+        "grade": source.grade,
+        "map": source.map,
+        "rows": len(grades),
+        "without_grade": grades.count(None),
+        "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
+    }
+    return Gold(source, pairs, grades, dataset.columns, about)
+
+
+@contextlib.contextmanager
+def _in_words_of_the_spec() -> Iterator[None]:
+    """Readers of grades are those of `relabel evaluate`, and advise its flags; here these are keys."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc)
+        for flag, key in _KEYS.items():
+            text = text.replace(flag, key)
+        raise InputError(text) from exc
+
+
+def _grades(values: list[Any], source: GoldSource) -> list[int | None]:
+    found = read_grades(values)
+    if found.unreadable:
+        row, text = next(iter(found.unreadable.items()))
+        raise InputError(f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are no whole number (row {row}: {text!r}).")
+    return mapped(found.values, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")

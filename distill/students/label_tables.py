@@ -1,0 +1,310 @@
+"""Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema; texts rejoined by row.
+
+A run is read only if it is finished, proves itself row by row and byte by byte (what `relabel verify` does), and lies within its quarantine
+limit. A label's text is the row of the input that it names; query and document id must agree, else somebody changed one of the two.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distill.students.specs import NODE_HEADS, LabelSource
+from manifests.digests import sha256_bytes
+from manifests.errors import ConfigError, InputError, ManifestError
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.inputs.input_faults import reading
+from manifests.inputs.input_folders import PARQUET_SUFFIXES
+from manifests.labels import Pair
+from manifests.phi import NODE_SCORES, PhiTable
+from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, load_plan
+from manifests.runs.readings import Readings
+from manifests.runs.receipts import FileRef
+from manifests.runs.rows import read_chunks
+from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, load_manifest
+from manifests.runs.run_inputs import open_run_input
+from manifests.schemas import LABELS, NODES, table_of
+from manifests.specs import Columns, InputSpec
+from manifests.storage.filesystems import is_url
+from manifests.storage.store import open_store
+from manifests.storage.url_files import read_whole
+
+COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "nodes"]
+"""What is read of a label file."""
+READ_ROWS = 4096
+SUM_TOLERANCE = 1e-3
+"""How far a distribution's sum may lie from 1: probabilities are stored as float32."""
+
+
+class Target(NamedTuple):
+    """What one label says about one head: a grade, and a distribution where the teacher gave one."""
+
+    grade: int
+    probs: list[float] | None
+
+
+@dataclass
+class LabelTable:
+    """The usable labels of one source, a list entry a row, with their texts.
+
+    Args:
+        grades: K of the relevance grade, where the source says; None for a file of bare grades.
+        targets: by head, what each row says; None where it says nothing.
+        outside_mass: None where the teacher gave no distribution.
+        plan: of a run.
+        phi: of a run whose labeler has a rule map.
+        columns: of the pairs.
+        about: what made the labels, with digests and row counts, for the manifest.
+    """
+
+    where: str
+    kind: Literal["run", "file"]
+    grades: int | None
+    pairs: list[Pair]
+    targets: dict[str, list[Target | None]]
+    outside_mass: list[float | None]
+    plan: Plan | None
+    phi: PhiTable | None
+    columns: Columns
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def head_grades(self, name: str) -> int | None:
+        """Number of grades of a head."""
+        return self.grades if name == "relevance" else NODE_SCORES
+
+
+def load_labels(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
+    """Read one source.
+
+    Raises:
+        InputError: there is nothing, it is no label file, its texts do not fit, or it holds no usable label.
+        ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
+        ConfigError: a label file without `pairs`.
+    """
+    is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
+    if is_run:
+        return _load_run(source, allow_over_limit=allow_over_limit or source.allow_over_limit)
+    return _load_file(source)
+
+
+def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
+    root = source.path
+    store = open_store(root)
+    plan = load_plan(store)
+    if plan is None:
+        raise InputError(
+            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder, or a Parquet file."
+        )
+    manifest = load_manifest(store)
+    folder = RunFolder(store, plan)
+    found = folder.snapshot()
+    if manifest is None or manifest["receipts_sha256"] != found.digest:
+        state = f"{found.tally.rows:,} of {plan.rows:,} rows are done" if manifest is None else "its manifest is older than its receipts"
+        raise ManifestError(f"{root}: not finished ({state}). Run the job again until it exits 0, then distill.")
+    if manifest["over_limit"] and not allow_over_limit:
+        rows, limit = manifest["rows"], manifest["max_failed_fraction"]
+        raise ManifestError(
+            f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} allowed). "
+            "What is missing is seldom a fair sample: mend it with `relabel retry`, or set allow_over_limit: true to take what is there."
+        )
+    fates = folder.prove(found, check_bytes=True)
+    if fates.by_kind() != manifest["rows"]:
+        raise ManifestError(f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` says more.")
+    labeler = plan.parts["labeler"]
+    if labeler["name"] == "complexity":
+        raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
+    tables = [folder.table(FileRef(**file), LABELS, COLUMNS) for file in manifest["labels"]]
+    dataset, readings = open_run_input(root, store, plan)
+    about = {
+        "path": root,
+        "kind": "run",
+        "name": plan.name,
+        "labeler": labeler["name"],
+        "model": plan.parts["model"],
+        "fingerprint": plan.fingerprint,
+        "manifest_sha256": sha256_bytes(store.read(MANIFEST_NAME)),
+        "rows": manifest["rows"],
+        "quarantined_by_status": manifest["quarantined_by_status"],
+        "over_limit": manifest["over_limit"],
+        "weight": source.weight,
+    }
+    phi = labeler.get("phi")
+    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
+    rules = tuple(map(tuple, phi)) if phi else None
+    grades = int(labeler["grades"])
+    return _as_table(held, dataset, root, "run", grades=grades, plan=plan, phi=rules, about=about, readings=readings)
+
+
+def _load_file(source: LabelSource) -> LabelTable:
+    path = source.path
+    try:
+        data = read_whole(path)
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
+        ) from exc
+    with reading(path):
+        schema = pq.read_schema(io.BytesIO(data))
+        _check_schema(schema, path)
+        held = table_of(data, [name for name in COLUMNS if name in schema.names])
+    if source.pairs is None:
+        raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}")
+    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), reads_context=False)
+    statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
+    about = {
+        "path": path,
+        "kind": "file",
+        "sha256": sha256_bytes(data),
+        "rows": {"in": held.num_rows},
+        "rows_by_status": dict(sorted(statuses.items())),
+        "weight": source.weight,
+    }
+    return _as_table(held, dataset, path, "file", grades=None, plan=None, phi=None, about=about, readings=None)
+
+
+def _check_schema(schema: pa.Schema, path: str) -> None:
+    """A label file has the columns of the label schema, or those of them that matter, in their types.
+
+    Raises:
+        InputError: it is another schema, or another version.
+    """
+    ours = (LABELS.metadata or {}).get(b"relabel.schema", b"").decode()
+    theirs = (schema.metadata or {}).get(b"relabel.schema", b"").decode()
+    if theirs and theirs.partition("-")[0] != ours.partition("-")[0]:
+        raise InputError(f"{path}: holds {theirs}, labels are wanted ({ours}).")
+    missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
+    if missing:
+        raise InputError(
+            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel schema labels` shows them."
+        )
+    wanted = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list, "nodes": _is_nodes}
+    for name, test in wanted.items():
+        if name in schema.names and not test(schema.field(name).type):
+            raise InputError(f"{path}: column `{name}` holds {schema.field(name).type}, the label schema has {LABELS.field(name).type}.")
+
+
+def _is_float_list(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
+
+
+def _is_nodes(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    names = {kind.field(place).name for place in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
+    return bool(names & set(NODE_HEADS)) and names <= {NODES.field(place).name for place in range(NODES.num_fields)}
+
+
+def _as_table(
+    held: pa.Table,
+    dataset: Dataset,
+    where: str,
+    kind: Literal["run", "file"],
+    *,
+    grades: int | None,
+    plan: Plan | None,
+    phi: PhiTable | None,
+    about: dict[str, Any],
+    readings: Readings | None,
+) -> LabelTable:
+    columns = {name: held[name].to_pylist() for name in held.column_names}
+    size = held.num_rows
+    statuses = columns.get("status") or ["ok"] * size
+    usable = [row for row in range(size) if statuses[row] == "ok" and columns["grade"][row] is not None]
+    if not usable:
+        raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
+    columns = {name: [values[row] for row in usable] for name, values in columns.items()}
+    probs = columns.get("probs") or [None] * len(usable)
+    widths = {len(row) for row in probs if row is not None}
+    if len(widths) > 1:
+        raise InputError(f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one scale is wanted.")
+    width = widths.pop() if widths else None
+    if grades is not None and width is not None and width != grades:
+        raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
+    grades = grades or width
+    targets = {"relevance": _targets(columns["grade"], probs, grades, where, "grade")}
+    nodes = columns.get("nodes") or [None] * len(usable)
+    for name in NODE_HEADS:
+        scores = [None if node is None else node.get(name) for node in nodes]
+        given = [None if node is None else node.get(f"{name}_probs") for node in nodes]
+        targets[name] = _targets(scores, given, NODE_SCORES, where, f"nodes.{name}")
+    pairs = _rejoin(columns, dataset, readings, where)
+    about["labels"] = len(usable)
+    outside = columns.get("outside_mass") or [None] * len(usable)
+    _check_outside(outside, where)
+    return LabelTable(where, kind, grades, pairs, targets, outside, plan, phi, dataset.columns, about)
+
+
+def _targets(
+    values: Sequence[int | None], probs: Sequence[list[float] | None], grades: int | None, where: str, column: str
+) -> list[Target | None]:
+    """Grades and distributions as targets, each checked: one bad number would be learned without a word."""
+    found: list[Target | None] = []
+    for row, (value, given) in enumerate(zip(values, probs, strict=True)):
+        if value is None:
+            found.append(None)
+            continue
+        if value < 0 or (grades is not None and value >= grades):
+            raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
+        if given is not None:
+            numbers = np.asarray(given, dtype=np.float64)
+            is_off = len(given) != grades or not np.isfinite(numbers).all() or numbers.min() < 0 or abs(numbers.sum() - 1) > SUM_TOLERANCE
+            if is_off:
+                raise InputError(
+                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to 1 are wanted."
+                )
+        found.append(Target(value, given))
+    return found
+
+
+def _check_outside(masses: Sequence[float | None], where: str) -> None:
+    """A mass outside the grades is a share: rows are weighted by what it leaves."""
+    for row, mass in enumerate(masses):
+        if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
+            raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
+
+
+def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
+    rows = np.array(columns["row_id"], dtype=np.int64)
+    total = sum(file.rows for file in dataset.files)
+    beyond = rows[(rows < 0) | (rows >= total)]
+    if len(beyond):
+        raise InputError(f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right pairs?")
+    pairs = read_pairs(dataset, rows, readings=readings)
+    for number, pair in enumerate(pairs):
+        ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
+        if ids != (pair.query_id, pair.doc_id):
+            raise InputError(
+                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the pairs is query "
+                f"{pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right order?"
+            )
+    return pairs
+
+
+def read_pairs(dataset: Dataset, rows: np.ndarray, *, readings: Readings | None) -> list[Pair]:
+    """The rows with these ids, in their order; row groups without one are not read.
+
+    Args:
+        readings: of the run that labelled them (`read_chunks`); None for pairs that no run has read.
+    """
+    if not len(rows):
+        return []
+    distinct = np.unique(rows)
+    sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
+    is_range = len(distinct) == distinct[-1] - distinct[0] + 1
+    shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
+    found = {pair.row_id: pair for pair in _chunked(dataset, readings, shard, None if is_range else distinct)}
+    return [found[row] for row in rows.tolist()]
+
+
+def _chunked(dataset: Dataset, readings: Readings | None, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
+    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks)), readings=readings):
+        yield from chunk.pairs

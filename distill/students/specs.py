@@ -1,0 +1,359 @@
+"""The student spec: what a user writes in `student.yaml`, checked key by key. Pure: no environment, no network, no disk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from manifests.errors import ConfigError
+from manifests.metrics.gates import Gate, parse_gates
+from manifests.phi import PhiTable, check_phi
+from manifests.specs import Columns, ModelText, PathText, PatternText, Spec
+
+NODE_HEADS = ("subject", "attribute")
+HEADS = ("relevance", *NODE_HEADS)
+"""Heads that a student can have, in the order in which they are built."""
+
+TargetKind = Literal["soft", "hard"]
+
+Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
+
+
+class PairsSource(Spec):
+    """Where the texts of a label file's rows stand."""
+
+    path: tuple[PatternText, ...]
+    """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
+    columns: Columns = Columns()
+    """Their columns."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_path_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class LabelSource(Spec):
+    """One set of labels."""
+
+    path: PathText = Field(min_length=1)
+    """Output folder of a finished run, or a Parquet file with the label schema."""
+    weight: float = Field(1.0, gt=0.0, le=1000.0)
+    """Weight of each of its rows in the loss."""
+    pairs: PairsSource | None = None
+    """Texts of a label file's rows; a run knows its own."""
+    allow_over_limit: bool = False
+    """Take a run with more quarantined rows than its limit allows: what is missing is seldom a fair sample."""
+
+
+class GoldSource(Spec):
+    """Trusted human grades: to judge by, and with `loss.gold_weight` above 0 to learn from."""
+
+    path: PathText = Field(min_length=1)
+    """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label run's own input."""
+    grade: str = "grade"
+    """Column of the grade."""
+    map: dict[int, int] | None = None
+    """Brings grades to the labels' scale, say {0: 0, 1: 1, 2: 1, 3: 2}."""
+    columns: Columns = Columns()
+    """Columns of the texts and ids."""
+    duplicates: Literal["error", "mean", "first"] = "error"
+    """A pair whose grades differ, where grades are joined by (query_id, doc_id)."""
+
+
+class LoraSpec(Spec):
+    """Low-rank adapters instead of all weights, through peft; merged into the weights when the student is written."""
+
+    r: int = Field(8, ge=1, le=1024)
+    """Rank."""
+    alpha: float = Field(16.0, gt=0.0)
+    """Scale; the update is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """On the adapters' input, in training."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers to adapt. Default: every linear layer but the output matrix."""
+
+
+class PromptSpec(Spec):
+    """What a decoder reads around a pair. `{top}` in a text is the highest grade."""
+
+    style: Literal["auto", "chat", "plain"] = "auto"
+    """`auto` takes the tokenizer's chat template if it has one."""
+    system: str = "You grade how relevant a document is to a search query."
+    """Opening text; empty for none."""
+    user: str = "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 (not at all) to {top}."
+    """The pair's place; holds {query} and then {document}."""
+    ending: str = "Grade:\n"
+    """What a plain prompt ends with; the grade token follows."""
+
+
+class StudentSection(Spec):
+    """The model that learns."""
+
+    kind: Literal["encoder", "decoder"]
+    """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own head."""
+    model: ModelText = Field(min_length=1)
+    """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an earlier distillation,
+    whose heads are then taken over too: two stages are two specs."""
+    heads: Literal["auto"] | dict[str, int] = "auto"
+    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """How an encoder's token vectors become one."""
+    dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Before an encoder's heads, in training; the backbone has its own in its config."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters of a decoder instead of all its weights."""
+    prompt: PromptSpec = PromptSpec()
+    """What a decoder reads."""
+    batching: Literal["padded", "packed"] = "padded"
+    """A decoder's batches: padded on the left, or rows packed behind each other without padding."""
+
+    @field_validator("heads")
+    @classmethod
+    def _known_heads(cls, value: Any) -> Any:
+        if value == "auto":
+            return value
+        for name, grades in value.items():
+            if name not in HEADS:
+                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
+            if not 2 <= grades <= 10:
+                raise ValueError(f"head {name} with {grades} grades; from 2 to 10 are possible")
+        if "relevance" not in value:
+            raise ValueError("a student needs the head relevance")
+        return {name: value[name] for name in HEADS if name in value}
+
+    @model_validator(mode="after")
+    def _options_fit_the_kind(self) -> StudentSection:
+        if self.kind == "encoder" and (self.lora is not None or self.batching == "packed"):
+            raise ValueError("`lora` and `batching: packed` are for decoders")
+        if self.kind == "decoder" and self.heads != "auto" and set(self.heads) != {"relevance"}:
+            raise ValueError("a decoder has the head relevance alone: its grade tokens")
+        return self
+
+
+class LossSection(Spec):
+    """What is minimised: Σ weight · loss, each a weighted mean over the rows that have the label."""
+
+    relevance: Weight = 1.0
+    """Cross-entropy of the relevance head (R3A eq. 3; Graph-GRPO's L_r)."""
+    subject: Weight = 0.5
+    """λ_s: cross-entropy of the subject score."""
+    attribute: Weight = 0.5
+    """λ_a: cross-entropy of the attribute score."""
+    consistency: Weight = 0.2
+    """λ_c: KL(p_ind ‖ p_r), where p_ind is induced from both node heads through φ."""
+    consistency_direction: Literal["induced_to_direct", "direct_to_induced"] = "induced_to_direct"
+    """The other direction is KL(p_r ‖ p_ind), and wants a φ that reaches every grade."""
+    temperature: float = Field(1.0, gt=0.0, le=100.0)
+    """T of distillation: teacher p^(1/T), student softmax(z/T), loss times T²."""
+    gold_weight: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold alone are learned from
+    as well, with weight g; at 0 gold only judges."""
+    targets: TargetKind | dict[str, TargetKind] = "soft"
+    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by head, say
+    {subject: hard, attribute: hard}; a head that is not named is soft."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as they are."""
+    weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
+    """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _known_targets(cls, value: Any) -> Any:
+        by_head = value if isinstance(value, dict) else {"relevance": value}
+        for name, kind in by_head.items():
+            if name not in HEADS:
+                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
+            if kind not in ("soft", "hard"):
+                raise ValueError(f"want soft or hard, or a mapping of heads to them, and not {kind!r}")
+        return value
+
+    def target_kind(self, head: str) -> TargetKind:
+        """Whether a head learns distributions or grades."""
+        return self.targets.get(head, "soft") if isinstance(self.targets, dict) else self.targets
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> LossSection:
+        if self.relevance == 0 and self.consistency == 0:
+            raise ValueError("`relevance` and `consistency` are both 0, so nothing trains the relevance head")
+        return self
+
+
+class EarlyStopping(Spec):
+    """Stop when the dev split gets no better, and keep the best step instead of the last."""
+
+    metric: Literal["loss", "accuracy", "macro_f1", "kappa", "kappa_quadratic", "auc"] = "macro_f1"
+    """Judged by gold where there is gold, else by the labels; `loss` is the training loss on dev."""
+    patience: int = Field(3, ge=1)
+    """Evaluations without a new best before training stops."""
+
+
+class TrainSection(Spec):
+    """How it is trained; transformers' Trainer does it."""
+
+    epochs: float = Field(2, gt=0)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many optimizer steps, whatever `epochs` says."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of one forward pass on one device."""
+    tokens_per_batch: int | None = Field(None, ge=1)
+    """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included."""
+    group_by_length: bool = True
+    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly chance. Always so with
+    `tokens_per_batch`, over the whole epoch."""
+    accumulation: int = Field(1, ge=1)
+    """Batches for one optimizer step; the loss is the same as of one large batch."""
+    learning_rate: float = Field(2e-4, gt=0.0)
+    """Peak of the schedule."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """After the warm-up."""
+    warmup: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the steps in which the rate rises from 0."""
+    weight_decay: float = Field(0.01, ge=0.0)
+    """AdamW's, on weight matrices alone."""
+    max_grad_norm: float = Field(1.0, ge=0.0)
+    """Clip gradients to this norm; 0 is off."""
+    max_tokens: int = Field(256, ge=8)
+    """Longest row in tokens; longer ones are cut."""
+    seed: int = Field(7, ge=0, lt=2**31)
+    """Of fresh heads, dropout and the order of rows."""
+    class_balance: Literal["none", "weights", "sampler"] = "none"
+    """Against rare grades: weigh rows by 1 / frequency of their grade, or draw them so, with replacement."""
+    early_stopping: EarlyStopping | None = None
+    """Default: train to the end and keep the last step."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between looks at dev. Default: once an epoch."""
+    save_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints. Default: once an epoch."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept while training, the best one beside them; all are removed when the student is written."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """`auto`: bf16 on a GPU that has it, else fp32."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto` takes a GPU where torch finds one."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the layers one by one; `auto` does so on a GPU."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the optimizer's moments as well."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third slower."""
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> TrainSection:
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError("`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16")
+        if self.class_balance == "sampler" and self.tokens_per_batch:
+            raise ValueError("`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use weights")
+        return self
+
+
+class SplitSection(Spec):
+    """Which rows train, choose and judge; all rows of one query fall on the same side."""
+
+    by: Literal["query_id", "query"] = "query_id"
+    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be trusted."""
+    dev: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of queries for early stopping and calibration."""
+    test: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of queries for the figures that are reported."""
+    seed: int = Field(0, ge=0)
+    """A query's side is a hash of this seed and the query alone: it stays where it is when data is added."""
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> SplitSection:
+        if self.dev + self.test >= 1.0:
+            raise ValueError(f"dev {self.dev} and test {self.test} leave nothing to train on")
+        return self
+
+
+class DistillSpec(Spec):
+    """One student."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Name of the student: letters, digits, dot, dash and underscore."""
+    labels: tuple[LabelSource, ...]
+    """What to learn from: paths, or mappings with a path and a weight. May be empty if there is gold."""
+    gold: GoldSource | None = None
+    """Trusted grades."""
+    student: StudentSection
+    """The model."""
+    loss: LossSection = LossSection()
+    """What is minimised."""
+    train: TrainSection = TrainSection()
+    """How."""
+    split: SplitSection = SplitSection()
+    """On what."""
+    phi: PhiTable | None = None
+    """Rule map of the consistency loss. Default: the one of the label runs, else the built-in."""
+    calibrate: bool = True
+    """Fit one temperature a head on dev and store it with the student."""
+    require: dict[str, str] = Field(default_factory=dict)
+    """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the command exits 5."""
+    allow_over_limit: bool = False
+    """Take label runs over their quarantine limit."""
+    output: PathText = Field(min_length=1)
+    """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never written."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _paths_are_sources(cls, value: Any) -> Any:
+        value = [value] if isinstance(value, str | dict) else value
+        return [{"path": one} if isinstance(one, str) else one for one in value] if isinstance(value, list | tuple) else value
+
+    @field_validator("require")
+    @classmethod
+    def _gates_are_readable(cls, value: dict[str, str]) -> dict[str, str]:
+        try:
+            parse_gates(value)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+        return value
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> DistillSpec:
+        if not self.labels and (self.gold is None or self.loss.gold_weight == 0):
+            raise ValueError("nothing to learn from: name `labels`, or `gold` with `loss.gold_weight` above 0")
+        if not self.labels and self.loss.gold_weight != 1.0:
+            raise ValueError("without labels gold is all there is: set `loss.gold_weight` to 1.0")
+        if self.loss.gold_weight and self.gold is None:
+            raise ValueError("`loss.gold_weight` is set and there is no `gold`")
+        if any(gate.is_of_teacher for gate in self.gates) and (self.gold is None or not self.labels):
+            raise ValueError("a gate against the teacher needs `labels` and `gold`: both are judged by trusted grades")
+        if self.require and self.split.test == 0:
+            raise ValueError("`require` is judged on the test split, and `split.test` is 0")
+        if self.train.early_stopping is not None and self.split.dev == 0:
+            raise ValueError("`train.early_stopping` looks at the dev split, and `split.dev` is 0")
+        if self.student.heads != "auto":
+            self._named_heads_are_trained(self.student.heads)
+        return self
+
+    def _named_heads_are_trained(self, heads: dict[str, int]) -> None:
+        for name in NODE_HEADS:
+            if name in heads and getattr(self.loss, name) == 0 and self.loss.consistency == 0:
+                raise ValueError(f"head {name} is named, and with `loss.{name}` and `loss.consistency` at 0 nothing trains it")
+            if name in heads and heads[name] != 5:
+                raise ValueError(f"head {name} has five scores, 0 to 4, not {heads[name]}")
+        if self.phi is not None:
+            check_phi(self.phi, grades=heads["relevance"])
+
+    @property
+    def gates(self) -> list[Gate]:
+        """`require`, parsed."""
+        return parse_gates(self.require)
+
+
+def student_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) that accepts the keys and short forms that the spec accepts."""
+    whole = DistillSpec.model_json_schema()
+    source = whole["properties"]["labels"]["items"]
+    short = {"anyOf": [{"type": "string"}, source]}
+    whole["properties"]["labels"]["items"] = short
+    for model, key in (("PairsSource", "path"), ("Columns", "document")):
+        field = whole["$defs"][model]["properties"][key]
+        many = {name: field.pop(name) for name in ("type", "items") if name in field}
+        field["anyOf"] = [{"type": "string"}, many]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "relabel student"}

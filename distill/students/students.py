@@ -1,0 +1,264 @@
+"""A student's folder, and a student loaded from it. What `relabel score`, `evaluate` and the exporters rely on.
+
+The folder, every file but `checkpoints/` written once training has ended:
+
+    student.json                     what it is: `StudentRecord` (kind, heads, temperatures, φ, columns, …); read without torch
+    config.json  model.safetensors   the backbone (encoder) or language model (decoder), loadable by transformers' Auto classes
+    heads.safetensors                an encoder's heads: `<head>.weight` [K, D], `<head>.bias` [K]
+    tokenizer.json  …                the tokenizer
+    manifest.json                    lineage: labels, row counts, split, spec, versions, metrics, gate, and the sha256 of every file
+    curves.parquet  curves.svg       losses and dev metrics by step
+    README.md                        the model card
+
+Signatures for other modules:
+
+    read_student(path) -> StudentRecord                     no torch, no weights: kind, heads, max_tokens, columns, temperature, phi
+    load_student(path, *, device="cpu") -> Student
+    Student.record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts: PairTexts
+    Student.probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
+        pairs are (query, document) texts; rows sum to 1; calibrated: softmax(logits / temperature[head]); input order is kept
+    Student.logits(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]                          the raw logits
+    Student.module(**Student.texts.collate(Student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch, differentiable
+    student_digest(path) -> str         sha256 over the files that decide what it answers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from distill.students.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
+from distill.students.writes import open_to_readers
+from manifests.digests import digest_of, readable_json, sha256_file
+from manifests.errors import ManifestError, ModelError
+from manifests.extras import require
+from manifests.phi import DEFAULT_PHI, PhiTable
+from manifests.records import checked, fault_of
+
+# B rows, K grades, D hidden
+
+STUDENT_NAME = "student.json"
+HEADS_NAME = "heads.safetensors"
+STUDENT_VERSION = 1
+BATCH_TOKENS = 8192
+"""Tokens of a scoring batch, padding included: fills two cores and is a small bite for a GPU."""
+
+Kind = Literal["encoder", "decoder"]
+_NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg")
+
+
+@dataclass(frozen=True)
+class StudentRecord:
+    """What a student is, as `student.json` says it.
+
+    Args:
+        heads: number of grades by head; `relevance` is always there.
+        max_tokens: longest row in tokens; longer pairs are cut.
+        columns: the input's columns that it was trained on, as `manifests.specs.Columns` takes them.
+        temperature: by head, above 0; logits are divided by it.
+        phi: the rule map of a student with subject and attribute heads.
+        pooling: of an encoder.
+        prompt: of a decoder, the text before the query, between query and document, and after the document.
+        grade_ids: of a decoder, the tokens of grades 0..K-1.
+        packs: whether a decoder's batches are packed instead of padded.
+    """
+
+    version: int
+    kind: Kind
+    name: str
+    heads: dict[str, int]
+    max_tokens: int
+    columns: dict[str, Any]
+    temperature: dict[str, float]
+    phi: PhiTable = DEFAULT_PHI
+    pooling: Literal["mean", "cls"] = "mean"
+    prompt: tuple[str, str, str] = ("", "", "")
+    grade_ids: list[int] = field(default_factory=list)
+    packs: bool = False
+
+    @property
+    def grades(self) -> int:
+        """K of the relevance head."""
+        return self.heads["relevance"]
+
+
+@dataclass
+class Student:
+    """A student ready to answer; `module` is in eval mode on `device`."""
+
+    record: StudentRecord
+    path: Path
+    tokenizer: Any
+    module: Any
+    texts: PairTexts
+    device: str
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
+        """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the order given."""
+        logits = self.logits(pairs, batch_tokens=batch_tokens)
+        return {name: softmax(values_BK / self.record.temperature.get(name, 1.0)) for name, values_BK in logits.items()}
+
+    def logits(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
+        """Raw logits, float32 [B, K] by head, in the order given; rows of like length share a batch."""
+        return logits_of_rows(self.module, self.texts, self.texts.encode(pairs), self.record.heads, batch_tokens=batch_tokens)
+
+
+def read_student(path: str | Path) -> StudentRecord:
+    """What the student in a folder is, without loading it.
+
+    Raises:
+        ManifestError: the folder holds no student, or one that this version can't read.
+    """
+    file = Path(path) / STUDENT_NAME
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        version = held.get("version")
+        if version == STUDENT_VERSION:
+            return checked(StudentRecord, held)
+    except FileNotFoundError as exc:
+        raise ManifestError(f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`.") from exc
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ManifestError(f"{file}: not a student's record ({fault_of(exc)}). Restore it, or train again.") from exc
+    raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")
+
+
+def load_student(path: str | Path, *, device: str = "cpu") -> Student:
+    """Load a student to score with.
+
+    Args:
+        device: what torch calls it.
+    Raises:
+        ManifestError: the folder holds no student.
+        ModelError: its weights or tokenizer can't be loaded.
+    """
+    record = read_student(path)
+    folder = Path(path)
+    require("transformers", extra="cpu", purpose="A student").utils.logging.disable_progress_bar()  # progress is the command's to show
+    try:
+        tokenizer = _load_tokenizer(folder)
+        module = _load_module(record, folder)
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        raise ModelError(f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy.") from exc
+    return Student(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder. transformers 5 writes a class name that 4.57, which optimum's exporter needs, does not know."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except ValueError:
+        if not (folder / "tokenizer.json").is_file():
+            raise
+        # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer otherwise
+        held = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        names = held.get("model_input_names", ["input_ids", "attention_mask"])
+        return PreTrainedTokenizerFast.from_pretrained(folder, model_input_names=names)
+
+
+def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
+    """What turns pairs into this student's batches."""
+    if record.kind == "encoder":
+        return EncoderTexts(tokenizer, record.max_tokens)
+    return DecoderTexts(tokenizer, record.max_tokens, record.prompt, packs=record.packs)
+
+
+def _load_module(record: StudentRecord, folder: Path) -> Any:
+    if record.kind == "decoder":
+        from distill.students.decoder import DecoderStudent, load_lm
+
+        return DecoderStudent(load_lm(folder), record.grade_ids)
+    from distill.students.encoder import EncoderStudent, load_backbone
+
+    module = EncoderStudent(load_backbone(folder), record.heads, pooling=record.pooling)
+    load_heads(module, folder)
+    return module
+
+
+def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) -> None:
+    """Put the heads of a student's folder into an encoder student.
+
+    Args:
+        names: of the heads to take; None for all that the module has.
+    Raises:
+        ValueError: a head is missing there or has another shape.
+    """
+    from safetensors.torch import load_file
+
+    held = load_file(folder / HEADS_NAME)
+    whole = module.heads.state_dict()
+    state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
+    for name, tensor in state.items():
+        if name not in held or held[name].shape != tensor.shape:
+            raise ValueError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
+    module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
+
+
+def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: Any) -> None:
+    """Write weights, config, tokenizer and record; `student.json` last."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    if record.kind == "encoder":
+        module.backbone.save_pretrained(folder)
+        save_file({name: tensor.contiguous().cpu() for name, tensor in module.heads.state_dict().items()}, folder / HEADS_NAME)
+    else:
+        module.lm.save_pretrained(folder)
+    (folder / STUDENT_NAME).write_bytes(readable_json(asdict(record)))
+    open_to_readers(folder)
+
+
+def student_file_names(path: str | Path) -> list[str]:
+    """The files that decide what a student answers: weights, config, tokenizer and record; sorted."""
+    found = (file.name for file in Path(path).iterdir() if file.is_file() and not file.name.startswith("."))
+    return sorted(name for name in found if name not in _NOT_THE_MODEL)
+
+
+def student_files(path: str | Path) -> dict[str, str]:
+    """sha256 by name of the files that decide what a student answers."""
+    return {name: sha256_file(Path(path) / name) for name in student_file_names(path)}
+
+
+def student_digest(path: str | Path) -> str:
+    """sha256 over a student's files, 64 hex digits."""
+    return digest_of(student_files(path))
+
+
+def logits_of_rows(
+    module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int], *, batch_tokens: int = BATCH_TOKENS
+) -> dict[str, np.ndarray]:
+    """Logits of token rows in their order, by head float32 [B, K]; longest rows first, so that memory peaks at once or never."""
+    import torch
+
+    out = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in heads.items()}
+    device = next(module.parameters()).device
+    with torch.inference_mode():
+        for chosen in length_batches([len(row.ids) for row in rows], batch_tokens):
+            batch = texts.collate([rows[place] for place in chosen], pad_multiple=pad_multiple_for(device))
+            found = module(**{name: tensor.to(device) for name, tensor in batch.items()})
+            for name, values_BK in found.items():
+                out[name][chosen] = values_BK.float().cpu().numpy()
+    return out
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
+    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands alone)."""
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def softmax(logits_BK: np.ndarray) -> np.ndarray:
+    """Rows of probabilities, float32, from logits."""
+    shifted = np.exp(logits_BK - logits_BK.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True), dtype=np.float32)

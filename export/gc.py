@@ -1,0 +1,165 @@
+"""Garbage in a depot: versions that no channel points to any more, and objects that no version names.
+
+Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and every object of a kept
+version. The rest is condemned by one `gc` and deleted by a later one (see condemned.py): first versions, then their objects.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from export.channels import Channel, channels_of
+from export.gc_marks import Claim, Condemned, change_condemned, load_condemned
+from export.versions import OBJECTS, is_name, load_version, object_name
+from manifests.errors import LockHeldError
+from manifests.storage.depot_ports import Depot, Entry
+
+SETTLE_S = 24 * 3600.0
+"""How long a name stays condemned before it is deleted, at most: no publish or channel move may take longer from first look to end."""
+RENEW_S = 300.0
+TAKE_OVER_S = 900.0
+"""A `gc` that has not renewed its claim for so long is dead."""
+
+
+class Garbage(NamedTuple):
+    """What nothing points to.
+
+    Args:
+        kept_versions, kept_objects: how many stay.
+    """
+
+    versions: list[Entry]
+    objects: list[Entry]
+    kept_versions: int
+    kept_objects: int
+
+    @property
+    def names(self) -> list[str]:
+        """Versions first: no version may outlive its objects."""
+        return [entry.name for entry in (*self.versions, *self.objects)]
+
+
+class Collected(NamedTuple):
+    """What a `gc` found and did.
+
+    Args:
+        condemned: names on the list now, that a later gc will delete.
+        deleted: names that were deleted, or would be.
+        swept: leavings of killed uploads that were removed.
+    """
+
+    garbage: Garbage
+    condemned: list[str]
+    deleted: list[str]
+    deleted_bytes: int
+    swept: int
+
+
+def find_garbage(depot: Depot, *, keep: int, grace_s: float) -> Garbage:
+    """Look through a depot.
+
+    Args:
+        keep: how many of a channel's last moves keep their versions.
+        grace_s: what is younger stays, seconds.
+    Raises:
+        ManifestError: a record can't be read; nothing is garbage while one can't.
+    """
+    now_s = depot.now_s()
+    objects = list(depot.entries(OBJECTS))  # listed before the records: an object named by a record written later is young
+    live: set[str] = set()
+    versions, kept = [], 0
+    for name in depot.folders():
+        if not is_name(name):
+            continue
+        pointed = _pointed(channels_of(depot, name), keep)
+        for entry in list(depot.entries(f"{name}/versions")):
+            version = load_version(depot, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
+            if version.version in pointed or now_s - entry.written_s < grace_s:
+                live |= {object_name(file.sha256) for file in version.files}
+                kept += 1
+            else:
+                versions.append(entry)
+    dead = [entry for entry in objects if entry.name not in live and now_s - entry.written_s >= grace_s]
+    return Garbage(sorted(versions), sorted(dead), kept, len(objects) - len(dead))
+
+
+def collect(depot: Depot, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]) -> Collected:
+    """Condemn what is garbage now, delete what was condemned long enough ago and still is.
+
+    Args:
+        deletes: otherwise only say what would happen.
+        tick: told of each name that was deleted.
+    Raises:
+        LockHeldError: another gc is at work.
+    """
+    settle_s = min(grace_s, SETTLE_S)
+    garbage = find_garbage(depot, keep=keep, grace_s=grace_s)
+    sizes = {entry.name: entry.size_bytes for entry in (*garbage.versions, *garbage.objects)}
+    now_s = depot.now_s()
+    owner = secrets.token_hex(8)
+
+    def condemn(held: Condemned) -> Condemned:
+        since = {name: held.since.get(name, now_s) for name in garbage.names}
+        ripe = [name for name, when in since.items() if now_s - when >= settle_s]
+        left = _left_by_another(held, now_s, depot.url)
+        claimed = tuple(dict.fromkeys((*left, *ripe)))
+        since = {name: when for name, when in since.items() if name not in claimed}
+        return Condemned(since, Claim(owner, now_s, claimed) if claimed else None)
+
+    if not deletes:
+        wanted = condemn(load_condemned(depot)[0])
+        names = list(wanted.claim.names) if wanted.claim else []
+        return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
+    wanted = change_condemned(depot, condemn)
+    names = list(wanted.claim.names) if wanted.claim else []
+    _delete(depot, owner, names, tick)
+    swept = depot.sweep(max(grace_s, SETTLE_S))
+    return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
+
+
+def _pointed(channels: list[Channel], keep: int) -> set[str]:
+    return {move.version for channel in channels for move in channel.moves[-keep:]}
+
+
+def _left_by_another(held: Condemned, now_s: float, url: str) -> tuple[str, ...]:
+    """Names that a killed gc had claimed.
+
+    Raises:
+        LockHeldError: it may be alive.
+    """
+    if held.claim is None:
+        return ()
+    if now_s - held.claim.renewed_s < TAKE_OVER_S:
+        raise LockHeldError(f"{url}: another gc is at work, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again later.")
+    return held.claim.names
+
+
+def _delete(depot: Depot, owner: str, names: list[str], tick: Callable[[int], None]) -> None:
+    """Delete what is claimed, versions before objects, and give the claim back."""
+    renewed_s = time.monotonic()
+    for name in names:
+        if time.monotonic() - renewed_s > RENEW_S:
+            _renew(depot, owner)
+            renewed_s = time.monotonic()
+        depot.delete(name)
+        tick(1)
+    if names:
+        change_condemned(depot, lambda held: Condemned(held.since, None) if _is_ours(held, owner) else held)
+
+
+def _renew(depot: Depot, owner: str) -> None:
+    now_s = depot.now_s()
+
+    def renewed(held: Condemned) -> Condemned:
+        if held.claim is None or held.claim.owner != owner:
+            raise LockHeldError(f"{depot.url}: another gc took over while this one slept. Nothing is lost.")
+        return Condemned(held.since, Claim(owner, now_s, held.claim.names))
+
+    change_condemned(depot, renewed)
+
+
+def _is_ours(held: Condemned, owner: str) -> bool:
+    return held.claim is not None and held.claim.owner == owner

@@ -1,0 +1,108 @@
+"""What `gc` has condemned: names of objects and versions that nothing points to, on their way out in two steps.
+
+A name is first condemned, in one small record that is replaced by compare and swap; a later `gc` claims it, and only then deletes. Whoever
+is about to rely on a name (a publisher that finds an object already there, a channel set to an old version) first takes it off the list.
+So a name is either spared or claimed, never both; and no clock but the depot's decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+
+from export.bundles import strict_json
+from manifests.digests import readable_json
+from manifests.errors import LockHeldError, ManifestError, TransientError
+from manifests.records import checked, fault_of
+from manifests.storage.depot_ports import Depot
+
+RECORD_NAME = "gc.json"
+KIND = "gc"
+_SWAPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one `gc` is deleting, or was when it was killed.
+
+    Args:
+        owner: made up by that `gc`.
+        renewed_s: when it last said that it is alive, by the depot's clock.
+    """
+
+    owner: str
+    renewed_s: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """The list.
+
+    Args:
+        since: name → when it was condemned, seconds since the epoch by the depot's clock.
+    """
+
+    since: dict[str, float] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    def record(self) -> bytes:
+        """The list as it is written."""
+        return readable_json({"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None})
+
+
+def load_condemned(depot: Depot) -> tuple[Condemned, str]:
+    """The list and its tag; an empty one without a tag where no `gc` ran yet.
+
+    Raises:
+        ManifestError: it is damaged.
+    """
+    try:
+        data, tag = depot.read(RECORD_NAME)
+    except FileNotFoundError:
+        return Condemned(), ""
+    where = f"{depot.url}/{RECORD_NAME}"
+    held = strict_json(data, where)
+    try:
+        since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
+        return Condemned(since, None if claim is None else checked(Claim, claim)), tag
+    except ValueError as exc:
+        raise ManifestError(f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc begins anew.") from exc
+
+
+def change_condemned(depot: Depot, change: Callable[[Condemned], Condemned]) -> Condemned:
+    """Replace the list by what `change` makes of it, again if others change it meanwhile.
+
+    Args:
+        change: pure; may raise, and then nothing is written.
+    Raises:
+        TransientError: others keep changing it.
+    """
+    for _ in range(_SWAPS):
+        held, tag = load_condemned(depot)
+        wanted = change(held)
+        if wanted == held:
+            return held
+        was_first = depot.replace(RECORD_NAME, wanted.record(), tag) if tag else depot.create(RECORD_NAME, wanted.record())
+        if was_first or load_condemned(depot)[0] == wanted:
+            return wanted
+    raise TransientError(f"{depot.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
+
+
+def spare(depot: Depot, names: Iterable[str]) -> None:
+    """Take names off the list, before anything comes to rely on them.
+
+    Raises:
+        LockHeldError: `gc` is deleting one of them right now.
+    """
+    wanted = set(names)
+
+    def without(held: Condemned) -> Condemned:
+        if held.claim is not None and (taken := wanted & set(held.claim.names)):
+            raise LockHeldError(
+                f"{depot.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
+                f"`relabel gc {depot.url} --delete` ends its work."
+            )
+        return Condemned({name: since for name, since in held.since.items() if name not in wanted}, held.claim)
+
+    change_condemned(depot, without)

@@ -1,0 +1,95 @@
+"""`list` and `show`: what a bundle store holds, and what serves in a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.commands.options import output_option
+from jobs.commands.pull import is_destination, show_destination
+from jobs.exits import Exit
+from jobs.output import emit, table
+
+if TYPE_CHECKING:
+    pass
+
+
+SHORT_DIGITS = 12
+
+
+@click.command("list", epilog="Example: relabel list s3://bucket/models")
+@click.argument("url", metavar="URL")
+@output_option
+def list_bundles(url: str, output: str) -> int:
+    """List the bundles that are published at a place, and where their channels stand."""
+    from export.catalog import bundles_in
+    from manifests.storage.depots import open_depot
+
+    depot = open_depot(url)
+    found = bundles_in(depot)
+    lines = [f"{depot.url}: {len(found)} bundles"]
+    for bundle in found:
+        stands = ", ".join(f"{one['channel']} → {one['version']} (sequence {one['sequence']})" for one in bundle["channels"])
+        lines.append(f"  {bundle['name']}  {bundle['versions']} versions  {stands or 'no channel'}")
+    emit({"url": depot.url, "bundles": found}, "\n".join(lines), output)
+    return Exit.DONE
+
+
+@click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
+@click.argument("bundle", metavar="URL/NAME[@CHANNEL|@VERSION]|DEST")
+@output_option
+def show(bundle: str, output: str) -> int:
+    """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that was pulled to,
+    what serves there.
+
+    Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was pulled. Writes
+    nothing and needs no network.
+    """
+    if is_destination(bundle):
+        return show_destination(Path(bundle), output)
+    from export.catalog import bundle_in, version_in
+    from export.versions import parse_address
+    from manifests.storage.depots import open_depot
+
+    address = parse_address(bundle)
+    depot = open_depot(address.url)
+    if address.at is None:
+        found = bundle_in(depot, address.name)
+        emit({"url": depot.url, **found}, _bundle_text(depot.url, found), output)
+    else:
+        found = version_in(depot, address)
+        emit({"url": depot.url, "name": address.name, **found}, _version_text(f"{depot.url}/{address.name}", found), output)
+    return Exit.DONE
+
+
+def _bundle_text(url: str, found: dict[str, Any]) -> str:
+    from jobs.delivery.transfers import size_text
+
+    lines = [f"{url}/{found['name']}", "versions, newest first"]
+    for one in found["versions"]:
+        marks = [*one["channels"], *(f"signed by {key}" for key in one["signed_by"])]
+        lines.append(f"  {one['version']}  {one['files']} files, {size_text(one['size_bytes'])}  {', '.join(marks)}".rstrip())
+    for one in found["channels"]:
+        lines.append(f"channel {one['channel']}" + "".join(f", signed by {key}" for key in one["signed_by"]))
+        lines += [f"  {move['sequence']:>4}  {move['moved']}  {move['reason']:<8}  {move['version']}" for move in reversed(one["moves"])]
+    return "\n".join(lines)
+
+
+def _version_text(where: str, found: dict[str, Any]) -> str:
+    from jobs.delivery.transfers import size_text
+
+    rows = [("sha256", found["sha256"]), ("signed by", ", ".join(found["signed_by"]) or "nobody")]
+    if found["channel"]:
+        rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
+    rows += [(_plain(key), _plain(value)) for key, value in found["facts"].items()]
+    files = [(file["path"], f"{file['sha256'][:SHORT_DIGITS]}  {size_text(file['size_bytes'])}") for file in found["list"]]
+    return f"{where}: version {found['version']}\n{table(rows)}\nfiles\n{table(files)}"
+
+
+def _plain(value: Any) -> str:
+    """A fact of a bundle's author on one line; nothing in it reaches the terminal as a command."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)

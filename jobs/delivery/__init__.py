@@ -1,0 +1,1 @@
+"""Delivery: progress of transfers, and looks at a channel again and again."""

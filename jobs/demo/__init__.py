@@ -1,0 +1,1 @@
+"""The demo: its pairs and its steps."""

@@ -1,0 +1,209 @@
+"""Parquet files as lazy frames with checked columns, and a frame as one file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jobs.files.durable_files import written
+from manifests.errors import InputError, UsageError
+from manifests.extras import require
+from manifests.inputs.dataset import check_single, open_parquet
+from manifests.inputs.input_files import list_files
+from manifests.inputs.input_folders import PARQUET_SUFFIXES
+from manifests.secrets.redaction import shortened
+from manifests.specs import nearest
+from manifests.storage.filesystems import is_url
+from manifests.storage.url_files import UrlFile, fetched
+
+Kind = Literal["id", "text", "ids", "texts"]
+_KINDS: dict[Kind, str] = {
+    "id": "a string or an integer",
+    "text": "a string",
+    "ids": "a list of strings or integers",
+    "texts": "a list of strings",
+}
+_ROWS_PER_GROUP = 16_384
+
+
+def load_polars() -> Any:
+    """The polars module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return require("polars", extra="pairs", purpose="relabel pairs")
+
+
+def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role: str) -> tuple[Any, tuple[str, ...]]:
+    """A lazy frame over a file, folder or glob.
+
+    Args:
+        wanted: columns that have to be there, and what they hold.
+        has_text: whether the rows hold documents: a column `document`, else `title` and `body` as present.
+        role: what the user calls this input, for messages.
+    Returns:
+        The frame with all its columns, and the names of the document's columns.
+    Raises:
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+    """
+    polars = load_polars()
+    here, first, named = open_tables(path, wanted, role=role)
+    text: tuple[str, ...] = ()
+    if has_text:
+        text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
+        if not text:
+            held = ", ".join(first)
+            raise InputError(f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}.")
+        for name in text:
+            _check(polars, first, name, "text", file=named, role=role)
+    return polars.scan_parquet(here, glob=False), text
+
+
+def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[list[str], dict[str, Any], str]:
+    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's name for messages.
+
+    Raises:
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+    """
+    polars = load_polars()
+    files = _files(path, role)
+    first: dict[str, Any] = {}
+    here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
+    for file in files:
+        with open_parquet(file):  # says what is wrong with a file that is not a whole Parquet file
+            pass
+        here.append(str(fetched(file)) if is_url(file) else file)
+        schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
+        first = first or schema
+        if schema.keys() != first.keys():
+            raise InputError(f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree.")
+    for name, kind in wanted.items():
+        _check(polars, first, name, kind, file=files[0], role=role)
+    return here, first, files[0]
+
+
+def refuse_null(frame: Any, name: str, *, path: str) -> None:
+    """Raise if a column of ids or texts that every row needs holds a null.
+
+    Raises:
+        InputError: names the first such row.
+    """
+    polars = load_polars()
+    with told(path):
+        found = frame.select(name).with_row_index("row").filter(polars.col(name).is_null()).head(1).collect()
+    if found.height:
+        raise InputError(f"{path}: row {found['row'][0]} has no `{name}`. Give every row one, or leave the row out.")
+
+
+def document_of(columns: tuple[str, ...]) -> Any:
+    """The document as a job reads it: the columns that are not empty, joined by a blank line."""
+    polars = load_polars()
+    texts = [polars.col(name).cast(polars.String) for name in columns]
+    parts = [polars.when(text != "").then(text) for text in texts]
+    return polars.concat_str(parts, separator="\n\n", ignore_nulls=True).fill_null("")
+
+
+def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
+    """Raise where the output can't be written, before any work is done.
+
+    Raises:
+        UsageError: it is a folder, no Parquet name, one of the inputs, or there already.
+    """
+    if not to.endswith(PARQUET_SUFFIXES):
+        raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
+    if is_url(to):
+        _check_target_url(to, inputs, force=force)
+        return
+    target = Path(to).resolve()
+    for path in inputs:
+        held = Path(path).resolve()
+        if held == target or (held.is_dir() and target.is_relative_to(held)):
+            raise UsageError(f"--to {to}: lies in the input {path}. Give a file elsewhere.")
+    if target.is_dir() or (target.exists() and not force):
+        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def _check_target_url(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
+    if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
+        raise UsageError(f"--to {to}: lies in an input. Give a file elsewhere.")
+    with contextlib.suppress(FileNotFoundError):
+        UrlFile(to)
+        if not force:
+            raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def publish(frame: Any, to: str, *, source: str) -> int:
+    """Write a lazy frame as one Parquet file, streaming: under another name first, then renamed.
+
+    Returns:
+        Number of rows written.
+    Raises:
+        DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
+        InputError: the rows can't be read.
+    """
+    import pyarrow.parquet as pq
+
+    with written(to) as file:
+        with told(source):
+            _sink(frame, file)
+        return int(pq.read_metadata(file).num_rows)
+
+
+def _sink(frame: Any, path: Path) -> None:
+    """Write a lazy frame. polars says of a failed write what it says of a damaged file, but for the number of the system's error."""
+    polars = load_polars()
+    try:
+        frame.sink_parquet(path, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
+    except polars.exceptions.PolarsError as exc:
+        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from exc
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """Turn what polars says about unreadable rows into an InputError that names the input."""
+    polars = load_polars()
+    try:
+        yield
+    except polars.exceptions.PolarsError as exc:
+        raise InputError(f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}.") from exc
+
+
+def _files(path: str, role: str) -> list[str]:
+    if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
+        raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
+    files = [file.path for file in list_files(path)]
+    if not files:
+        raise InputError(f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob.")
+    check_single(files, f"{path} ({role})")
+    return files
+
+
+def _check(polars: Any, schema: Mapping[str, Any], name: str, kind: Kind, *, file: str, role: str) -> None:
+    if name not in schema:
+        hint = nearest(name, list(schema))
+        raise InputError(f"{file} ({role}): no column `{name}`; it has {', '.join(schema)}." + (f" Did you mean `{hint}`?" if hint else ""))
+    dtype = schema[name]
+    inner = getattr(dtype, "inner", None)
+    if kind == "ids":
+        fits = inner is not None and _is_id(polars, inner)
+    elif kind == "texts":
+        fits = inner in (polars.String, polars.Categorical, polars.Null)
+    elif kind == "id":
+        fits = _is_id(polars, dtype)
+    else:
+        fits = dtype in (polars.String, polars.Categorical, polars.Null)
+    if not fits:
+        raise InputError(f"{file} ({role}): column `{name}` holds {dtype}; {_KINDS[kind]} is wanted.")
+
+
+def _is_id(polars: Any, dtype: Any) -> bool:
+    return bool(dtype.is_integer() or dtype in (polars.String, polars.Categorical, polars.Null))

@@ -1,0 +1,450 @@
+"""Several outputs become one: of other inputs, or of one plan whose shards were done in different places.
+
+Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is taken. Outputs with
+different fingerprints but one recipe follow each other: their inputs become one list of files, and a row's id becomes its position in that
+list, as everywhere. What is written is an output like any other (plan, receipts, manifest), so that `status`, `verify`, `evaluate` and
+training read it without knowing.
+
+Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows sources that changed
+since: a retry there is an attempt more here, and a chunk that was done again replaces what was here. Nothing is committed before it is
+proven, and where the target was whole before, nothing before all of it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.running.canary import load_results
+from manifests import failpoints
+from manifests.digests import digest_of, readable_json, sha256_bytes
+from manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
+from manifests.runs.engine_identity import engines_differ
+from manifests.runs.label_keys import recipe_differences, recipe_parts
+from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, chunk_row_ids, load_plan, shard_row_id_file, shard_row_ids, write_plan
+from manifests.runs.proofs import prove_chunk
+from manifests.runs.readings import check_readings, copy_readings, refuse_differing
+from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
+from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
+from manifests.schemas import ANSWERS, LABELS, QUARANTINE, table_bytes
+from manifests.specs import RunSpec
+from manifests.storage.concurrency import each
+from manifests.storage.filesystems import place_of
+from manifests.storage.ports import Store
+from manifests.storage.store import open_store
+
+
+class Merged(NamedTuple):
+    """What a merge came to: the manifest, and whether it was written now."""
+
+    manifest: dict[str, Any]
+    was_written_now: bool
+
+
+class _Source(NamedTuple):
+    """An output that is merged, as it was found."""
+
+    path: str
+    folder: RunFolder
+    found: Snapshot
+    manifest: dict[str, Any] | None
+    manifest_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
+
+    sources: list[_Source]
+    first_row: int
+    first_shard: int
+
+    @property
+    def plan(self) -> Plan:
+        return self.sources[0].folder.plan
+
+    @property
+    def path(self) -> str:
+        return self.sources[0].path
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What it is made of, for the manifest."""
+        return [
+            {
+                "output": source.path,
+                "fingerprint": self.plan.fingerprint,
+                "manifest_sha256": source.manifest_sha256,
+                "receipts_sha256": source.found.digest,
+                "first_row_id": self.first_row,
+            }
+            for source in self.sources
+        ]
+
+
+def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, allow_mixed: bool = False) -> Merged:
+    """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date.
+
+    Args:
+        name: of the merged output; that of the first by default.
+        allow_mixed: let labels of different engines, models or templates stand together; the manifest says so.
+    Raises:
+        GateError: engines, models, templates or options differ, and `allow_mixed` is off.
+        InputError: one file would stand in the merged input twice.
+        ConfigError: an output is named twice, or is to be merged into itself.
+        ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds something else.
+        LockHeldError: another merge into `to` is under way.
+    """
+    if place_of(to) in map(place_of, paths):
+        raise ConfigError(f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one.")
+    runs = _open_runs(paths)
+    differences = _differences(runs)
+    if differences and not allow_mixed:
+        raise GateError(
+            f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several teachers under one "
+            "name. Merge those that agree, label the others again, or allow it with --allow-mixed."
+        )
+    plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    store = open_store(to)
+    if not _holds(store, plan):
+        store.prove()
+        write_plan(store, plan, beside)
+        _holds(store, plan)
+    lock = store.lock("merge", f"the merge into {to}")
+    lock.acquire()
+    try:
+        return _merge(runs, store, differences, allow_mixed=allow_mixed)
+    finally:
+        lock.release()
+
+
+def _holds(store: Store, plan: Plan) -> bool:
+    """Whether a folder holds this plan.
+
+    Raises:
+        StaleRunError: it holds another one.
+    """
+    held = load_plan(store)
+    if held is not None and held.fingerprint != plan.fingerprint:
+        raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
+    return held is not None
+
+
+def _merge(runs: list[_Run], store: Store, differences: list[str], *, allow_mixed: bool) -> Merged:
+    plan = load_plan(store)
+    assert plan is not None
+    folder = RunFolder(store, plan)
+    held = load_manifest(store)
+    if held is not None and _is_current(held, folder, runs):
+        return Merged(held, False)
+    if held is not None:
+        _refuse_fewer(held, runs, store.root)
+    staged: Iterator[list[Receipt]] | list[list[Receipt]] = (
+        receipts for run in runs for receipts in each(store, lambda one: one.stage(), _steps(run, folder))
+    )
+    if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
+        staged = list(staged)
+    _bring_readings(runs, store)
+    for receipts in staged:
+        for receipt in receipts:
+            _commit(store, receipt)
+    return _finish(runs, folder, differences, allow_mixed=allow_mixed)
+
+
+def _bring_readings(runs: list[_Run], store: Store) -> None:
+    """What the sources read of their inputs, for whoever reads them again by the merged output.
+
+    Raises:
+        InputError: two of them read other texts of one file.
+        ManifestError: one of them is not what its source's manifest says.
+    """
+    first_file = 0
+    for run in runs:
+        for source in run.sources:
+            check_readings(source.folder.store, run.plan, source.manifest)
+        stores = [source.folder.store for source in run.sources]
+        for first, second in itertools.combinations([*stores, store] if len(runs) == 1 else stores, 2):
+            refuse_differing(first, second, run.plan)
+        for one in stores:
+            copy_readings(one, store, first_file)
+        first_file += len(run.plan.files)
+
+
+def _is_current(held: dict[str, Any], folder: RunFolder, runs: list[_Run]) -> bool:
+    """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
+
+    def states(facts: Any) -> list[list[Any]]:
+        return [[one.get(key) for key in ("fingerprint", "manifest_sha256", "receipts_sha256", "first_row_id")] for one in facts]
+
+    now = [fact for run in runs for fact in run.facts()]
+    return states(held.get("merged_from", [])) == states(now) and held["receipts_sha256"] == folder.snapshot().digest
+
+
+def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
+    """Raise if parts of a run are not named now that a merged output was made of: labels that they alone have would go."""
+    was: dict[str, list[str]] = {}
+    for fact in held.get("merged_from", []):
+        was.setdefault(fact["fingerprint"], []).append(fact["output"])
+    for run in runs:
+        before = was.get(run.plan.fingerprint, [])
+        if len(run.sources) < len(before):
+            raise ManifestError(
+                f"merge: {root} was made of {', '.join(before)}, and now of these only {', '.join(source.path for source in run.sources)} "
+                "would be left. Name all of them, or merge into another folder."
+            )
+
+
+def _open_runs(paths: Sequence[str]) -> list[_Run]:
+    if len({place_of(path) for path in paths}) != len(paths):
+        raise ConfigError("merge: an output is named twice. Name each once.")
+    grouped: dict[str, list[_Source]] = {}
+    for path in paths:
+        store = open_store(path)
+        plan = load_plan(store)
+        if plan is None:
+            raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is no output of a run.")
+        folder = RunFolder(store, plan)
+        source = _Source(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
+        grouped.setdefault(plan.fingerprint, []).append(source)
+    runs: list[_Run] = []
+    first_row = first_shard = 0
+    for sources in grouped.values():
+        run = _Run(sources, first_row, first_shard)
+        for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
+            raise ManifestError(
+                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks {len(chunks)} chunks. Run the "
+                "job to its end, or name the output that has them."
+            )
+        runs.append(run)
+        first_row += sum(file.rows for file in run.plan.files)
+        first_shard += len(run.plan.shards)
+    _check_inputs(runs)
+    return runs
+
+
+def _check_inputs(runs: list[_Run]) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        for part, what in (("columns", "columns"), ("schema", "label schema")):
+            if run.plan.parts[part] != first.plan.parts[part]:
+                raise ManifestError(
+                    f"merge: {run.path} has another {what} than {first.path}: {run.plan.parts[part]} and {first.plan.parts[part]}. "
+                    "One manifest can't describe both; label one of them again."
+                )
+        grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
+        if grades[0] != grades[1]:
+            raise ManifestError(
+                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't merge."
+            )
+    seen: dict[tuple[int, str], str] = {}
+    for run in runs:
+        for file in run.plan.files:
+            if file.identity in seen:
+                raise InputError(
+                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would stand there twice. Drop one."
+                )
+            seen[file.identity] = file.path
+
+
+def _differences(runs: list[_Run]) -> list[str]:
+    """What keeps these outputs from being one teacher's work, a phrase each."""
+    found = []
+    for run in runs[1:]:
+        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
+            found.append(f"{part} of {run.path} ({', '.join(names)})")
+    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
+    return found + [f"engine {remark}" for remark in engines_differ(engines)]
+
+
+def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
+    """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of files."""
+    shards: list[ShardPlan] = []
+    beside: dict[str, bytes] = {}
+    for run in runs:
+        for number, shard in enumerate(run.plan.shards):
+            if shard.row_ids is not None:
+                rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
+                moved, data = shard_row_id_file(shard, run.first_shard + number, rows)
+                beside |= data
+            else:
+                moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
+            shards.append(moved)
+    files = [file for run in runs for file in run.plan.files]
+    plans = [run.plan for run in runs]
+    parts = {
+        **plans[0].parts,
+        "inputs": digest_of([list(file.identity) for file in files]),
+        "limit": None,
+        "cut": {"shards": len(shards), "chunk_rows": max(plan.parts["cut"]["chunk_rows"] for plan in plans)},
+        "merged": [plan.fingerprint for plan in plans],
+    }
+    if is_mixed:
+        parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
+    return (
+        Plan(
+            name=name,
+            fingerprint=digest_of(parts),
+            parts=parts,
+            rows=sum(plan.rows for plan in plans),
+            queries=sum(plan.queries for plan in plans),
+            is_scattered=any(plan.is_scattered for plan in plans),
+            text_bytes=sum(plan.text_bytes for plan in plans),
+            files=files,
+            shards=shards,
+        ),
+        beside,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A chunk of the merged output, what it holds, and what its source has beyond that.
+
+    Args:
+        held: its receipts, by attempt.
+        todo: receipts of the source to be repeated after them.
+        is_anew: they are all that the source has: what is held came from elsewhere, or was done again there.
+        planned_R: row ids of the chunk.
+    """
+
+    run: _Run
+    source: _Source
+    merged: RunFolder
+    shard: int
+    held: list[Receipt]
+    todo: list[Receipt]
+    is_anew: bool
+    planned_R: np.ndarray  # noqa: N815
+
+    def stage(self) -> list[Receipt]:
+        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet written."""
+        tables: dict[str, pa.Table] = {}
+        first = self.held[-1].attempt + 1 if self.held else 1
+        receipts = [self._repeated(receipt, number, tables) for number, receipt in enumerate(self.todo, first)]
+
+        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
+            if file.path in tables:
+                return tables[file.path].select(columns)
+            return self.merged.table(file, schema, columns, check_bytes=False)
+
+        chain = receipts if self.is_anew else [*self.held, *receipts]
+        try:
+            prove_chunk(chain, self.planned_R, read, root=self.merged.store.root)
+        except ManifestError as exc:
+            where = f"{self.source.path}, shard {self.shard - self.run.first_shard}, chunk {self.todo[0].chunk}"
+            raise ManifestError(
+                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify {self.source.path}` says more."
+            ) from exc
+        return receipts
+
+    def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
+        run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
+
+        def copied(kind: str, file: FileRef | None, schema: pa.Schema) -> FileRef | None:
+            if file is None:
+                return None
+            table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
+            written = put_data(self.merged.store, kind, target, table_bytes(table), file.rows)
+            tables[written.path] = table
+            return written
+
+        return replace(
+            receipt,
+            fingerprint=self.merged.plan.fingerprint,
+            shard=target.shard,
+            attempt=attempt,
+            labels=copied("labels", receipt.labels, LABELS),
+            quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
+            answers=copied("answers", receipt.answers, ANSWERS),
+            replaces=self.is_anew and bool(self.held) and receipt is self.todo[0],
+            merged_from=MergedFrom(self.source.path, run.plan.fingerprint, receipt.content_digest),
+        )
+
+
+def _steps(run: _Run, merged: RunFolder) -> Iterator[_Step]:
+    """The chunks of a run of which the merged output does not hold what the best of the sources has."""
+
+    def place(one: tuple[_Source, list[Receipt]]) -> tuple[int, int]:
+        return one[1][0].shard, one[1][0].chunk
+
+    streams = [zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources]
+    chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
+    for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
+        moved = run.first_shard + shard
+        rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[moved])
+        held_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(moved)}
+        for offers in offers_by_chunk:
+            chunk = offers[0][1][0].chunk
+            held = held_by_chunk.get(chunk, [])
+            done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
+            source, receipts, goes_on = min(
+                ((source, receipts, _begins_with(receipts, done)) for source, receipts in offers),
+                key=lambda offer: (offer[1][-1].quarantine.rows if offer[1][-1].quarantine else 0, not offer[2]),
+            )
+            todo = receipts[len(done) :] if goes_on else receipts
+            if todo:
+                yield _Step(run, source, merged, moved, held, todo, not goes_on, rows_by_chunk[chunk])
+
+
+def _begins_with(receipts: list[Receipt], done: list[str]) -> bool:
+    """Whether the first of a chunk's receipts are those that were repeated already."""
+    return len(done) <= len(receipts) and done == [receipt.content_digest for receipt in receipts[: len(done)]]
+
+
+def _commit(store: Store, receipt: Receipt) -> None:
+    name, data = receipt.id.receipt_name, readable_json(asdict(receipt))
+    failpoints.hit("before_receipt")
+    if not store.create(name, data) and store.read(name) != data:
+        raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
+    failpoints.hit("after_receipt")
+
+
+def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
+    """Row ids counted on, and the run that asked a row named where that went without saying."""
+    if "row_id" in table.column_names:
+        rows = pa.array(table["row_id"].to_numpy() + first_row, pa.int64())
+        table = table.set_column(0, table.schema.field("row_id"), rows)
+    if "origin" in table.column_names:
+        at = table.column_names.index("origin")
+        table = table.set_column(at, table.schema.field("origin"), table["origin"].fill_null(fingerprint))
+    return table
+
+
+def _finish(runs: list[_Run], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
+    sources = [source for run in runs for source in run.sources]
+    known = [source.manifest for source in sources if source.manifest is not None]
+    limits = [manifest["max_failed_fraction"] for manifest in known] or [RunSpec().max_failed_fraction]
+    manifest = build_manifest(
+        folder,
+        folder.snapshot(),
+        spec=_merged_spec(known, folder.plan),
+        max_failed_fraction=min(limits),
+        relabel_version=version("relabel"),
+        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
+        allow_mixed=allow_mixed,
+    )
+    manifest["mixed"]["differences"] = differences
+    manifest["merged_from"] = [fact for run in runs for fact in run.facts()]
+    write_manifest(folder.store, manifest)
+    return Merged(manifest, True)
+
+
+def _merged_spec(known: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
+    if not known:
+        return {}
+    spec: dict[str, Any] = dict(known[0]["spec"])
+    spec["input"] = {**spec["input"], "path": [file.path for file in plan.files], "limit": None}
+    return spec
+
+
+def _manifest_sha256(store: Store) -> str | None:
+    try:
+        return sha256_bytes(store.read(MANIFEST_NAME))
+    except FileNotFoundError:
+        return None

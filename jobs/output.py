@@ -1,0 +1,21 @@
+"""How a command says its result: text for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from manifests.secrets.redaction import redacted_values
+
+
+def emit(result: dict[str, Any], text: str, output: str) -> None:
+    """Print a result: `text` for people, `result` as one JSON object for programs."""
+    click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
+
+
+def table(rows: list[tuple[str, str]]) -> str:
+    """Two columns, the first padded."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)

@@ -1,0 +1,410 @@
+"""The input: which files, which columns, and their identity. Reads footers and names, never a row of text (`rows.py` does that).
+
+A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is its size and the
+sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and costs one short read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests.errors import InputError
+from manifests.inputs.column_bytes import leaves_of
+from manifests.inputs.encrypted_columns import encrypted_columns
+from manifests.inputs.input_faults import reading
+from manifests.inputs.input_files import ListedFile, left_out_text, list_input, mark_of
+from manifests.specs import Columns, InputSpec, nearest
+from manifests.storage.file_kinds import check_kind
+from manifests.storage.filesystems import absolute_path, is_url
+from manifests.storage.url_files import TAIL_BYTES, UrlFile
+
+READ_BUFFER_BYTES = 1 << 20
+LOOKS_AT_A_TIME = 16
+"""Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
+LOOKS_KEPT = 64
+"""Most footers that are held before they are taken note of; one may be megabytes."""
+
+
+class InputFile(NamedTuple):
+    """One input file: where it lies and what it is."""
+
+    path: str
+    size_bytes: int
+    footer_sha256: str
+    rows: int
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return self.size_bytes, self.footer_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The input files in order, with the columns that the job reads.
+
+    Args:
+        files: in reading order.
+        columns: resolved: every name exists in every file; `context` and `gold` are None where absent or not wanted.
+        rows: number of rows in use (`limit` applied).
+        group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
+        marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
+        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the commonest first.
+    """
+
+    files: tuple[InputFile, ...]
+    columns: Columns
+    rows: int
+    group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    marks: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def text_columns(self) -> list[str]:
+        """What a run reads, query and document ids included."""
+        return _read_columns(self.columns)
+
+
+Known = Callable[[list[ListedFile]], Dataset | None]
+
+
+def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = None) -> Dataset:
+    """Find the files and check the columns.
+
+    Args:
+        spec: the job's `input` section.
+        reads_context: whether the labeler looks at context documents; if not, that column is left alone.
+        known: given the files as listed, what an earlier look found if they are still as they were, else None.
+    Raises:
+        InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that disagree.
+    """
+    listings = [list_input(pattern) for pattern in spec.path]
+    listed = [file for listing in listings for file in listing.files]
+    left_out = tuple(sum((listing.left_out for listing in listings), Counter[str]()).most_common())
+    paths = [file.path for file in listed]
+    if not paths:
+        raise InputError(
+            f"input.path {', '.join(spec.path)}: no Parquet file there{_beside(left_out)}. "
+            "Give a .parquet file, a folder that holds some, or a glob."
+        )
+    check_single(paths, f"input.path {', '.join(spec.path)}")
+    if known is not None and (dataset := known(listed)) is not None:
+        return dataclasses.replace(dataset, left_out=left_out)
+    files: list[InputFile] = []
+    groups: list[tuple[tuple[int, int], ...]] = []
+    columns: Columns | None = None
+    first_types: dict[str, str] = {}
+    marks: list[str] = []
+    for (path, mark), look in zip(listed, _looks(paths), strict=True):
+        with reading(path):  # a damaged footer may hold names that are no text, and more
+            if columns is None:
+                columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
+            _check_types(columns, look.schema, path, first_types, first_path=paths[0])
+            _check_readable(columns, look, path)
+            groups.append(_group_bytes(look, columns))
+        files.append(look.file)
+        if mark is not None and mark == look.mark:  # else it was written between its listing and this look
+            marks.append(mark)
+    if columns is None:
+        raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
+    rows = sum(file.rows for file in files)
+    if rows == 0:
+        raise InputError(f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label.")
+    is_marked = len(marks) == len(files)
+    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else (), left_out)
+
+
+def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
+    return f" (left out: {left_out_text(left_out)})" if left_out else ""
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
+
+    Raises:
+        InputError: it can't be read or is no whole Parquet file.
+    """
+    with reading(path):
+        if is_url(path):
+            return _parquet_of(UrlFile(path))
+        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
+        check_kind(path, Path(path).stat())
+        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
+        return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
+
+
+class PlannedFile(NamedTuple):
+    """A file of the dataset, opened: as Parquet, and its bytes."""
+
+    parquet: pq.ParquetFile
+    source: BinaryIO | UrlFile
+
+
+@contextlib.contextmanager
+def open_planned(file: InputFile) -> Iterator[PlannedFile]:
+    """Open a file of the dataset again.
+
+    Raises:
+        InputError: it can't be read, or is not the file any more that was looked at when this run began.
+    """
+    path = file.path
+    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb", buffering=0) as source:
+        size, footer = _read_footer(source, path)
+        if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
+            raise changed_under_way(path)
+        if isinstance(source, UrlFile):  # pinned to the version whose footer this is
+            source.seek(0)
+            # what is read is fetched before by `hold`, so Arrow need not guess at ranges
+            with pq.ParquetFile(pa.PythonFile(source, "r"), pre_buffer=False, page_checksum_verification=True) as parquet:
+                yield PlannedFile(parquet, source)
+        else:
+            with open_parquet(path) as parquet:
+                yield PlannedFile(parquet, source)
+
+
+def changed_under_way(path: str) -> InputError:
+    """The error for a file that is not any more what it was when this run began."""
+    return InputError(f"{path}: changed while this run was under way. Restore it, or label the new one into another output.")
+
+
+def _parquet_of(file: UrlFile) -> pq.ParquetFile:
+    # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing else
+    return pq.ParquetFile(pa.PythonFile(file, "r"), pre_buffer=True, page_checksum_verification=True)
+
+
+def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
+    """What differs between the files that were planned and those that are there, a sentence each; empty if nothing does."""
+    if [file.identity for file in planned] == [file.identity for file in found]:
+        return []
+    before, after = _by_key(planned, list(found))
+    remarks = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if now is None and was is not None:
+            remarks.append(f"{was.path}: planned, now missing")
+        elif was is None and now is not None:
+            remarks.append(f"{now.path}: new since the plan")
+        elif was is not None and now is not None and was.identity != now.identity:
+            what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
+            remarks.append(f"{now.path}: changed since the plan ({what})")
+    return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]
+
+
+def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
+    """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
+    for key in _path, _name:
+        before, after = {key(file): file for file in planned}, {key(file): file for file in found}
+        if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
+            return before, after
+    return dict(enumerate(planned)), dict(enumerate(found))
+
+
+def _path(file: InputFile) -> str:
+    return absolute_path(file.path)
+
+
+def _name(file: InputFile) -> str:
+    return file.path.rpartition("/")[2]
+
+
+def check_single(paths: list[str], where: str) -> None:
+    """Refuse one file under two names.
+
+    Args:
+        where: what named them, for messages.
+    Raises:
+        InputError: which, and what they are.
+    """
+    seen: dict[Any, str] = {}
+    for path in paths:
+        names = _names(path)
+        before = next((seen[name] for name in names if name in seen), None)
+        if before is not None:
+            what = f"names {path} twice" if before == path else f"{before} and {path} are one file"
+            raise InputError(f"{where}: {what}, so its rows would be labelled twice. Name it once.")
+        seen.update(dict.fromkeys(names, path))
+
+
+def _names(path: str) -> list[Any]:
+    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and inode."""
+    if is_url(path):
+        return [path]
+    try:
+        stat = Path(path).stat()
+    except OSError:  # opening it will tell why
+        return [os.path.realpath(path)]
+    return [os.path.realpath(path), *([(stat.st_dev, stat.st_ino)] if stat.st_ino else [])]  # some network disks number no file
+
+
+class _Look(NamedTuple):
+    """What a footer said, and the mark of the file that it was read from."""
+
+    file: InputFile
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    mark: str
+    encrypted: list[str]
+
+
+def _looks(paths: list[str]) -> Iterator[_Look]:
+    """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
+    if not any(map(is_url, paths)):
+        yield from map(_look, paths)
+        return
+    with ThreadPoolExecutor(LOOKS_AT_A_TIME, thread_name_prefix="look") as pool:
+        for first in range(0, len(paths), LOOKS_KEPT):
+            yield from pool.map(_look, paths[first : first + LOOKS_KEPT])
+
+
+def _look(path: str) -> _Look:
+    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb") as file:
+        size, footer = _read_footer(file, path)
+        # Parquet reads its footer from the end of any buffer that starts like a file
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
+        mark = file.tag if isinstance(file, UrlFile) else mark_of(os.fstat(file.fileno()))
+        # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
+        encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), mark, encrypted)
+
+
+def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
+    """A file's size, and its footer with length field and magic."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read()
+    footer_bytes = _footer_bytes(tail, size, path)
+    if footer_bytes > len(tail):
+        file.seek(size - footer_bytes)
+        tail = file.read()
+    return size, tail[-footer_bytes:]
+
+
+def _footer_bytes(tail: bytes, size: int, path: str) -> int:
+    """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
+    if tail[-4:] == b"PARE":
+        raise InputError(f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption.")
+    if size < 12 or tail[-4:] != b"PAR1":
+        raise InputError(
+            f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written, "
+            "or is it something else?"
+        )
+    footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer_bytes + 4 > size:
+        raise InputError(f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again.")
+    return footer_bytes
+
+
+def _resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_context: bool) -> Columns:
+    names = schema.names
+    document = columns.document
+    if not document:
+        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+        if not document:
+            raise InputError(
+                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has {', '.join(names)}. "
+                "Name them in input.columns.document."
+            )
+    context = columns.context or ("context" if "context" in names else None)
+    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+
+
+def _check_types(columns: Columns, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str) -> None:
+    wanted = {
+        "query_id": ([columns.query_id], "a string or an integer", _is_id),
+        "query": ([columns.query], "a string", _is_text),
+        "doc_id": ([columns.doc_id], "a string or an integer", _is_id),
+        "document": (list(columns.document), "a string", _is_text),
+        "context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
+        "gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
+    }
+    for role, (names, allowed, test) in wanted.items():
+        for name in names:
+            count = schema.names.count(name)
+            if count != 1:
+                hint = nearest(name, schema.names)
+                what = "no column" if count == 0 else f"{count} columns named"
+                raise InputError(
+                    f"{path}: {what} `{name}` (input.columns.{role}); it has {', '.join(schema.names)}."
+                    + (f" Did you mean `{hint}`?" if hint and not count else "")
+                )
+            kind = schema.field(name).type
+            if not test(kind):
+                raise InputError(f"{path}: column `{name}` (input.columns.{role}) holds {kind}; {allowed} is wanted.")
+            family = _family(kind)
+            if first_types.setdefault(name, family) != family:
+                raise InputError(
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make the files agree."
+                )
+
+
+def _values(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind))
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or pa.types.is_integer(_values(kind)))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and _is_text(kind.value_type))
+
+
+def _family(kind: pa.DataType) -> str:
+    """What must agree between files: text is text, however stored; integers of any width are integers."""
+    for name, test in (("text", _is_text), ("integers", lambda k: pa.types.is_integer(_values(k))), ("lists of text", _is_text_list)):
+        if test(kind):
+            return name
+    return str(kind)
+
+
+def _check_readable(columns: Columns, look: _Look, path: str) -> None:
+    """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
+    for name, leaves in _leaves(look, columns, more=[columns.gold] if columns.gold else []).items():
+        if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
+            raise InputError(f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without encryption.")
+
+
+def _leaves(look: _Look, columns: Columns, more: Sequence[str] = ()) -> dict[str, list[int]]:
+    return leaves_of(look.metadata, look.schema, [*_read_columns(columns), *more])
+
+
+def _read_columns(columns: Columns) -> list[str]:
+    """What a run reads, each once."""
+    names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
+    return list(dict.fromkeys([*names, columns.context] if columns.context else names))
+
+
+def _group_bytes(look: _Look, columns: Columns) -> tuple[tuple[int, int], ...]:
+    metadata = look.metadata
+    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns).values()))
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
+    return tuple(found)

@@ -1,0 +1,185 @@
+"""The files behind `input.path`: which, in what order, and a mark of each that a listing tells without opening one.
+
+Folders and globs are taken in name order. What is data in a folder, and what is left out, is said in `input_folders.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fsspec.utils import glob_translate
+
+from manifests.errors import InputError
+from manifests.inputs.input_faults import reading
+from manifests.inputs.input_folders import left_out_as, look_into
+from manifests.inputs.input_globs import is_glob, matches_of
+from manifests.odd_text import oddity_of, shown
+from manifests.storage.file_kinds import check_kind
+from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
+from manifests.storage.object_store import objects_of
+from manifests.storage.retries import Retries
+
+RULES_SHOWN = 6
+
+
+class ListedFile(NamedTuple):
+    """A file as a listing shows it.
+
+    Args:
+        mark: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None where no listing
+            tells.
+    """
+
+    path: str
+    mark: str | None
+
+
+class Listing(NamedTuple):
+    """The files behind a path in name order, and how many names in its folders each rule left out (`input_folders.Folder`)."""
+
+    files: list[ListedFile]
+    left_out: Counter[str]
+
+
+def list_files(pattern: str) -> list[ListedFile]:
+    """The Parquet files behind a file, folder or glob, in name order; see `list_input`."""
+    return list_input(pattern).files
+
+
+def list_input(pattern: str) -> Listing:
+    """The Parquet files behind a file, folder or glob, and what its folders hold besides.
+
+    Raises:
+        InputError: a plain path that does not exist, or a folder that holds what can't be read.
+    """
+    found = _list_url(pattern) if is_url(pattern) else _list_local(pattern)
+    for file in found.files:
+        check_name(file.path)
+    return found
+
+
+def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
+    """What rules left out, in a few words."""
+    counts = [f"{count:,} {rule}" for rule, count in left_out]
+    return ", ".join(counts[:RULES_SHOWN]) + (f" and {len(counts) - RULES_SHOWN} more kinds" if len(counts) > RULES_SHOWN else "")
+
+
+def check_name(path: str) -> None:
+    """Refuse a path that can't be written down.
+
+    Raises:
+        InputError: its name is not UTF-8.
+    """
+    oddity = oddity_of(path)
+    if oddity is not None:
+        raise InputError(f"{shown(path)}: its name {oddity}, so no plan can hold it. Rename it.")
+
+
+def _list_local(pattern: str) -> Listing:
+    with reading(pattern):
+        path = Path(pattern)
+        if path.is_dir():
+            return _list_folder(str(path))
+        if path.exists():
+            return Listing([_file_at(pattern)], Counter())
+        found: list[ListedFile] = []
+        left_out: Counter[str] = Counter()
+        for match in matches_of(pattern):
+            if Path(match).is_dir():  # a folder that matches (Spark writes folders named like files) stands for the files in it
+                inside = _list_folder(match)
+                found += inside.files
+                left_out += inside.left_out
+            else:
+                found.append(_file_at(match))
+        if not found and not is_glob(pattern):
+            raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
+        return Listing(found, left_out)
+
+
+def _list_folder(folder: str) -> Listing:
+    found = look_into(folder)
+    return Listing([ListedFile(path, mark_of(stat)) for path, stat in found.files], found.left_out)
+
+
+def _file_at(path: str) -> ListedFile:
+    with reading(path):
+        stat = Path(path).stat()
+        check_kind(path, stat)
+    return ListedFile(path, mark_of(stat))
+
+
+def _list_url(pattern: str) -> Listing:
+    """The Parquet files behind a file, folder or glob by URL, from one listing."""
+    scheme = scheme_of(pattern)
+    if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
+        return Listing([ListedFile(pattern, None)], Counter())
+    objects, root = objects_of(pattern)
+    fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
+    folder = root if fixed == root else fixed.rpartition("/")[0]
+    marks: dict[str, str] = {}
+    after: str | None = None
+    while True:
+        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
+        try:
+            found, after = Retries().call(page, f"{pattern}: listing it")
+        except FileNotFoundError:
+            break
+        marks.update((key, tag) for key, tag in found if not key.endswith("/"))
+        if after is None:
+            break
+    rules: set[tuple[str, str]] = set()  # what was left out by which
+    if fixed == root:
+        inside = [key for key in marks if key != root]
+        keys = [key for key in inside if _is_data(key, root, rules)] if inside else [root]
+    else:
+        matches = re.compile(glob_translate(root)).match
+        # a folder that matches (Spark writes folders named like files) stands for the files in it
+        keys = [key for key in marks if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))]
+    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern)[0].unstrip_protocol
+    # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
+    is_sure = objects.has_atomic_conditions
+    files = [ListedFile(str(full(key)), marks.get(key) if is_sure else None) for key in sorted(keys)]
+    return Listing(files, Counter(rule for rule, _ in rules))
+
+
+def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:
+    """Whether a key is data of the folder `root`; if not, the rule and what it left out, a file or a whole folder, join `rules`."""
+    inside = key[len(root.rstrip("/")) :].strip("/").split("/")
+    for depth, step in enumerate(inside, start=1):
+        rule = left_out_as(step, is_folder=depth < len(inside))
+        if rule is not None:
+            rules.add((rule, "/".join(inside[:depth])))
+            return False
+    return True
+
+
+def _folders(key: str) -> Iterator[str]:
+    """The folders that a key lies in, the innermost first."""
+    while key := key.rpartition("/")[0]:
+        yield key
+
+
+def stamp_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is written last.
+
+    None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
+    """
+    if is_url(path):
+        return None
+    try:
+        stat = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def mark_of(stat: os.stat_result) -> str:
+    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is told from it; and
+    with its device: another disk that is mounted in the same place may give the same numbers."""
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"

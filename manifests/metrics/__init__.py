@@ -1,0 +1,1 @@
+"""What is measured: each metric once, with its intervals, tests and gates. Read `evaluation.py` first."""

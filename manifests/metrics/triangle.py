@@ -1,0 +1,250 @@
+"""The triangle of distillation: a student's labels beside its teacher's, and both beside human grades, all over the same rows.
+
+Rows of two label sets are matched by their row of the input where both were made from the same one, else by (query_id, doc_id); what
+only one set has is counted and left out, so that no figure compares different rows.
+
+Letters: N rows, G queries, K grades.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manifests.extras import require
+from manifests.metrics.agreement import EXTRA, PURPOSE, confusion_by_group, count_figures
+from manifests.metrics.bootstrap import bootstrap, of_ratio, of_sums
+from manifests.metrics.calibration import TINY
+from manifests.metrics.evaluation import Difference, Evaluation, Figure, Sheet, evaluate_both
+from manifests.metrics.judged import Judged, query_codes, sample_counts
+from manifests.metrics.ranking import rows_by_group
+
+BY_ROW = "row_id: both were made from the same input"
+BY_IDS = "query_id and doc_id"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """All labels of one set, in the order of its rows.
+
+    Args:
+        row_ids: int64 [N]: rows of the run's input, or of the file.
+        grades: int64 [N].
+        probs: float64 [N, K], NaN where a row has none; None where no row has one.
+        num_without_label: rows of the set that hold no label and are not here.
+    """
+
+    where: str
+    row_ids: np.ndarray
+    query_ids: list[str]
+    doc_ids: list[str]
+    grades: np.ndarray
+    probs: np.ndarray | None
+    samples: list[list[int | None] | None]
+    num_without_label: int
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return list(zip(self.query_ids, self.doc_ids, strict=True))
+
+
+class Match(NamedTuple):
+    """Which rows of two sets are the same: index into the teacher's rows and into the student's, int64 [N] each.
+
+    `num_repeated` counts matched rows beyond the first of their pair, where rows are matched by ids.
+    """
+
+    how: str
+    teacher: np.ndarray
+    student: np.ndarray
+    num_repeated: int
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """A student beside its teacher, and both beside human grades.
+
+    Args:
+        counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both sides), `queries`,
+            `judged`, `unjudged`, `gold_null`.
+        against_teacher: `kl`, `agreement`, `kappa`, `kendall_tau`.
+        confusion: rows teacher, columns student.
+        teacher, student: by human grades, over the judged rows; None without any.
+        difference: student minus teacher.
+    """
+
+    grades: int
+    matched_by: str
+    counts: dict[str, int]
+    against_teacher: dict[str, Figure]
+    confusion: list[list[int]]
+    teacher: Evaluation | None
+    student: Evaluation | None
+    difference: dict[str, Difference]
+    notes: list[str]
+
+
+def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> Match:
+    """Find the rows that both sets label.
+
+    A pair that stands several times in both is matched in the order of its rows: first with first, second with second.
+
+    Args:
+        is_same_input: row ids mean the same in both.
+    """
+    if is_same_input:
+        _, ours, theirs = np.intersect1d(teacher.row_ids, student.row_ids, assume_unique=True, return_indices=True)
+        return Match(BY_ROW, ours, theirs, 0)
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, pair in enumerate(student.pairs):
+        places.setdefault(pair, []).append(place)
+    taken: dict[tuple[str, str], int] = {}
+    ours_list, theirs_list = [], []
+    for place, pair in enumerate(teacher.pairs):
+        number = taken.get(pair, 0)
+        if number < len(places.get(pair, ())):
+            ours_list.append(place)
+            theirs_list.append(places[pair][number])
+            taken[pair] = number + 1
+    num_repeated = len(ours_list) - len(taken)
+    return Match(BY_IDS, np.array(ours_list, dtype=np.int64), np.array(theirs_list, dtype=np.int64), num_repeated)
+
+
+def compare(
+    teacher: Labelled,
+    student: Labelled,
+    match: Match,
+    golds: Sequence[int | None] | None,
+    is_known: Sequence[bool],
+    *,
+    grades: int,
+    resamples: int,
+    seed: int,
+    pass_at: Sequence[int] = (),
+) -> Triangle:
+    """Compute the triangle over matched rows, of which there is at least one.
+
+    Args:
+        pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
+        golds: human grade of each matched row, None for a null one; None altogether where nobody judges.
+        is_known: whether the row has a human grade at all, null or not.
+    """
+    query_N, num_queries = query_codes([teacher.query_ids[row] for row in match.teacher])
+    sheet, confusion = _against_teacher(teacher, student, match, query_N, num_queries, grades)
+    intervals = bootstrap(sheet.statistics, num_groups=num_queries, resamples=resamples, seed=seed)
+    found: tuple[Evaluation | None, Evaluation | None, dict[str, Difference]] = (None, None, {})
+    judged = [] if golds is None else [row for row, gold in enumerate(golds) if gold is not None]
+    if golds is not None and judged:
+        gold_N = np.array([golds[row] for row in judged], dtype=np.int64)
+        ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades)
+        theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades)
+        found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
+    counts = {
+        "teacher": len(teacher.grades),
+        "student": len(student.grades),
+        "matched": len(match.teacher),
+        "only_teacher": len(teacher.grades) - len(match.teacher),
+        "only_student": len(student.grades) - len(match.student),
+        "with_distributions": sheet.values["kl"][1] if "kl" in sheet.values else 0,
+        "queries": num_queries,
+        "judged": len(judged),
+        "unjudged": 0 if golds is None else len(golds) - sum(is_known),
+        "gold_null": 0 if golds is None else sum(is_known) - len(judged),
+    }
+    notes = [*sheet.notes, *_match_notes(teacher, student, match)]
+    notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
+    return Triangle(grades, match.how, counts, sheet.figures(intervals), confusion, *found, notes)
+
+
+def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
+    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal.
+
+    A student's probability counts as 1e-12 at least: a softmax in float32 may round to 0 what it does not mean as impossible.
+    """
+    ratio_NK = np.log(np.maximum(teacher_NK, TINY)) - np.log(np.maximum(student_NK, TINY))
+    rows_N: np.ndarray = np.where(teacher_NK > 0, teacher_NK * ratio_NK, 0.0).sum(1)
+    return rows_N
+
+
+def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray, *, num_queries: int) -> np.ndarray:
+    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same throughout."""
+    stats = require("scipy.stats", extra=EXTRA, purpose=PURPOSE)
+    tau_G = np.full(num_queries, np.nan)
+    for query, rows in enumerate(rows_by_group(query_N, num_queries)):
+        first, second = first_N[rows], second_N[rows]
+        if len(rows) and np.ptp(first) > 0 and np.ptp(second) > 0:
+            tau_G[query] = stats.kendalltau(first, second, variant="b").statistic
+    return tau_G
+
+
+def _against_teacher(
+    teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int
+) -> tuple[Sheet, list[list[int]]]:
+    """The student's figures with its teacher for gold, and the confusion matrix."""
+    sheet = Sheet()
+    ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
+    ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
+    has_N = ~np.isnan(ours_NK[:, 0]) & ~np.isnan(theirs_NK[:, 0])
+    if has_N.any():
+        kl_N = kl_rows(ours_NK[has_N], theirs_NK[has_N])
+        total_G, count_G = (np.bincount(query_N[has_N], weights, minlength=num_queries) for weights in (kl_N, None))
+        sheet.add({"kl": float(kl_N.mean())}, int(has_N.sum()), "rows", of_ratio("kl", total_G, count_G))
+    if not has_N.all():
+        sheet.notes.append(f"matched rows without a distribution on both sides, left out of KL: {int((~has_N).sum()):,}")
+    counts_GKK = confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades)
+
+    def figures(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
+        found = count_figures(counts_KK)
+        return {"agreement": found["accuracy"], "kappa": found["kappa"]}
+
+    values = {name: float(value) for name, value in figures(counts_GKK.sum(0)).items()}
+    sheet.add(values, len(ours_N), "rows", of_sums(counts_GKK, figures))
+    scores = (_scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK))
+    tau_G = tau_by_query(query_N, *scores, num_queries=num_queries)
+    is_defined_G = ~np.isnan(tau_G)
+    over = int(is_defined_G.sum())
+    filled_G = np.where(is_defined_G, tau_G, 0.0)
+    mean = float(filled_G.sum() / over) if over else math.nan
+    sheet.add({"kendall_tau": mean}, over, "queries", of_ratio("kendall_tau", filled_G, is_defined_G))
+    if over < num_queries:
+        sheet.notes.append(
+            f"queries where teacher or student scores every row alike, left out of their Kendall tau: {num_queries - over:,}"
+        )
+    return sheet, counts_GKK.sum(0).tolist()
+
+
+def _taken(probs_NK: np.ndarray | None, rows: np.ndarray, grades: int) -> np.ndarray:
+    return np.full((len(rows), grades), np.nan) if probs_NK is None else probs_NK[rows]
+
+
+def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
+    """Expected grades, or the grade where there is no distribution; to 6 digits, which float32 keeps."""
+    expected_N = probs_NK @ np.arange(probs_NK.shape[1])
+    return np.round(np.where(np.isnan(expected_N), grades_N, expected_N), 6)
+
+
+def _judged(labels: Labelled, rows: np.ndarray, name_rows: np.ndarray, names: Labelled, gold_N: np.ndarray, grades: int) -> Judged:
+    """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have the same groups."""
+    query_N, num_queries = query_codes([names.query_ids[row] for row in name_rows])
+    probs_NK = None if labels.probs is None else labels.probs[rows]
+    if probs_NK is not None and np.isnan(probs_NK).all():
+        probs_NK = None
+    counted: tuple[Any, Any] = sample_counts([labels.samples[row] for row in rows], gold_N.tolist())
+    docs = [names.doc_ids[row] for row in name_rows]
+    return Judged(grades, gold_N, labels.grades[rows], query_N, num_queries, docs, probs_NK, *counted)
+
+
+def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:
+    notes = []
+    for labels, taken in ((teacher, match.teacher), (student, match.student)):
+        if labels.num_without_label:
+            notes.append(f"rows of {labels.where} without a readable label, left out: {labels.num_without_label:,}")
+        if len(taken) < len(labels.grades):
+            notes.append(f"labels of {labels.where} that the other set has no row for, left out: {len(labels.grades) - len(taken):,}")
+    if match.num_repeated:
+        notes.append(f"pairs that stand several times in both sets are matched in order; rows beyond the first: {match.num_repeated:,}")
+    return notes

@@ -1,0 +1,48 @@
+"""The estimate that was written before the first commit, read back and held against what came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from manifests.errors import ManifestError
+from manifests.records import checked, fault_of
+from manifests.runs.estimates import (
+    Actual,
+    Estimate,
+    against,
+)
+from manifests.runs.run_folder import Tally
+from manifests.storage.ports import Store
+
+ESTIMATE_NAME = "estimate.json"
+
+
+ESTIMATE_VERSION = 1
+
+
+def load_estimate(store: Store) -> Estimate | None:
+    """What was said when the run was planned; None if nothing was.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    try:
+        held = json.loads(store.read(ESTIMATE_NAME))
+        if held.pop("version") != ESTIMATE_VERSION:
+            return None
+        return checked(Estimate, held)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ManifestError(
+            f"{store.root}/{ESTIMATE_NAME}: not an estimate ({fault_of(exc)}). Move it away; nothing depends on it."
+        ) from exc
+
+
+def plan_against_actual(store: Store, tally: Tally) -> list[dict[str, Any]] | None:
+    """Plan against actual, a line for each figure; None if nothing was estimated."""
+    estimate = load_estimate(store)
+    if estimate is None:
+        return None
+    return against(estimate, Actual(tally.rows, tally.reused, tally.stages, tally.worker_seconds))

@@ -1,0 +1,108 @@
+"""What the planning's look at the input found, kept beside the plan: while a listing shows every file as it was, no footer is read again.
+
+A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not fit (another listing,
+a data set that moved, columns that are asked for differently, a damaged file, a plan that was written without one) the footers are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manifests.digests import canonical_json, digest_of
+from manifests.errors import StoreError
+from manifests.inputs.dataset import Dataset
+from manifests.inputs.input_files import ListedFile
+from manifests.records import checked
+from manifests.runs.plans import Plan
+from manifests.specs import Columns, InputSpec
+from manifests.storage.filesystems import absolute_path
+from manifests.storage.ports import Store
+
+KNOWN_NAME = "plan/inputs.json"
+KNOWN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInputs:
+    """What was found, and of what.
+
+    Args:
+        inputs: digest of the files' identities, as the plan's parts have it.
+        asked: what columns were asked for.
+        columns: what they were resolved to.
+        marks: of each file, as a listing showed it.
+        group_bytes: see `Dataset`.
+    """
+
+    inputs: str
+    asked: dict[str, Any]
+    columns: Columns
+    marks: tuple[str, ...]
+    group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, *, reads_context: bool) -> dict[str, bytes]:
+    """The file that must lie beside a plan (name → bytes); none where some file has no mark."""
+    if not dataset.marks:
+        return {}
+    known = {
+        "inputs": plan.parts["inputs"],
+        "asked": _asked(spec, reads_context=reads_context),
+        "columns": dataset.columns.model_dump(mode="json"),
+        "marks": dataset.marks,
+        "group_bytes": dataset.group_bytes,
+    }
+    return {KNOWN_NAME: canonical_json({"version": KNOWN_VERSION, "sha256": digest_of(known), "known": known}) + b"\n"}
+
+
+def load_known(store: Store, plan: Plan) -> KnownInputs | None:
+    """What is known of a plan's inputs; None if nothing is, or nothing that can be relied on.
+
+    Raises:
+        StoreUnreachableError: the store gives no good answer.
+    """
+    try:
+        held = json.loads(store.read(KNOWN_NAME))
+        if held["version"] != KNOWN_VERSION or held["sha256"] != digest_of(held["known"]):
+            return None
+        known = checked(KnownInputs, held["known"])
+    except (FileNotFoundError, StoreError, ValueError, KeyError, TypeError):
+        return None
+    return known if _is_of_plan(known, plan) else None
+
+
+def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
+    """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said there is held against
+    what is: with another number of rows, say, labels would go to other rows than those they are of."""
+    identities = digest_of([list(file.identity) for file in plan.files])
+    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(known.group_bytes) == len(plan.files):
+        return False
+    return all(sum(rows for rows, _ in groups) == file.rows for file, groups in zip(plan.files, known.group_bytes, strict=True))
+
+
+def known_dataset(known: KnownInputs, plan: Plan, spec: InputSpec, listed: Sequence[ListedFile], *, reads_context: bool) -> Dataset | None:
+    """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
+    if known.asked != _asked(spec, reads_context=reads_context):
+        return None
+    marks = [(absolute_path(file.path), mark) for file, mark in zip(plan.files, known.marks, strict=True)]
+    if marks != [(absolute_path(path), mark) for path, mark in listed]:
+        return None
+    rows = sum(file.rows for file in plan.files)
+    return Dataset(tuple(plan.files), known.columns, min(rows, spec.limit or rows), known.group_bytes, known.marks)
+
+
+def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
+    """Numbers of the files that lie where they were planned and were written since, by their marks."""
+    found = zip(plan.files, known.marks, dataset.files, dataset.marks, strict=False)  # no marks where some file has none
+    return [
+        number
+        for number, (then, mark, now, mark_now) in enumerate(found)
+        if mark != mark_now and absolute_path(then.path) == absolute_path(now.path)
+    ]
+
+
+def _asked(spec: InputSpec, *, reads_context: bool) -> dict[str, Any]:
+    return {"columns": spec.columns.model_dump(mode="json"), "reads_context": reads_context}

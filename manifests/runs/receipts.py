@@ -1,0 +1,271 @@
+"""Receipts: the proof that a chunk is committed, and the only way to its files.
+
+`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds `chunk-000017.2.json` with the
+rows it asked again, all that were in quarantine: a row's state is that of its highest attempt. Times live here and never in label files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from manifests import failpoints
+from manifests.digests import digest_of, readable_json, sha256_bytes
+from manifests.errors import ManifestError, RelabelError
+from manifests.records import checked, fault_of
+from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
+from manifests.secrets.redaction import redacted
+from manifests.storage.ports import Store
+
+logger = logging.getLogger(__name__)
+
+RECEIPT_VERSION = 1
+
+
+class ChunkId(NamedTuple):
+    """A chunk of a shard, and the attempt at it: 1 for the run, 2 and up for retries."""
+
+    shard: int
+    chunk: int
+    attempt: int = 1
+
+    @property
+    def receipt_name(self) -> str:
+        suffix = "" if self.attempt == 1 else f".{self.attempt}"
+        return f"receipts/shard-{self.shard:05d}/chunk-{self.chunk:06d}{suffix}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A data file: name relative to the output, row count, sha256 of its bytes."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedRows:
+    """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
+
+    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case. `engines` are the
+    identities (`mixing.engine_identity`) of all engines behind that output's labels, whichever of them answered for these rows; empty in
+    receipts of an earlier relabel.
+    """
+
+    output: str
+    fingerprint: str
+    manifest_sha256: str | None
+    receipts_sha256: str
+    rows: int
+    engines: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFrom:
+    """Which attempt of which run a receipt of a merged output repeats, and the digest of what that held (`Receipt.content_digest`)."""
+
+    output: str
+    fingerprint: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one commit holds.
+
+    Args:
+        fingerprint: of the plan that the work belongs to.
+        rows: rows asked in this attempt: labels + quarantine.
+        statuses: rows by status.
+        stages: per stage, requests answered (`asks`) and their `prompt_tokens`, `cached_tokens` and `output_tokens`; a shared ask
+            counts once, in the chunk that first needed it.
+        seconds: wall time from the chunk's first row to its commit; chunks overlap, so these do not add up to a run's time.
+        engine: what answered; empty where nothing was asked.
+        answers: answers that rows of a query share, for runs to come; no row's state depends on them.
+        reused: rows of `labels` that were taken over, by the output that they came from.
+        reused_answers: shared answers that were taken over.
+        epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
+        execution: drawn for the command that the writer worked for; all workers of one command share it.
+        write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its own receipt by it.
+        replaces: this attempt holds all rows of the chunk anew, and those before it count no more: how a merge follows sources.
+        merged_from: of a merged output.
+    """
+
+    fingerprint: str
+    shard: int
+    chunk: int
+    attempt: int
+    rows: int
+    labels: FileRef | None
+    quarantine: FileRef | None
+    statuses: dict[str, int]
+    stages: dict[str, dict[str, int]]
+    seconds: float
+    engine: dict[str, Any]
+    worker: str
+    epoch: int
+    started: str
+    committed: str
+    answers: FileRef | None = None
+    reused: list[ReusedRows] = field(default_factory=list)
+    reused_answers: int = 0
+    write_id: str = ""
+    replaces: bool = False
+    merged_from: MergedFrom | None = None
+    execution: str = ""
+    version: int = field(default=RECEIPT_VERSION)
+
+    @property
+    def id(self) -> ChunkId:
+        return ChunkId(self.shard, self.chunk, self.attempt)
+
+    @property
+    def rows_reused(self) -> int:
+        return sum(source.rows for source in self.reused)
+
+    @property
+    def content_digest(self) -> str:
+        """sha256 over what was committed, but for who wrote it and when, and under which number."""
+        return digest_of({name: value for name, value in asdict(self).items() if name not in _NO_CONTENT})
+
+
+_NO_CONTENT = frozenset(
+    ("shard", "chunk", "attempt", "seconds", "worker", "epoch", "started", "committed", "write_id", "replaces", "merged_from")
+)
+
+
+class ChunkFacts(NamedTuple):
+    """What a committer knows about a chunk besides its rows."""
+
+    fingerprint: str
+    id: ChunkId
+    stages: dict[str, dict[str, int]]
+    seconds: float
+    engine: dict[str, Any]
+    worker: str
+    epoch: int
+    started: str
+    committed: str
+    answers: Sequence[AnswerRow] = ()
+    reused: Sequence[ReusedRows] = ()
+    reused_answers: int = 0
+    execution: str = ""
+
+
+def _redacted(row: QuarantineRow) -> QuarantineRow:
+    """A row whose reasons, which may hold what a server wrote, show no secret. What the model wrote stays."""
+    tries = [{**one, "reason": redacted(one["reason"])} for one in row.tries]
+    return row._replace(reason=redacted(row.reason), tries=tries)
+
+
+def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
+    """Write a chunk's data files, then its receipt if nobody else did.
+
+    File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
+    harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have been.
+
+    Returns:
+        The receipt, or None if another worker committed this chunk first.
+    """
+    quarantine = [_redacted(row) for row in quarantine]
+    failpoints.hit("before_labels")
+    label_file = _put_rows(store, "labels", facts.id, labels, LABELS)
+    failpoints.hit("after_labels")
+    quarantine_file = _put_rows(store, "quarantine", facts.id, quarantine, QUARANTINE)
+    failpoints.hit("after_quarantine")
+    answer_file = _put_rows(store, "answers", facts.id, list(facts.answers), ANSWERS)
+    failpoints.hit("after_answers")
+    statuses: dict[str, int] = {"ok": len(labels)} if labels else {}
+    for row in quarantine:
+        statuses[row.status] = statuses.get(row.status, 0) + 1
+    receipt = Receipt(
+        fingerprint=facts.fingerprint,
+        shard=facts.id.shard,
+        chunk=facts.id.chunk,
+        attempt=facts.id.attempt,
+        rows=len(labels) + len(quarantine),
+        labels=label_file,
+        quarantine=quarantine_file,
+        statuses=statuses,
+        stages=facts.stages,
+        seconds=round(facts.seconds, 3),
+        engine=facts.engine,
+        worker=facts.worker,
+        epoch=facts.epoch,
+        started=facts.started,
+        committed=facts.committed,
+        answers=answer_file,
+        reused=list(facts.reused),
+        reused_answers=facts.reused_answers,
+        write_id=secrets.token_hex(8),
+        execution=facts.execution,
+    )
+    failpoints.hit("before_receipt")
+    was_first = store.create(facts.id.receipt_name, readable_json(asdict(receipt)))
+    failpoints.hit("after_receipt")
+    if was_first:
+        return receipt
+    _keep_lost(store, receipt)
+    return None
+
+
+def _keep_lost(store: Store, receipt: Receipt) -> None:
+    """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that note."""
+    name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
+    try:
+        store.put(name, readable_json(asdict(receipt)))
+    except (RelabelError, OSError) as exc:
+        logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
+
+
+def load_receipt(store: Store, name: str) -> Receipt:
+    """Read one receipt.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    try:
+        held = json.loads(store.read(name))
+        if held["version"] != RECEIPT_VERSION:
+            raise ManifestError(f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}.")
+        receipt = checked(Receipt, held)
+        for moment in (receipt.started, receipt.committed):
+            datetime.fromisoformat(moment)
+        return receipt
+    except (ValueError, KeyError, TypeError) as exc:
+        if isinstance(exc, ManifestError):
+            raise
+        raise ManifestError(f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again.") from exc
+
+
+def parse_receipt_name(name: str) -> ChunkId | None:
+    """The chunk that a receipt's name stands for; None for a name that is none."""
+    folder, _, file = name.rpartition("/")
+    stem, *rest = file.removesuffix(".json").split(".")
+    if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
+        return None
+    try:
+        return ChunkId(int(folder.rpartition("shard-")[2]), int(stem.removeprefix("chunk-")), int(rest[0]) if rest else 1)
+    except ValueError:
+        return None
+
+
+def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
+    if not rows:
+        return None
+    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))
+
+
+def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
+    """Write a data file of a chunk under a name that carries its bytes' digest."""
+    digest = sha256_bytes(data)
+    suffix = "" if chunk.attempt == 1 else f".{chunk.attempt}"
+    name = f"{kind}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}{suffix}-{digest[:16]}.parquet"
+    store.put(name, data)
+    return FileRef(name, rows, digest)

@@ -1,0 +1,463 @@
+"""A run's folder as a whole: what is committed, whether every row is accounted for, and the manifest that says so.
+
+Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving conservation reads one narrow
+column of every committed file, once, when the last chunk is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from manifests import failpoints
+from manifests.digests import canonical_json, readable_json, sha256_bytes
+from manifests.errors import ManifestError
+from manifests.records import checked, fault_of
+from manifests.runs.engine_identity import engines_differ, engines_of
+from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
+from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
+from manifests.runs.readings import listed_readings
+from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
+from manifests.schemas import QUARANTINE, table_of
+from manifests.storage.concurrency import each
+from manifests.storage.ports import Store
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
+RECEIPTS_KEPT = 20_000
+"""Receipts that a process keeps once read (they never change): about 50 MB."""
+
+
+class Tally(NamedTuple):
+    """What a run's receipts add up to.
+
+    `labelled` counts labels that were asked, `reused` those taken over; `quarantined` counts rows by their latest status, without `ok`.
+    `worker_seconds` is from each worker's first row to its last commit, added up.
+    """
+
+    rows: int
+    labelled: int
+    reused: int
+    quarantined: dict[str, int]
+    chunks_done: int
+    stages: dict[str, dict[str, int]]
+    worker_seconds: float = 0.0
+
+    @property
+    def num_quarantined(self) -> int:
+        return sum(self.quarantined.values())
+
+
+class Snapshot(NamedTuple):
+    """A run's receipts as one pass found them.
+
+    Args:
+        labels: label files of all attempts; together they hold each labelled row once.
+        quarantine: quarantine files of each chunk's highest attempt.
+        answers: files with answers that rows share.
+        engines: the different engines that were asked here; `all_engines` are those behind the labels, taken over or not.
+        reused_from: outputs that rows were taken over from, with the rows of each.
+        digest: over every receipt's name and its files' digests; it changes with any of them.
+        mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
+        marks: those names and marks: which receipts all this is about.
+    """
+
+    tally: Tally
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+    answers: list[FileRef]
+    engines: list[dict[str, Any]]
+    reused_from: list[ReusedRows]
+    digest: str
+    mark: str
+    marks: dict[str, str]
+
+    @property
+    def all_engines(self) -> list[dict[str, Any]]:
+        return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestCore:
+    """What every reader of a manifest relies on; a manifest holds more beside it."""
+
+    version: int
+    fingerprint: str
+    rows: dict[str, int]
+    receipts_sha256: str
+    max_failed_fraction: float
+    over_limit: bool
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+
+
+class RunFolder:
+    """Receipts of one output, read against its plan."""
+
+    def __init__(self, store: Store, plan: Plan) -> None:
+        self.store = store
+        self.plan = plan
+        self._known: dict[str, tuple[str, Receipt]] = {}
+
+    def attempts(self, shard: int) -> dict[int, list[int]]:
+        """Attempts committed for each chunk of a shard, ascending, from receipt names alone.
+
+        Raises:
+            ManifestError: a receipt of a chunk that the plan does not have.
+        """
+        return self._by_shard(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
+
+    def attempts_of_all(self) -> dict[int, dict[int, list[int]]]:
+        """As `attempts`, for every shard that has any, from one listing."""
+        return self._by_shard(self.store.marks("receipts"))
+
+    def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
+        found: dict[int, dict[int, list[int]]] = {}
+        for name in names:
+            chunk = parse_receipt_name(name)
+            if chunk is None or chunk.shard >= len(self.plan.shards) or chunk.chunk >= len(self.plan.shards[chunk.shard].chunks):
+                raise ManifestError(f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it away.")
+            found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []).append(chunk.attempt)
+        for chunks in found.values():
+            for attempts in chunks.values():
+                attempts.sort()
+        return found
+
+    def new_receipts(self, seen: Mapping[int, Mapping[int, Sequence[int]]], marks: Mapping[str, str]) -> Iterator[Receipt]:
+        """Receipts among those listed now (a snapshot's marks) that were not there at an earlier look (`attempts_of_all`)."""
+        names = [
+            ChunkId(shard, chunk, attempt).receipt_name
+            for shard, done in self._by_shard(marks).items()
+            for chunk, attempts in done.items()
+            for attempt in attempts
+            if attempt not in seen.get(shard, {}).get(chunk, ())
+        ]
+        return each(self.store, lambda name: self._receipt(name, marks[name]), names)
+
+    def lost_receipts(self) -> Iterator[Receipt]:
+        """Of chunks that were asked, and that another worker had committed by then."""
+        return each(self.store, lambda name: load_receipt(self.store, name), list(self.store.marks("lost")))
+
+    def pending(self, shard: int) -> list[int]:
+        """Chunks of a shard without a receipt, ascending."""
+        done = self.attempts(shard)
+        return [chunk for chunk in range(len(self.plan.shards[shard].chunks)) if chunk not in done]
+
+    def chunk_receipts(self, shard: int) -> Iterator[list[Receipt]]:
+        """The receipts of each committed chunk of a shard, by attempt, from the one on that holds all of the chunk's rows.
+
+        Raises:
+            ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
+        """
+        yield from self._read_chunks(self.store.marks(f"receipts/shard-{shard:05d}"))
+
+    def _read_chunks(self, marks: Mapping[str, str]) -> Iterator[list[Receipt]]:
+        """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to answer."""
+        chunks = [
+            [ChunkId(shard, chunk, attempt) for attempt in attempts]
+            for shard, found in sorted(self._by_shard(marks).items())
+            for chunk, attempts in sorted(found.items())
+        ]
+        for ids in chunks:
+            attempts = [one.attempt for one in ids]
+            if attempts != list(range(1, len(attempts) + 1)):
+                name = ids[0]._replace(attempt=1).receipt_name
+                raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
+        names = [one.receipt_name for ids in chunks for one in ids]
+        receipts = each(self.store, lambda name: self._receipt(name, marks[name]), names)
+        for ids in chunks:
+            yield self._checked(list(itertools.islice(receipts, len(ids))))
+
+    def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
+        """A chunk's receipts, without those that a later one replaced; they agree with each other and with the plan."""
+        first = max((at for at, receipt in enumerate(receipts) if receipt.replaces), default=0)
+        receipts = receipts[first:]
+        planned = self.plan.shards[receipts[0].shard]
+        if not agree(receipts, planned.chunks[receipts[0].chunk]):
+            rows_by_chunk = chunk_row_ids(self.store, planned)
+            self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)  # raises, and says which rows
+        return receipts
+
+    def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
+        """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
+        yield from self._read_chunks(found.marks)
+
+    def snapshot(self, *, believes_manifest: bool = True) -> Snapshot:
+        """What all receipts say together.
+
+        Args:
+            believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take its word instead of
+                reading them all again.
+        """
+        marks = self.store.marks("receipts")
+        mark = sha256_bytes(canonical_json(marks))
+        if believes_manifest:
+            manifest = load_manifest(self.store)
+            if manifest is not None and manifest.get("receipts_mark") == mark:
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # it lacks a part, or was edited: the receipts are the truth
+                    return _snapshot_of(manifest, self.plan.num_chunks, marks)
+        labelled = reused = chunks_done = rows = 0
+        quarantined: Counter[str] = Counter()
+        stages: dict[str, Counter[str]] = {}
+        labels: list[FileRef] = []
+        quarantine: list[FileRef] = []
+        answers: list[FileRef] = []
+        engines: dict[str, dict[str, Any]] = {}
+        sources: dict[str, ReusedRows] = {}
+        spans: dict[str, tuple[str, str]] = {}  # by worker: its first start and last commit
+        digest = hashlib.sha256()
+        for receipts in self._read_chunks(marks):
+            latest = receipts[-1]
+            chunks_done += 1
+            rows += self.plan.shards[latest.shard].chunks[latest.chunk]
+            quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+            quarantine += [latest.quarantine] if latest.quarantine else []
+            for receipt in receipts:
+                labels += [receipt.labels] if receipt.labels else []
+                answers += [receipt.answers] if receipt.answers else []
+                reused += receipt.rows_reused
+                labelled += receipt.labels.rows - receipt.rows_reused if receipt.labels else 0
+                for source in receipt.reused:
+                    key = json.dumps(asdict(replace(source, rows=0)))
+                    sources[key] = replace(source, rows=source.rows + (sources[key].rows if key in sources else 0))
+                first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
+                spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
+                if receipt.engine:
+                    engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
+                for stage, counts in receipt.stages.items():
+                    stages.setdefault(stage, Counter()).update(counts)
+                files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+                files += [receipt.answers.sha256] if receipt.answers else []
+                digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+        plain = {stage: dict(counts) for stage, counts in stages.items()}
+        tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
+        reused_from = list(sources.values())
+        return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark, marks)
+
+    def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
+        """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
+        if receipt.quarantine is None:
+            return []
+        return list(self.table(receipt.quarantine, QUARANTINE).to_pylist())
+
+    def table(self, file: FileRef, schema: pa.Schema, columns: list[str] | None = None, *, check_bytes: bool = True) -> pa.Table:
+        """Read a committed file.
+
+        Raises:
+            ManifestError: it is missing, its bytes or row count are not those committed, or its schema is another.
+        """
+        path = f"{self.store.root}/{file.path}"
+        try:
+            data = self.store.read(file.path)
+        except FileNotFoundError as exc:
+            raise ManifestError(
+                f"{path}: committed, but missing. Restore it from a copy, or move its receipt away to redo the chunk."
+            ) from exc
+        if check_bytes and sha256_bytes(data) != file.sha256:
+            raise ManifestError(f"{path}: its sha256 is not the one committed. Restore it, or move its receipt away to redo the chunk.")
+        try:
+            table = table_of(data, columns)
+        except (pa.ArrowException, OSError) as exc:
+            raise ManifestError(f"{path}: not readable as Parquet. Restore it, or move its receipt away to redo the chunk.") from exc
+        if table.num_rows != file.rows:
+            raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
+        if not table.schema.equals(schema if columns is None else pa.schema([schema.field(name) for name in columns])):
+            raise ManifestError(f"{path}: its schema is not this version's. Read it with the relabel that wrote it.")
+        return table
+
+    def prove(self, found: Snapshot, *, check_bytes: bool) -> Fates:
+        """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
+
+        Args:
+            found: the receipts; commits that came after it are not looked at.
+            check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
+        Raises:
+            ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or doubled.
+        """
+        for shard, left in self.open_chunks(found).items():
+            raise ManifestError(
+                f"{self.store.root}: shard {shard} is not finished: {len(left)} of {len(self.plan.shards[shard].chunks)} chunks have no "
+                f"receipt (the first is {left[0]}). Run the job again."
+            )
+        total = NOTHING
+        for shard, chunks in itertools.groupby(self.receipts_of(found), key=lambda receipts: receipts[0].shard):
+            rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
+
+            def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
+                return self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=check_bytes)
+
+            total = functools.reduce(Fates.plus, each(self.store, proved, chunks), total)
+        return total
+
+    def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
+        return prove_chunk(receipts, planned_R, functools.partial(self.table, check_bytes=check_bytes), root=self.store.root)
+
+    def open_chunks(self, *found: Snapshot) -> dict[int, list[int]]:
+        """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of them has."""
+        done = {(shard, chunk) for one in found for shard, chunks in self._by_shard(one.marks).items() for chunk in chunks}
+        planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
+        left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
+        return {shard: chunks for shard, chunks in left.items() if chunks}
+
+    def _receipt(self, name: str, mark: str) -> Receipt:
+        known = self._known.get(name)
+        if known is not None and known[0] == mark:
+            return known[1]
+        try:
+            receipt = load_receipt(self.store, name)
+        except FileNotFoundError as exc:
+            raise ManifestError(f"{self.store.root}/{name}: it was there a moment ago, and is gone. Run the same command again.") from exc
+        if receipt.fingerprint != self.plan.fingerprint:
+            raise ManifestError(
+                f"{self.store.root}/{name}: belongs to another job (fingerprint {receipt.fingerprint[:12]}, "
+                f"the plan's is {self.plan.fingerprint[:12]}). Move it away to have the chunk done again."
+            )
+        if receipt.id != parse_receipt_name(name):
+            raise ManifestError(
+                f"{self.store.root}/{name}: holds the receipt {receipt.id.receipt_name}. Restore both from a copy, or move them "
+                "away to have their chunks done again."
+            )
+        if len(self._known) < RECEIPTS_KEPT:
+            self._known[name] = mark, receipt
+        return receipt
+
+
+def _seconds(spans: Iterable[tuple[str, str]]) -> float:
+    return round(sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3)
+
+
+def _snapshot_of(manifest: dict[str, Any], num_chunks: int, marks: dict[str, str]) -> Snapshot:
+    """What the receipts say by the word of a manifest that was made of them."""
+    rows = manifest["rows"]
+    tally = Tally(
+        rows["in"],
+        rows["labelled"],
+        rows["reused"],
+        manifest["quarantined_by_status"],
+        num_chunks,
+        manifest["stages"],
+        manifest["worker_seconds"],
+    )
+    files = {kind: [FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine", "answers")}
+    reused_from = [checked(ReusedRows, source) for source in manifest["reused_from"]]
+    return Snapshot(
+        tally,
+        files["labels"],
+        files["quarantine"],
+        files["answers"],
+        manifest["engines_asked"] if "engines_asked" in manifest else manifest["engines"],
+        reused_from,
+        manifest["receipts_sha256"],
+        manifest["receipts_mark"],
+        marks,
+    )
+
+
+def _plan_digest(folder: RunFolder) -> str:
+    """sha256 of plan.json, read anew and seen to hold the plan that was worked by: a reply that was cut short would be in the manifest for
+    good."""
+    where = f"{folder.store.root}/{PLAN_NAME}"
+    data = folder.store.read(PLAN_NAME)
+    if parse_plan(data, where) != folder.plan:
+        raise ManifestError(f"{where}: not the plan that this run began with. Restore it from a copy, and run the same command again.")
+    return sha256_bytes(data)
+
+
+def build_manifest(
+    folder: RunFolder,
+    found: Snapshot,
+    *,
+    spec: dict[str, Any],
+    max_failed_fraction: float,
+    relabel_version: str,
+    canaries: Sequence[dict[str, Any]] = (),
+    allow_mixed: bool = False,
+) -> dict[str, Any]:
+    """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
+
+    Args:
+        found: the receipts, read under the manifest's lock.
+        canaries: what asking labelled rows again came to.
+        allow_mixed: the user allowed labels of different engines in one output.
+    Raises:
+        ManifestError: a row is lost or doubled, or a chunk is missing.
+    """
+    plan, tally = folder.plan, found.tally
+    fates = folder.prove(found, check_bytes=False)
+    failed = fates.num_quarantined / fates.rows if fates.rows else 0.0
+    return {
+        "version": MANIFEST_VERSION,
+        "relabel": relabel_version,
+        "name": plan.name,
+        "fingerprint": plan.fingerprint,
+        "plan_sha256": _plan_digest(folder),
+        "receipts_sha256": found.digest,
+        "receipts_mark": found.mark,
+        "rows": fates.by_kind(),
+        "quarantined_by_status": dict(fates.quarantined),
+        "conservation": "rows in = labelled + reused + quarantined, each row once, compared with the plan as multisets of row ids",
+        "failed_fraction": round(failed, 6),
+        "max_failed_fraction": max_failed_fraction,
+        "over_limit": failed > max_failed_fraction,
+        "stages": tally.stages,
+        "worker_seconds": tally.worker_seconds,
+        "engines": found.all_engines,
+        "engines_asked": found.engines,
+        "mixed": {"allowed": allow_mixed, "differences": engines_differ(found.all_engines)},
+        "canary": list(canaries),
+        "reused_from": [asdict(source) for source in found.reused_from],
+        "provenance": plan.parts,
+        "inputs": [file._asdict() for file in plan.files],
+        "spec": spec,
+        "labels": [asdict(file) for file in found.labels],
+        "quarantine": [asdict(file) for file in found.quarantine],
+        "answers": [asdict(file) for file in found.answers],
+        "readings": listed_readings(folder.store),
+    }
+
+
+def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
+    """Make the manifest durable: the last file of a run, replaced after a retry."""
+    failpoints.hit("before_manifest")
+    store.put(MANIFEST_NAME, readable_json(manifest))
+    failpoints.hit("after_manifest")
+
+
+def _check_sums(manifest: ManifestCore) -> None:
+    """Raise unless its rows add up, and its files hold them."""
+    rows = manifest.rows
+    in_files = {kind: sum(file.rows for file in getattr(manifest, kind)) for kind in ("labels", "quarantine")}
+    said = {"labels": rows["labelled"] + rows["reused"], "quarantine": rows["quarantined"]}
+    if said != in_files or rows["in"] != sum(said.values()):
+        raise ValueError(f"its rows {rows} do not add up, or not to those of its files, {in_files}")
+
+
+def load_manifest(store: Store) -> dict[str, Any] | None:
+    """The manifest of an output, or None if the run has not finished.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    try:
+        held: dict[str, Any] = json.loads(store.read(MANIFEST_NAME))
+        version = held["version"]
+        if version == MANIFEST_VERSION:
+            _check_sums(checked(ManifestCore, held))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
+    if version != MANIFEST_VERSION:
+        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
+    return held

@@ -1,0 +1,64 @@
+"""The input that a run labelled, opened to be read again: by whoever joins texts to its labels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from manifests.errors import InputError, ManifestError
+from manifests.inputs.column_bytes import ColumnBytes
+from manifests.inputs.dataset import Dataset, changed_files, open_dataset, open_planned
+from manifests.inputs.input_faults import reading
+from manifests.runs.plans import Plan
+from manifests.runs.readings import Readings, blocks_of, check_readings
+from manifests.runs.run_folder import load_manifest
+from manifests.specs import Columns, InputSpec
+from manifests.storage.ports import Store
+from manifests.storage.store import open_store
+
+
+class RunInput(NamedTuple):
+    """A run's input, context and gold left out, and what of it was read first."""
+
+    dataset: Dataset
+    readings: Readings
+
+
+def open_run_input(root: str, store: Store, plan: Plan) -> RunInput:
+    """Open the files that a run labelled.
+
+    Args:
+        root: the run's output, for messages.
+    Raises:
+        InputError: they are not there any more, or can't be read.
+        ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest says.
+    """
+    wanted = Columns(**plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
+    try:
+        dataset = open_dataset(InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), reads_context=False)
+    except InputError as exc:
+        raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
+    changed = changed_files(plan.files, dataset.files)
+    if changed:
+        raise ManifestError(f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label again.")
+    return RunInput(dataset, _readings(root, store, plan))
+
+
+def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
+    """Hold files with the sizes and footers of a run's input against what the run read of them, row group by row group: whoever joins
+    another column to its labels by row reads these rows again.
+
+    Raises:
+        InputError: a row group holds other texts than when the run read it first.
+        ManifestError: what was kept of that reading is not what the manifest says.
+    """
+    readings = _readings(root, open_store(root), plan)
+    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
+        with reading(file.path), open_planned(file) as opened:
+            found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
+            for block in blocks_of([rows for rows, _ in groups], readings.block_rows):
+                readings.compare(number, file.path, block, found)
+
+
+def _readings(root: str, store: Store, plan: Plan) -> Readings:
+    check_readings(store, plan, load_manifest(store))
+    return Readings(store, where=root, block_rows=plan.parts["cut"]["chunk_rows"], keeps=False)

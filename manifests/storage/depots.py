@@ -1,0 +1,33 @@
+"""Where bundles are published: big files in and out in blocks, small records by conditional writes, all in one flat space of names.
+
+A depot differs from a run's store in what it holds: files too big for memory, addressed by their digests, and records that are replaced
+only if they are still as they were read (compare and swap). `LocalDepot` keeps to a folder; `s3_depots.py` has the same verbs for S3.
+Names are relative, with `/`, and can't leave the root. A write is durable when the call returns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manifests.errors import UsageError
+from manifests.storage.depot_ports import Depot
+from manifests.storage.filesystems import is_url, scheme_of
+from manifests.storage.local_depot import LocalDepot
+
+
+def open_depot(url: str) -> Depot:
+    """The depot behind a local path or an `s3://` URL. Touches nothing yet.
+
+    Raises:
+        UsageError: neither.
+        MissingExtraError: S3 needs a package that is not here.
+    """
+    if url.startswith("file://"):
+        url = url.removeprefix("file://")
+    if not is_url(url):
+        return LocalDepot(Path(url))
+    if scheme_of(url) == "s3":
+        from manifests.storage.s3_depots import S3Depot
+
+        return S3Depot(url)
+    raise UsageError(f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely.")

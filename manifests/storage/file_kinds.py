@@ -1,0 +1,26 @@
+"""Which kinds of file are opened: no pipe waits, no device is read without end."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from manifests.errors import InputError
+
+_KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+
+
+def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -> None:
+    """Refuse what is no regular file before it is opened: a pipe waits for whoever writes into it, and a device may never end.
+
+    Args:
+        found: what the system says about it.
+        takes_pipes: it is read from its beginning to its end, which a pipe can do.
+    Raises:
+        InputError: says what it is.
+    """
+    if stat.S_ISDIR(found.st_mode):
+        raise InputError(f"{path}: can't be read: a folder, and a file is wanted.")
+    kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(found.st_mode)), None)
+    if kind is not None and not (takes_pipes and kind == "a pipe"):
+        raise InputError(f"{path}: can't be read: {kind}, and a file is wanted. Write its content to one.")

@@ -1,0 +1,190 @@
+"""A run's output as a local folder: durable writes, commits by create-if-absent, listings.
+
+A write is durable when the call returns: the bytes were synced under a temporary name before the final name came to exist, and the folder
+was synced after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from manifests import failpoints
+from manifests.secrets.redaction import redacted
+from manifests.storage.disk_errors import told
+from manifests.storage.file_locks import FileLock
+from manifests.storage.ports import parts_of
+
+TEMP_PREFIX = ".tmp-"
+ABANDONED_S = 3600.0
+"""Age at which a temporary file is nobody's any more, seconds: no write takes that long."""
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+class LocalStore:
+    """A run's folder on a local or network file system.
+
+    Args:
+        root: the folder; made at the first write.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(root)
+        self.readers = 1  # the disk's own cache is faster than any pool of threads
+        self._folder = Path(root)
+        self._known_folders: set[Path] = set()
+
+    def path(self, name: str) -> Path:
+        """Where a name lies.
+
+        Raises:
+            ManifestError: the name is absolute or climbs out of the root.
+        """
+        return self._folder.joinpath(*parts_of(name, self.root))
+
+    def prove(self) -> None:
+        """Nothing: links are exclusive, and each `create` would tell."""
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it can't be read.
+        """
+        path = self.path(name)
+        with told("read", path, is_missing_fine=True):
+            return path.read_bytes()
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
+        path = self.path(folder)
+        try:
+            with told("list", path, is_missing_fine=True), os.scandir(path) as entries:
+                found = [entry.name for entry in entries if not entry.name.startswith(TEMP_PREFIX)]
+        except FileNotFoundError:
+            return []
+        return sorted(f"{folder}/{name}" for name in found)
+
+    def marks(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with its size, inode and time of change."""
+        top = self.path(folder)
+        found = {}
+        with told("list", top):
+            for inside, _, names in os.walk(top, onerror=_unless_missing):
+                for name in names:
+                    if not name.startswith(TEMP_PREFIX):
+                        path = Path(inside, name)
+                        stat = path.stat()
+                        found[path.relative_to(self._folder).as_posix()] = f"{stat.st_size}-{stat.st_ino}-{stat.st_mtime_ns}"
+        return dict(sorted(found.items()))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file durably, replacing what has that name in one step."""
+        path = self.path(name)
+        with told("write", path):
+            temp = self._synced_temp(path, data)
+            failpoints.hit("before_temp_rename")
+            temp.replace(path)
+            sync_folder(path.parent)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file durably if there is none of that name; in a race exactly one caller gets True.
+
+        Returns:
+            False if the name exists already (its bytes are left as they are).
+        """
+        path = self.path(name)
+        with told("write", path):
+            temp = self._synced_temp(path, data)
+            failpoints.hit("before_temp_rename")
+            try:
+                os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
+            except FileExistsError:
+                # a network file system that lost the first reply and asked again meets its own link
+                if not temp.samefile(path):
+                    return False
+            finally:
+                temp.unlink()
+            sync_folder(path.parent)
+            return True
+
+    def sweep(self, folder: str) -> int:
+        """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
+
+        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may be at work.
+        """
+        path = self.path(folder) if folder else self._folder
+        with told("clean up", path):
+            if not path.is_dir():
+                return 0
+            left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX) and _is_abandoned(entry)]
+            for entry in left:
+                entry.unlink(missing_ok=True)
+        return len(left)
+
+    def lock(self, name: str, what: str) -> FileLock:
+        """An OS lock, which the kernel frees when its holder dies."""
+        return FileLock(self._lock_path(name), what)
+
+    def is_locked(self, name: str) -> bool:
+        """Whether a live process holds that lock."""
+        return FileLock.is_held(self._lock_path(name))
+
+    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
+        """Append to a log; no file stays open between lines, since many shards may be under way."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(redacted(text))
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _lock_path(self, name: str) -> Path:
+        return self.path(f"leases/{name}.lock")
+
+    def _synced_temp(self, path: Path, data: bytes) -> Path:
+        if path.parent not in self._known_folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._known_folders.add(path.parent)
+        temp = path.with_name(f"{TEMP_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with temp.open("xb") as file:
+                file.write(data)
+                file.flush()
+                failpoints.hit("before_temp_sync")
+                os.fsync(file.fileno())
+        except OSError:
+            temp.unlink(missing_ok=True)
+            raise
+        return temp
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _is_abandoned(temp: Path) -> bool:
+    try:
+        if time.time() - temp.stat().st_mtime > ABANDONED_S:
+            return True
+    except OSError:
+        return False
+    host, _, rest = temp.name.removeprefix(TEMP_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    return host == _HOST and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,261 @@
+"""A run's output on object storage: commits by conditional put, leases for locks, one retry policy, no temporary files.
+
+Before a process writes anything, a probe proves that the storage heeds conditions: one that accepts and ignores them would let two workers
+commit one chunk, so it is refused unless the user vouches for a single writer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+
+from manifests.errors import StoreError
+from manifests.secrets.redaction import redacted
+from manifests.storage.filesystems import filesystem_of, scheme_of
+from manifests.storage.leases import LEASE_S, Lease, LeaseKeeper
+from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
+from manifests.storage.ports import parts_of
+from manifests.storage.retries import Retries
+
+logger = logging.getLogger(__name__)
+
+PROBE_NAME = "leases/probe"
+"""One object for all probes; it stays, so that no permission to delete is needed."""
+PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
+READERS = 16
+LOG_EVERY_S = 60.0
+"""A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written anew."""
+LOG_PART_CHARS = 1 << 20
+"""Then a new object is begun: what is kept in memory and written again each minute stays small."""
+_NO_TAG = '"00000000000000000000000000000000"'
+
+
+def open_object_store(url: str, *, single_writer: bool = False, lease_s: float | None = None) -> ObjectStore:
+    """The store behind a URL. Touches nothing yet.
+
+    Raises:
+        ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
+    """
+    objects, path = objects_of(url)
+    return ObjectStore(objects, path, root=url.rstrip("/"), single_writer=single_writer, lease_s=LEASE_S if lease_s is None else lease_s)
+
+
+def objects_of(url: str) -> tuple[Objects, str]:
+    """The storage behind a URL, and the key that the URL names there.
+
+    Raises:
+        ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
+    """
+    filesystem, path = filesystem_of(url)
+    if scheme_of(url) == "s3":
+        from manifests.storage.s3_objects import S3Objects
+
+        return S3Objects(filesystem, url), path.strip("/")
+    return FsspecObjects(filesystem, url), path.rstrip("/")
+
+
+class ObjectStore:
+    """A run's objects below one key.
+
+    Args:
+        objects: the storage.
+        prefix: key of the run's root.
+        root: what to call it in messages.
+        single_writer: believe the user that only one process writes; conditions become a look before the write.
+        lease_s: time to live of leases taken here.
+        probe: name of the object that the probe writes.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        prefix: str,
+        *,
+        root: str,
+        single_writer: bool = False,
+        lease_s: float = LEASE_S,
+        retries: Retries | None = None,
+        probe: str = PROBE_NAME,
+    ) -> None:
+        self.root = root
+        self.readers = READERS
+        self._objects = _LookFirst(objects) if single_writer else objects
+        self._prefix = prefix
+        self._lease_s = lease_s
+        self._retries = retries or Retries()
+        self._probe = probe
+        self._is_proven = single_writer
+        self._guard = threading.Lock()
+        self._keeper = LeaseKeeper()
+        self._logs: dict[str, _Log] = {}
+        self._log_parts: dict[str, int] = {}
+
+    def read(self, name: str) -> bytes:
+        """The bytes of an object."""
+        return self._retries.call(functools.partial(self._objects.get, self._key(name)), f"{self.root}/{name}: reading it").data
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the objects right inside a folder, sorted."""
+        return sorted(self._list(folder, is_deep=False))
+
+    def marks(self, folder: str) -> dict[str, str]:
+        """Names of all objects below a folder, sorted, each with its ETag: a request for every thousand, and none for each."""
+        return dict(sorted(self._list(folder, is_deep=True).items()))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same bytes."""
+        self.prove()
+        self._retries.call(functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it")
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
+
+        A refusal may be our own doing: the put succeeded, its reply was lost, and somebody below us (a client library, a proxy) asked
+        again. So a refusal is settled by a look at what is there: our bytes mean that we were the first.
+        """
+        self.prove()
+        key = self._key(name)
+        try:
+            self._retries.call(functools.partial(self._objects.put, key, data, is_new=True), f"{self.root}/{name}: writing it")
+        except ConditionFailedError:
+            return self.read(name) == data
+        return True
+
+    def sweep(self, folder: str) -> int:
+        """Nothing: an object is there whole or not at all."""
+        return 0
+
+    def lock(self, name: str, what: str) -> Lease:
+        """A lease."""
+        self.prove()
+        return self._lease(name, what)
+
+    def is_locked(self, name: str) -> bool:
+        """Whether a live process holds that lease."""
+        return self._lease(name, name).is_alive()
+
+    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
+        """Add lines to a log of this process's own (its host and number are put into the name), in parts of a megabyte; written every
+        minute, at its end, and on `close`."""
+        with self._guard:
+            held = self._logs.setdefault(name, _Log(self._log_parts.get(name, 0)))
+            held.text += redacted(text)
+            is_full = len(held.text) > LOG_PART_CHARS
+            is_due = is_end or is_full or time.monotonic() - held.written_s > LOG_EVERY_S
+            if is_end or is_full:
+                del self._logs[name]
+                self._log_parts[name] = held.part + 1
+        if is_due:
+            self._write_log(name, held)
+
+    def close(self) -> None:
+        """Write out the logs, and wait for the thread that renewed leases if none is held any more."""
+        self._keeper.close()
+        for name, held in list(self._logs.items()):
+            self._write_log(name, held)
+
+    def _write_log(self, name: str, held: _Log) -> None:
+        stem, _, ending = name.rpartition(".")
+        with self._guard:
+            data, is_news = held.text.encode("utf-8", "replace"), len(held.text) != held.written
+            held.written, held.written_s = len(held.text), time.monotonic()
+        if is_news:
+            part = f"-{held.part}" if held.part else ""
+            own = f"{stem}-{socket.gethostname()}-{os.getpid()}{part}.{ending}"
+            Retries(tries=3).call(functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it")
+
+    def _lease(self, name: str, what: str) -> Lease:
+        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper)
+
+    def _key(self, name: str) -> str:
+        return "/".join((self._prefix, *parts_of(name, self.root)))
+
+    def _list(self, folder: str, *, is_deep: bool) -> dict[str, str]:
+        prefix = (self._key(folder) if folder else self._prefix) + "/"
+        found: dict[str, str] = {}
+        after: str | None = None
+        while True:
+            page = functools.partial(self._objects.page, prefix, is_deep=is_deep, after=after)
+            try:
+                entries, after = self._retries.call(page, f"{self.root}/{folder}: listing it")
+            except FileNotFoundError:
+                return {}
+            found.update({key[len(self._prefix) + 1 :]: tag for key, tag in entries if not key.endswith("/")})
+            if after is None:
+                return found
+
+    def prove(self) -> None:
+        """Once a process, before its first write: see that the storage heeds conditions.
+
+        Raises:
+            StoreError: it does not, so that two workers could commit one chunk.
+        """
+        with self._guard:
+            if self._is_proven:
+                return
+            why = None if self._objects.has_atomic_conditions else "this kind of storage has no conditional write that fsspec offers"
+            why = why or self._ignored_condition()
+            if why is not None:
+                raise StoreError(
+                    f"{self.root}: {why}, so that two workers could commit the same chunk. Use a store that has conditional writes "
+                    "(docs/storage.md), or set run.single_writer: true if never more than one process writes to this output."
+                )
+            self._is_proven = True
+
+    def _ignored_condition(self) -> str | None:
+        """Which condition the storage ignored; None if it heeded both."""
+        key = self._key(self._probe)
+
+        def is_refused(*, is_new: bool = False, tag: str | None = None) -> bool:
+            try:
+                put = functools.partial(self._objects.put, key, PROBE, is_new=is_new, tag=tag)
+                self._retries.call(put, f"{self.root}: probing it")
+            except ConditionFailedError:
+                return True
+            return False
+
+        # the first may be refused, where an earlier run left its probe; that proves as much as the second
+        if not is_refused(is_new=True) and not is_refused(is_new=True):
+            return "the store accepts `If-None-Match: *` and ignores it (it wrote over an object that was there)"
+        if not is_refused(tag=_NO_TAG):
+            return "the store accepts `If-Match` and ignores it (it wrote over an object of another ETag)"
+        return None
+
+
+class _Log:
+    """Lines of one part of a log, how many characters of them are written, and when they were."""
+
+    __slots__ = ("part", "text", "written", "written_s")
+
+    def __init__(self, part: int) -> None:
+        self.part = part
+        self.text = ""
+        self.written = 0
+        self.written_s = time.monotonic()
+
+
+class _LookFirst:
+    """Storage whose conditions are a look before the write: enough for one writer, and mostly for telling overlapping ticks apart."""
+
+    has_atomic_conditions = False
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.get, self.age_s, self.page, self.delete = objects.get, objects.age_s, objects.page, objects.delete
+
+    def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
+        if is_new or tag is not None:
+            found = self._find(key)
+            if (found is not None) if is_new else (found is None or found.tag != tag):
+                raise ConditionFailedError(key)
+        return self._objects.put(key, data)
+
+    def _find(self, key: str) -> Found | None:
+        try:
+            return self._objects.get(key)
+        except FileNotFoundError:
+            return None

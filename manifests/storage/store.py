@@ -1,0 +1,44 @@
+"""Where a run keeps what it owns: one set of verbs for a local folder and for object storage.
+
+Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the commit: of many callers
+exactly one gets True. `local_store.py` does this with links and fsync, `object_store.py` with conditional puts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manifests.storage.filesystems import is_url
+from manifests.storage.ports import Lock, Store
+
+
+def open_store(url: str | Path, *, single_writer: bool = False, lease_s: float | None = None) -> Store:
+    """The store behind a path or URL. Touches nothing yet.
+
+    Args:
+        url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
+        single_writer: the user vouches that only one process writes, so that a store without conditional writes will do.
+        lease_s: time after which a lease that is not renewed is dead, seconds, on stores that have leases.
+    Raises:
+        MissingExtraError, StoreError: no way to that kind of storage from here.
+    """
+    text = str(url)
+    if text.startswith(("file://", "local://")):
+        text = text.partition("://")[2]
+    if not is_url(text):
+        from manifests.storage.local_store import LocalStore
+
+        return LocalStore(text)
+    from manifests.storage.object_store import open_object_store
+
+    return open_object_store(text, single_writer=single_writer, lease_s=lease_s)
+
+
+def shard_lock(store: Store, shard: int) -> Lock:
+    """The lock of one shard."""
+    return store.lock(shard_lock_name(shard), f"shard {shard}")
+
+
+def shard_lock_name(shard: int) -> str:
+    """What the lock of a shard is called."""
+    return f"shard-{shard:05d}"
