@@ -25,7 +25,7 @@ from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings
 from manifests.runs.rows import BATCH_ROWS, read_chunks
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 CHUNK_ROWS = 256
 SIDES = ("arrow", "pairs", "first", "again")
@@ -50,7 +50,7 @@ def cpu_s(side: str, dataset: Dataset, output: Path) -> float:
     """CPU seconds of one side."""
     if side == "first":
         shutil.rmtree(output, ignore_errors=True)
-    readings = Readings(LocalStore(str(output)), where="out", block_rows=CHUNK_ROWS, keeps=True) if side in ("first", "again") else None
+    readings = Readings(LocalRunStore(str(output)), where="out", block_rows=CHUNK_ROWS, keeps=True) if side in ("first", "again") else None
     start_s = time.process_time()
     if side == "arrow":
         read_plain(dataset)

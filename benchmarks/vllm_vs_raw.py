@@ -59,28 +59,28 @@ class Recorder:
         self.vllm = engine._engine
         self.requests: list[dict[str, Any]] = []
         self.is_on = False
-        self._plain_add, self._plain_step, self._desk = self.vllm.add_request, self.vllm.step, engine._loop._desk
+        self._plain_add, self._plain_step, self._grammars = self.vllm.add_request, self.vllm.step, engine._loop._grammars
         self._done: list[str] = []
-        self._plain_leave = self._desk.leave
+        self._plain_leave = self._grammars.leave
         self._matchers: dict[str, Any] = {}
         self.vllm.add_request = self._add
         self.vllm.step = self._step
-        self._desk.leave = self._leave
+        self._grammars.leave = self._leave
 
     def stop(self) -> None:
         """Get out of the way."""
-        del self.vllm.add_request, self.vllm.step, self._desk.leave
+        del self.vllm.add_request, self.vllm.step, self._grammars.leave
 
     def _leave(self, matcher: Any) -> str:
         kept = matcher.deep_copy()
-        ticket = self._plain_leave(matcher)
-        self._matchers[ticket] = kept
-        return ticket
+        grammar_id = self._plain_leave(matcher)
+        self._matchers[grammar_id] = kept
+        return grammar_id
 
     def _add(self, name: str, prompt: Any, params: Any, **more: Any) -> Any:
-        ticket = params.structured_outputs.grammar if params.structured_outputs is not None else None
+        grammar_id = params.structured_outputs.grammar if params.structured_outputs is not None else None
         waits = len(self._done)  # how many were done when this one was given
-        self.requests.append({"prompt": prompt, "params": params, "matcher": self._matchers.get(ticket), "waits": waits, "more": more})
+        self.requests.append({"prompt": prompt, "params": params, "matcher": self._matchers.get(grammar_id), "waits": waits, "more": more})
         return self._plain_add(name, copy.copy(prompt), params.clone(), **more)
 
     def _step(self) -> Any:
@@ -125,12 +125,12 @@ def run_raw(engine: Any, requests: list[dict[str, Any]], slots: int, *, is_paced
     """Wall and CPU seconds of vLLM's own loop over what was recorded."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    vllm, desk = engine._engine, engine._loop._desk
+    vllm, grammars = engine._engine, engine._loop._grammars
     ready = []
     for request in requests:  # before the clock would be fairer still to vLLM, but a matcher serves once
         params = request["params"].clone()
         if request["matcher"] is not None:
-            params.structured_outputs = StructuredOutputsParams(grammar=desk.leave(request["matcher"].deep_copy()))
+            params.structured_outputs = StructuredOutputsParams(grammar=grammars.leave(request["matcher"].deep_copy()))
         ready.append((copy.copy(request["prompt"]), params, request["waits"], request["more"]))
     clock = time.perf_counter(), time.process_time()
     given = done = 0

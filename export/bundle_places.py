@@ -25,7 +25,7 @@ from manifests.digests import sha256_file
 from manifests.errors import ManifestError
 from manifests.storage.disk_errors import told
 from manifests.storage.file_locks import FileLock
-from manifests.storage.local_store import sync_folder
+from manifests.storage.local_run_store import sync_folder
 
 PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

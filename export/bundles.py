@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from export.file_names import check_names
 from manifests.digests import canonical_json, readable_json, sha256_bytes, sha256_file
 from manifests.errors import ManifestError
-from manifests.storage.depot_ports import MAX_RECORD_BYTES
+from manifests.storage.bundle_store_ports import MAX_RECORD_BYTES
 from manifests.storage.disk_errors import told
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 MANIFEST_NAME = "manifest.json"
 BUNDLE_FORMAT = 1
@@ -79,7 +79,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     """
     if taken := [key for key in OWN_KEYS if key in facts]:
         raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
-    LocalStore(folder).sweep("")
+    LocalRunStore(folder).sweep("")
     names = [name for name in _names_in(folder) if name != MANIFEST_NAME]
     check_names([*names, MANIFEST_NAME], str(folder))
     files = [BundleFile(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
@@ -89,7 +89,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     except (TypeError, ValueError) as exc:
         raise ManifestError(f"{folder}: a fact of the bundle can't be written as JSON ({exc}).") from exc
     read_manifest(data, f"{folder}/{MANIFEST_NAME}")
-    LocalStore(folder).put(MANIFEST_NAME, data)
+    LocalRunStore(folder).put(MANIFEST_NAME, data)
     return open_bundle(folder, check_bytes=False)
 
 

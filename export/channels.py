@@ -19,7 +19,7 @@ from manifests import failpoints
 from manifests.digests import readable_json
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
 from manifests.records import checked, fault_of
-from manifests.storage.depot_ports import Depot
+from manifests.storage.bundle_store_ports import BundleStore
 
 CHANNEL_KIND = "channel"
 HISTORY_KEPT = 200
@@ -96,24 +96,26 @@ def channel_name(name: str, channel: str) -> str:
     return f"{name}/channels/{channel}.json"
 
 
-def load_channel(depot: Depot, name: str, channel: str) -> Channel:
+def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
     """Read a pointer.
 
     Raises:
         InputError: there is no such channel.
         ManifestError: it is damaged, or another channel's.
     """
-    found = find_channel(depot, name, channel)
+    found = find_channel(bundle_store, name, channel)
     if found is None:
-        raise InputError(f"{depot.url}/{name}: no channel {channel} there. See what there is: relabel show {depot.url}/{name}.")
+        raise InputError(
+            f"{bundle_store.url}/{name}: no channel {channel} there. See what there is: relabel show {bundle_store.url}/{name}."
+        )
     return found
 
 
-def find_channel(depot: Depot, name: str, channel: str) -> Channel | None:
+def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel | None:
     """`load_channel`, or None if there is none."""
-    where = f"{depot.url}/{channel_name(name, channel)}"
+    where = f"{bundle_store.url}/{channel_name(name, channel)}"
     try:
-        data, tag = depot.read(channel_name(name, channel))
+        data, tag = bundle_store.read(channel_name(name, channel))
     except FileNotFoundError:
         return None
     body, signatures = read_record(data, CHANNEL_KIND, where)
@@ -135,11 +137,11 @@ def find_channel(depot: Depot, name: str, channel: str) -> Channel | None:
     return found
 
 
-def channels_of(depot: Depot, name: str) -> list[Channel]:
+def channels_of(bundle_store: BundleStore, name: str) -> list[Channel]:
     """All channels of a bundle, by name."""
     folder = f"{name}/channels"
-    names = sorted(entry.name.removeprefix(f"{folder}/").removesuffix(".json") for entry in depot.entries(folder))
-    return [load_channel(depot, name, channel) for channel in names]
+    names = sorted(entry.name.removeprefix(f"{folder}/").removesuffix(".json") for entry in bundle_store.entries(folder))
+    return [load_channel(bundle_store, name, channel) for channel in names]
 
 
 def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> None:
@@ -153,7 +155,7 @@ def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> 
 
 
 def move_channel(
-    depot: Depot,
+    bundle_store: BundleStore,
     name: str,
     channel: str,
     held: Channel | None,
@@ -175,7 +177,7 @@ def move_channel(
         ChannelMovedError: another mover was first.
         UsageError: the pointer is signed and no key was given.
     """
-    check_may_move(held, key, f"{depot.url}/{name}@{channel}")
+    check_may_move(held, key, f"{bundle_store.url}/{name}@{channel}")
     moves = held.moves if held and (key is None or held.is_signed_by(key)) else ()
     move = Move(
         sequence=held.head.sequence + 1 if held else 1,
@@ -191,15 +193,16 @@ def move_channel(
     moved = Channel(name, channel, moved.moves, signatures)
     path = channel_name(name, channel)
     failpoints.hit("before_channel")
-    was_first = depot.replace(path, moved.record(), held.tag) if held else depot.create(path, moved.record())
+    was_first = bundle_store.replace(path, moved.record(), held.tag) if held else bundle_store.create(path, moved.record())
     failpoints.hit("after_channel")
     if was_first:
         return moved
-    now = load_channel(depot, name, channel)
+    now = load_channel(bundle_store, name, channel)
     if any(one.write == move.write for one in now.moves):  # our own write, whose reply was lost
         return moved
     raise ChannelMovedError(
-        f"{depot.url}/{name}@{channel}: somebody else moved it to {now.head.version} (sequence {now.head.sequence}) in the meantime. "
+        f"{bundle_store.url}/{name}@{channel}: somebody else moved it to {now.head.version} "
+        f"(sequence {now.head.sequence}) in the meantime. "
         "Nothing is lost: look whether that is what you want, then run the same command again."
     )
 

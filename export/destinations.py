@@ -28,7 +28,7 @@ from manifests.errors import InputError, ManifestError
 from manifests.records import checked, fault_of
 from manifests.storage.disk_errors import told
 from manifests.storage.file_locks import FileLock
-from manifests.storage.local_store import LocalStore, sync_folder
+from manifests.storage.local_run_store import LocalRunStore, sync_folder
 
 LINK = "current"
 VERSIONS = ".versions"
@@ -104,7 +104,7 @@ class Destination:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._store = LocalStore(folder)
+        self._store = LocalRunStore(folder)
 
     def state(self) -> State | None:
         """What it remembers, None before the first pull.

@@ -1,4 +1,4 @@
-"""Garbage in a depot: versions that no channel points to any more, and objects that no version names.
+"""Garbage in a bundle store: versions that no channel points to any more, and objects that no version names.
 
 Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and every object of a kept
 version. The rest is condemned by one `gc` and deleted by a later one (see condemned.py): first versions, then their objects.
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from export.channels import Channel, channels_of
-from export.gc_marks import Claim, Condemned, change_condemned, load_condemned
+from export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
 from export.versions import OBJECTS, is_name, load_version, object_name
 from manifests.errors import LockHeldError
-from manifests.storage.depot_ports import Depot, Entry
+from manifests.storage.bundle_store_ports import BundleStore, Entry
 
 SETTLE_S = 24 * 3600.0
 """How long a name stays condemned before it is deleted, at most: no publish or channel move may take longer from first look to end."""
@@ -52,14 +52,14 @@ class Collected(NamedTuple):
     """
 
     garbage: Garbage
-    condemned: list[str]
+    marked: list[str]
     deleted: list[str]
     deleted_bytes: int
     swept: int
 
 
-def find_garbage(depot: Depot, *, keep: int, grace_s: float) -> Garbage:
-    """Look through a depot.
+def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Garbage:
+    """Look through a bundle store.
 
     Args:
         keep: how many of a channel's last moves keep their versions.
@@ -67,16 +67,16 @@ def find_garbage(depot: Depot, *, keep: int, grace_s: float) -> Garbage:
     Raises:
         ManifestError: a record can't be read; nothing is garbage while one can't.
     """
-    now_s = depot.now_s()
-    objects = list(depot.entries(OBJECTS))  # listed before the records: an object named by a record written later is young
+    now_s = bundle_store.now_s()
+    objects = list(bundle_store.entries(OBJECTS))  # listed before the records: an object named by a record written later is young
     live: set[str] = set()
     versions, kept = [], 0
-    for name in depot.folders():
+    for name in bundle_store.folders():
         if not is_name(name):
             continue
-        pointed = _pointed(channels_of(depot, name), keep)
-        for entry in list(depot.entries(f"{name}/versions")):
-            version = load_version(depot, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
+        pointed = _pointed(channels_of(bundle_store, name), keep)
+        for entry in list(bundle_store.entries(f"{name}/versions")):
+            version = load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
             if version.version in pointed or now_s - entry.written_s < grace_s:
                 live |= {object_name(file.sha256) for file in version.files}
                 kept += 1
@@ -86,7 +86,7 @@ def find_garbage(depot: Depot, *, keep: int, grace_s: float) -> Garbage:
     return Garbage(sorted(versions), sorted(dead), kept, len(objects) - len(dead))
 
 
-def collect(depot: Depot, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]) -> Collected:
+def collect(bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]) -> Collected:
     """Condemn what is garbage now, delete what was condemned long enough ago and still is.
 
     Args:
@@ -96,27 +96,27 @@ def collect(depot: Depot, *, keep: int, grace_s: float, deletes: bool, tick: Cal
         LockHeldError: another gc is at work.
     """
     settle_s = min(grace_s, SETTLE_S)
-    garbage = find_garbage(depot, keep=keep, grace_s=grace_s)
+    garbage = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
     sizes = {entry.name: entry.size_bytes for entry in (*garbage.versions, *garbage.objects)}
-    now_s = depot.now_s()
+    now_s = bundle_store.now_s()
     owner = secrets.token_hex(8)
 
-    def condemn(held: Condemned) -> Condemned:
+    def condemn(held: GcMarks) -> GcMarks:
         since = {name: held.since.get(name, now_s) for name in garbage.names}
         ripe = [name for name, when in since.items() if now_s - when >= settle_s]
-        left = _left_by_another(held, now_s, depot.url)
+        left = _left_by_another(held, now_s, bundle_store.url)
         claimed = tuple(dict.fromkeys((*left, *ripe)))
         since = {name: when for name, when in since.items() if name not in claimed}
-        return Condemned(since, Claim(owner, now_s, claimed) if claimed else None)
+        return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
 
     if not deletes:
-        wanted = condemn(load_condemned(depot)[0])
+        wanted = condemn(load_gc_marks(bundle_store)[0])
         names = list(wanted.claim.names) if wanted.claim else []
         return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
-    wanted = change_condemned(depot, condemn)
+    wanted = change_gc_marks(bundle_store, condemn)
     names = list(wanted.claim.names) if wanted.claim else []
-    _delete(depot, owner, names, tick)
-    swept = depot.sweep(max(grace_s, SETTLE_S))
+    _delete(bundle_store, owner, names, tick)
+    swept = bundle_store.sweep(max(grace_s, SETTLE_S))
     return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
 
 
@@ -124,7 +124,7 @@ def _pointed(channels: list[Channel], keep: int) -> set[str]:
     return {move.version for channel in channels for move in channel.moves[-keep:]}
 
 
-def _left_by_another(held: Condemned, now_s: float, url: str) -> tuple[str, ...]:
+def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
     """Names that a killed gc had claimed.
 
     Raises:
@@ -137,29 +137,29 @@ def _left_by_another(held: Condemned, now_s: float, url: str) -> tuple[str, ...]
     return held.claim.names
 
 
-def _delete(depot: Depot, owner: str, names: list[str], tick: Callable[[int], None]) -> None:
+def _delete(bundle_store: BundleStore, owner: str, names: list[str], tick: Callable[[int], None]) -> None:
     """Delete what is claimed, versions before objects, and give the claim back."""
     renewed_s = time.monotonic()
     for name in names:
         if time.monotonic() - renewed_s > RENEW_S:
-            _renew(depot, owner)
+            _renew(bundle_store, owner)
             renewed_s = time.monotonic()
-        depot.delete(name)
+        bundle_store.delete(name)
         tick(1)
     if names:
-        change_condemned(depot, lambda held: Condemned(held.since, None) if _is_ours(held, owner) else held)
+        change_gc_marks(bundle_store, lambda held: GcMarks(held.since, None) if _is_ours(held, owner) else held)
 
 
-def _renew(depot: Depot, owner: str) -> None:
-    now_s = depot.now_s()
+def _renew(bundle_store: BundleStore, owner: str) -> None:
+    now_s = bundle_store.now_s()
 
-    def renewed(held: Condemned) -> Condemned:
+    def renewed(held: GcMarks) -> GcMarks:
         if held.claim is None or held.claim.owner != owner:
-            raise LockHeldError(f"{depot.url}: another gc took over while this one slept. Nothing is lost.")
-        return Condemned(held.since, Claim(owner, now_s, held.claim.names))
+            raise LockHeldError(f"{bundle_store.url}: another gc took over while this one slept. Nothing is lost.")
+        return GcMarks(held.since, Claim(owner, now_s, held.claim.names))
 
-    change_condemned(depot, renewed)
+    change_gc_marks(bundle_store, renewed)
 
 
-def _is_ours(held: Condemned, owner: str) -> bool:
+def _is_ours(held: GcMarks, owner: str) -> bool:
     return held.claim is not None and held.claim.owner == owner

@@ -2,7 +2,7 @@
 
 A name is first condemned, in one small record that is replaced by compare and swap; a later `gc` claims it, and only then deletes. Whoever
 is about to rely on a name (a publisher that finds an object already there, a channel set to an old version) first takes it off the list.
-So a name is either spared or claimed, never both; and no clock but the depot's decides.
+So a name is either spared or claimed, never both; and no clock but the bundle store's decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from export.bundles import strict_json
 from manifests.digests import readable_json
 from manifests.errors import LockHeldError, ManifestError, TransientError
 from manifests.records import checked, fault_of
-from manifests.storage.depot_ports import Depot
+from manifests.storage.bundle_store_ports import BundleStore
 
 RECORD_NAME = "gc.json"
 KIND = "gc"
@@ -27,7 +27,7 @@ class Claim:
 
     Args:
         owner: made up by that `gc`.
-        renewed_s: when it last said that it is alive, by the depot's clock.
+        renewed_s: when it last said that it is alive, by the bundle store's clock.
     """
 
     owner: str
@@ -36,11 +36,11 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
+class GcMarks:
     """The list.
 
     Args:
-        since: name → when it was condemned, seconds since the epoch by the depot's clock.
+        since: name → when it was condemned, seconds since the epoch by the bundle store's clock.
     """
 
     since: dict[str, float] = field(default_factory=dict)
@@ -51,26 +51,26 @@ class Condemned:
         return readable_json({"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None})
 
 
-def load_condemned(depot: Depot) -> tuple[Condemned, str]:
+def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
     """The list and its tag; an empty one without a tag where no `gc` ran yet.
 
     Raises:
         ManifestError: it is damaged.
     """
     try:
-        data, tag = depot.read(RECORD_NAME)
+        data, tag = bundle_store.read(RECORD_NAME)
     except FileNotFoundError:
-        return Condemned(), ""
-    where = f"{depot.url}/{RECORD_NAME}"
+        return GcMarks(), ""
+    where = f"{bundle_store.url}/{RECORD_NAME}"
     held = strict_json(data, where)
     try:
         since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
-        return Condemned(since, None if claim is None else checked(Claim, claim)), tag
+        return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
     except ValueError as exc:
         raise ManifestError(f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc begins anew.") from exc
 
 
-def change_condemned(depot: Depot, change: Callable[[Condemned], Condemned]) -> Condemned:
+def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
     """Replace the list by what `change` makes of it, again if others change it meanwhile.
 
     Args:
@@ -79,17 +79,17 @@ def change_condemned(depot: Depot, change: Callable[[Condemned], Condemned]) -> 
         TransientError: others keep changing it.
     """
     for _ in range(_SWAPS):
-        held, tag = load_condemned(depot)
+        held, tag = load_gc_marks(bundle_store)
         wanted = change(held)
         if wanted == held:
             return held
-        was_first = depot.replace(RECORD_NAME, wanted.record(), tag) if tag else depot.create(RECORD_NAME, wanted.record())
-        if was_first or load_condemned(depot)[0] == wanted:
+        was_first = bundle_store.replace(RECORD_NAME, wanted.record(), tag) if tag else bundle_store.create(RECORD_NAME, wanted.record())
+        if was_first or load_gc_marks(bundle_store)[0] == wanted:
             return wanted
-    raise TransientError(f"{depot.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
+    raise TransientError(f"{bundle_store.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
 
 
-def spare(depot: Depot, names: Iterable[str]) -> None:
+def spare(bundle_store: BundleStore, names: Iterable[str]) -> None:
     """Take names off the list, before anything comes to rely on them.
 
     Raises:
@@ -97,12 +97,12 @@ def spare(depot: Depot, names: Iterable[str]) -> None:
     """
     wanted = set(names)
 
-    def without(held: Condemned) -> Condemned:
+    def without(held: GcMarks) -> GcMarks:
         if held.claim is not None and (taken := wanted & set(held.claim.names)):
             raise LockHeldError(
-                f"{depot.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
-                f"`relabel gc {depot.url} --delete` ends its work."
+                f"{bundle_store.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
+                f"`relabel gc {bundle_store.url} --delete` ends its work."
             )
-        return Condemned({name: since for name, since in held.since.items() if name not in wanted}, held.claim)
+        return GcMarks({name: since for name, since in held.since.items() if name not in wanted}, held.claim)
 
-    change_condemned(depot, without)
+    change_gc_marks(bundle_store, without)

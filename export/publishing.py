@@ -28,11 +28,11 @@ from export.versions import (
 )  # fmt: skip
 from manifests import failpoints
 from manifests.errors import GateError, InputError, StoreError
-from manifests.storage.depot_ports import Depot, Held, digest_of_blocks
+from manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
 from manifests.storage.disk_errors import told
 
 UPLOAD_TRIES = 3
-"""Uploads of one file before a depot that keeps holding other bytes is given up."""
+"""Uploads of one file before a bundle store that keeps holding other bytes is given up."""
 
 Progress = Callable[[str, int], None]
 """Told what is going on, and bytes that went through since the last call."""
@@ -73,7 +73,7 @@ class PublishOptions(NamedTuple):
     rereads: bool = False
 
 
-def publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Progress) -> Published:
+def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
     """Make a bundle a version, and point a channel at it if one is given.
 
     Args:
@@ -85,34 +85,36 @@ def publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Pro
         StoreError: store or disk fail.
     """
     with told("publish", bundle.folder):
-        return _publish(bundle, depot, options, progress)
+        return _publish(bundle, bundle_store, options, progress)
 
 
-def _publish(bundle: Bundle, depot: Depot, options: PublishOptions, progress: Progress) -> Published:
+def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
     name = check_name(options.name or bundle.name, "name")
     version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
-    pointer = _pointer(depot, name, options)  # read first, so that a move made during a long upload is not overruled
-    if find_channel(depot, name, version.version) is not None:
-        raise InputError(f"{depot.url}/{name}: {version.version} is a channel there. Give another --version.")
+    pointer = _pointer(bundle_store, name, options)  # read first, so that a move made during a long upload is not overruled
+    if find_channel(bundle_store, name, version.version) is not None:
+        raise InputError(f"{bundle_store.url}/{name}: {version.version} is a channel there. Give another --version.")
     files = version.distinct_files
     names = [object_name(file.sha256) for file in files]
-    spare(depot, [version_name(name, version.version), *names])
-    held = find_version(depot, name, version.version)
+    spare(bundle_store, [version_name(name, version.version), *names])
+    held = find_version(bundle_store, name, version.version)
     if held is not None:
-        check_same(depot, held, version)
-    ensure = functools.partial(_ensure_object, depot, bundle, is_vouched=held is not None, rereads=options.rereads, progress=progress)
-    sizes = depot.sizes(names)
+        check_same(bundle_store, held, version)
+    ensure = functools.partial(
+        _ensure_object, bundle_store, bundle, is_vouched=held is not None, rereads=options.rereads, progress=progress
+    )
+    sizes = bundle_store.sizes(names)
     uploaded = [file for file in files if ensure(file, sizes[object_name(file.sha256)])]
     failpoints.hit("after_objects")
-    has_changed = write_version(depot, version, held, options.key) or bool(uploaded)
+    has_changed = write_version(bundle_store, version, held, options.key) or bool(uploaded)
     failpoints.hit("after_version")
     if options.channel is not None and (pointer is None or not pointer.points_to(version, options.key)):
-        pointer, has_changed = move_channel(depot, name, options.channel, pointer, version, "publish", key=options.key), True
+        pointer, has_changed = move_channel(bundle_store, name, options.channel, pointer, version, "publish", key=options.key), True
     size = sum(file.size_bytes for file in uploaded)
     return Published(version, len(uploaded), size, len(files), pointer, has_changed)
 
 
-def set_channel(depot: Depot, name: str, channel: str, version: str, key: SigningKey | None) -> tuple[Channel, bool]:
+def set_channel(bundle_store: BundleStore, name: str, channel: str, version: str, key: SigningKey | None) -> tuple[Channel, bool]:
     """Point a channel at a version that is published and whole.
 
     Returns:
@@ -123,16 +125,16 @@ def set_channel(depot: Depot, name: str, channel: str, version: str, key: Signin
         ChannelMovedError: somebody else moved it meanwhile.
     """
     check_name(channel, "channel")
-    held = find_channel(depot, name, channel)
-    _check_no_version(depot, name, channel)
-    wanted = load_version(depot, name, version)
+    held = find_channel(bundle_store, name, channel)
+    _check_no_version(bundle_store, name, channel)
+    wanted = load_version(bundle_store, name, version)
     if held is not None and held.points_to(wanted, key):
         return held, False
-    _rely_on(depot, wanted)
-    return move_channel(depot, name, channel, held, wanted, "set", key=key), True
+    _rely_on(bundle_store, wanted)
+    return move_channel(bundle_store, name, channel, held, wanted, "set", key=key), True
 
 
-def roll_back(depot: Depot, name: str, channel: str, key: SigningKey | None) -> Channel:
+def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKey | None) -> Channel:
     """Point a channel at the version that it pointed to before; again: one further back.
 
     Raises:
@@ -140,73 +142,74 @@ def roll_back(depot: Depot, name: str, channel: str, key: SigningKey | None) -> 
         ManifestError: that version is not whole any more.
         ChannelMovedError: somebody else moved it meanwhile.
     """
-    held = load_channel(depot, name, channel)
-    where = f"{depot.url}/{name}@{channel}"
+    held = load_channel(bundle_store, name, channel)
+    where = f"{bundle_store.url}/{name}@{channel}"
     check_may_move(held, key, where)
     if key is not None and not held.is_signed_by(key):
         raise GateError(
             f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to go: relabel channel set."
         )
     target = before(held, where)
-    version = load_version(depot, name, target.version)
+    version = load_version(bundle_store, name, target.version)
     if version.sha256 != target.version_sha256:
         raise GateError(f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another one.")
-    _rely_on(depot, version)
-    return move_channel(depot, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence)
+    _rely_on(bundle_store, version)
+    return move_channel(bundle_store, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence)
 
 
-def _pointer(depot: Depot, name: str, options: PublishOptions) -> Channel | None:
+def _pointer(bundle_store: BundleStore, name: str, options: PublishOptions) -> Channel | None:
     if options.channel is None:
         return None
     check_name(options.channel, "channel")
-    _check_no_version(depot, name, options.channel)
-    pointer = find_channel(depot, name, options.channel)
-    check_may_move(pointer, options.key, f"{depot.url}/{name}@{options.channel}")
+    _check_no_version(bundle_store, name, options.channel)
+    pointer = find_channel(bundle_store, name, options.channel)
+    check_may_move(pointer, options.key, f"{bundle_store.url}/{name}@{options.channel}")
     return pointer
 
 
-def _check_no_version(depot: Depot, name: str, channel: str) -> None:
-    if depot.size(version_name(name, channel)) is not None:
-        raise InputError(f"{depot.url}/{name}: {channel} is a version there, so no channel can be called that.")
+def _check_no_version(bundle_store: BundleStore, name: str, channel: str) -> None:
+    if bundle_store.size(version_name(name, channel)) is not None:
+        raise InputError(f"{bundle_store.url}/{name}: {channel} is a version there, so no channel can be called that.")
 
 
-def _rely_on(depot: Depot, version: Version) -> None:
-    spare(depot, [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)])
-    check_whole(depot, version)
+def _rely_on(bundle_store: BundleStore, version: Version) -> None:
+    spare(bundle_store, [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)])
+    check_whole(bundle_store, version)
 
 
 def _ensure_object(
-    depot: Depot, bundle: Bundle, file: BundleFile, size: int | None, *, is_vouched: bool, rereads: bool, progress: Progress
+    bundle_store: BundleStore, bundle: Bundle, file: BundleFile, size: int | None, *, is_vouched: bool, rereads: bool, progress: Progress
 ) -> bool:
-    """See to it that the depot holds a file, whole; whether it had to be uploaded.
+    """See to it that the bundle store holds a file, whole; whether it had to be uploaded.
 
     An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it is proven too.
 
     Args:
-        size: bytes that the depot held under its name just now; None if there was none.
+        size: bytes that the bundle store held under its name just now; None if there was none.
     Raises:
-        StoreError: the depot keeps holding other bytes than it was given.
+        StoreError: the bundle store keeps holding other bytes than it was given.
     """
     failpoints.hit("before_object")
     name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
-    if size == file.size_bytes and ((is_vouched and not rereads) or _holds(depot, name, wanted, progress, rereads=rereads)):
+    if size == file.size_bytes and ((is_vouched and not rereads) or _holds(bundle_store, name, wanted, progress, rereads=rereads)):
         return False
     for _ in range(UPLOAD_TRIES):
-        depot.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
-        if _holds(depot, name, wanted, progress, rereads=rereads):
+        bundle_store.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
+        if _holds(bundle_store, name, wanted, progress, rereads=rereads):
             failpoints.hit("after_object")
             return True
     raise StoreError(
-        f"{depot.url}/{name}: after {UPLOAD_TRIES} uploads the depot still holds other bytes than {file.path}. Check its disk."
+        f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than {file.path}. "
+        "Check its disk."
     )
 
 
-def _holds(depot: Depot, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
+def _holds(bundle_store: BundleStore, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
     def tick(_count: int) -> None:
         progress("checking", 0)
 
     try:
-        found = digest_of_blocks(depot.blocks(name, 0), tick) if rereads else depot.digest(name, tick)
+        found = digest_of_blocks(bundle_store.blocks(name, 0), tick) if rereads else bundle_store.digest(name, tick)
         return found == wanted
     except FileNotFoundError:
         return False

@@ -22,9 +22,9 @@ from export.versions import VERSION_KIND, Address, Version, find_version, load_v
 from export.wholeness import Proof, prove
 from manifests import failpoints
 from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
-from manifests.storage.depot_ports import Depot
+from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.disk_errors import FULL, told
-from manifests.storage.local_store import sync_folder
+from manifests.storage.local_run_store import sync_folder
 
 DEFAULT_CHANNEL = "stable"
 DOWNLOAD_TRIES = 2
@@ -80,7 +80,7 @@ class Wanted:
         return Seen(self.channel.head.sequence, self.version.sha256) if self.channel else None
 
 
-def pull(depot: Depot, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
+def pull(bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
     """Let a destination serve what a channel points to, or a version that is named.
 
     Raises:
@@ -92,25 +92,32 @@ def pull(depot: Depot, address: Address, destination: Destination, options: Pull
         StoreError: store or disk fail.
     """
     with told("pull to", destination.folder):
-        return _pull(depot, address, destination, options, progress)
+        return _pull(bundle_store, address, destination, options, progress)
 
 
-def _pull(depot: Depot, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
+def _pull(bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
     destination.serving()
     state = destination.state()
     if state is not None and state.name != address.name:
         raise InputError(f"{destination.folder}: holds {state.name}; {address.name} needs a folder of its own.")
-    wanted = find_wanted(depot, address, options.keys)
+    wanted = find_wanted(bundle_store, address, options.keys)
     with destination.pulling():
         state = _remember(destination, address.name, wanted)
         is_held = _is_held(state, wanted) and not options.lifts_hold
         if is_held or (state.served and state.served[0].version_sha256 == wanted.version.sha256):
-            return _keep(depot, destination, state, wanted, options, progress, is_held=is_held)
-        return _switch(destination, _fetch(depot, destination, state, wanted.version, progress), wanted, options)
+            return _keep(bundle_store, destination, state, wanted, options, progress, is_held=is_held)
+        return _switch(destination, _fetch(bundle_store, destination, state, wanted.version, progress), wanted, options)
 
 
 def _keep(
-    depot: Depot, destination: Destination, state: State, wanted: Wanted, options: PullOptions, progress: Progress, *, is_held: bool
+    bundle_store: BundleStore,
+    destination: Destination,
+    state: State,
+    wanted: Wanted,
+    options: PullOptions,
+    progress: Progress,
+    *,
+    is_held: bool,
 ) -> Pulled:
     """Leave what serves, after a proof that it is what was pulled; what is damaged is fetched again and takes its place in one step."""
     served = state.served[0]
@@ -122,8 +129,8 @@ def _keep(
         return Pulled(served, False, is_held, 0)
     mended = tuple(map(str, proof.faults))
     try:
-        version = wanted.version if not is_held else _load_served(depot, state, options.keys)
-        ready = _fetch(depot, destination, state, version, progress)
+        version = wanted.version if not is_held else _load_served(bundle_store, state, options.keys)
+        ready = _fetch(bundle_store, destination, state, version, progress)
     except (InputError, ManifestError) as exc:
         raise ManifestError(f"{destination.path_of(served)}: {mended[0]}, and can't be mended. {exc}") from exc
     with destination.switching():
@@ -137,18 +144,18 @@ def _keep(
     return Pulled(served, True, is_held, ready.fetched_bytes, mended)
 
 
-def _load_served(depot: Depot, state: State, keys: TrustedKeys | None) -> Version:
+def _load_served(bundle_store: BundleStore, state: State, keys: TrustedKeys | None) -> Version:
     """The record of the version that serves though the channel stands elsewhere, to mend it by."""
     served = state.served[0]
-    version = load_version(depot, state.name, served.version)
-    where = f"{depot.url}/{version.name}@{served.version}"
+    version = load_version(bundle_store, state.name, served.version)
+    where = f"{bundle_store.url}/{version.name}@{served.version}"
     if version.sha256 != served.version_sha256:
         raise ManifestError(f"{where}: is not the version that was pulled.")
     _check_signed(keys, VERSION_KIND, version, where)
     return version
 
 
-def find_wanted(depot: Depot, address: Address, keys: TrustedKeys | None) -> Wanted:
+def find_wanted(bundle_store: BundleStore, address: Address, keys: TrustedKeys | None) -> Wanted:
     """Read what an address names, and check that it may be trusted. A channel goes before a version of the same name.
 
     Raises:
@@ -156,16 +163,18 @@ def find_wanted(depot: Depot, address: Address, keys: TrustedKeys | None) -> Wan
         ManifestError, GateError: it is not to be trusted.
     """
     at = address.at or DEFAULT_CHANNEL
-    where = f"{depot.url}/{address.name}@{at}"
-    channel = find_channel(depot, address.name, at)
+    where = f"{bundle_store.url}/{address.name}@{at}"
+    channel = find_channel(bundle_store, address.name, at)
     if channel is None:
-        version = find_version(depot, address.name, at)
+        version = find_version(bundle_store, address.name, at)
         if version is None:
-            raise InputError(f"{where}: neither a channel nor a version. See what there is: relabel show {depot.url}/{address.name}.")
+            raise InputError(
+                f"{where}: neither a channel nor a version. See what there is: relabel show {bundle_store.url}/{address.name}."
+            )
         _check_signed(keys, VERSION_KIND, version, where)
         return Wanted(version, None)
     _check_signed(keys, CHANNEL_KIND, channel, where)
-    version = load_version(depot, address.name, channel.head.version)
+    version = load_version(bundle_store, address.name, channel.head.version)
     if version.sha256 != channel.head.version_sha256:
         raise ManifestError(f"{where}: the record of version {version.version} is not the one that the channel names. Refused.")
     _check_signed(keys, VERSION_KIND, version, where)
@@ -228,7 +237,7 @@ class _Ready(NamedTuple):
     proof: Proof
 
 
-def _fetch(depot: Depot, destination: Destination, state: State, version: Version, progress: Progress) -> _Ready:
+def _fetch(bundle_store: BundleStore, destination: Destination, state: State, version: Version, progress: Progress) -> _Ready:
     """See to it that a version lies in `.versions`, whole and proven."""
     versions = destination.folder / VERSIONS
     for path in _folders_of(destination, version):
@@ -237,11 +246,11 @@ def _fetch(depot: Depot, destination: Destination, state: State, version: Versio
             return _Ready(path.name, 0, proof)
     # by the digest of its body, so that a pull that was killed is found again, and one of other contents is not
     building = versions / f".new-{version.sha256[:16]}"
-    fetched = _Download(depot, destination, state, version, building, progress).run()
+    fetched = _Download(bundle_store, destination, state, version, building, progress).run()
     try:
         if not _is_bundle_of(open_bundle(building, check_bytes=False), version):
             raise ManifestError(
-                f"{depot.url}/{version.name}: version {version.version} lists other files than its own {MANIFEST_NAME}. Refused."
+                f"{bundle_store.url}/{version.name}: version {version.version} lists other files than its own {MANIFEST_NAME}. Refused."
             )
         proof = prove(building, version.manifest.sha256, {})
         if proof.faults:
@@ -297,8 +306,10 @@ def _switch(destination: Destination, ready: _Ready, wanted: Wanted, options: Pu
 class _Download:
     """Files of one version on their way in: taken from a version that is here, else fetched, resumed where an earlier pull stopped."""
 
-    def __init__(self, depot: Depot, destination: Destination, state: State, version: Version, building: Path, progress: Progress) -> None:
-        self._depot = depot
+    def __init__(
+        self, bundle_store: BundleStore, destination: Destination, state: State, version: Version, building: Path, progress: Progress
+    ) -> None:
+        self._bundle_store = bundle_store
         self._version = version
         self._building = building
         self._partial = destination.folder / PARTIAL
@@ -384,7 +395,8 @@ class _Download:
             if not left:
                 break
         raise ManifestError(
-            f"{self._depot.url}/{object_name(file.sha256)} ({file.path}): its bytes are not those published. Refused; what serves goes on. "
+            f"{self._bundle_store.url}/{object_name(file.sha256)} ({file.path}): its bytes are not those published. "
+            "Refused; what serves goes on. "
             "To mend it, publish the bundle again with --reread."
         )
 
@@ -413,10 +425,10 @@ class _Download:
     def _blocks(self, file: BundleFile, start: int) -> Iterator[bytes]:
         name = object_name(file.sha256)
         try:
-            yield from self._depot.blocks(name, start)
+            yield from self._bundle_store.blocks(name, start)
         except FileNotFoundError as exc:
             raise ManifestError(
-                f"{self._depot.url}/{name} ({file.path}): is missing from the store. What serves goes on. "
+                f"{self._bundle_store.url}/{name} ({file.path}): is missing from the store. What serves goes on. "
                 "Publish the bundle again to mend it."
             ) from exc
 

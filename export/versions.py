@@ -19,7 +19,7 @@ from export.file_names import check_names
 from export.signatures import SigningKey, read_signatures
 from manifests.digests import digest_of, readable_json
 from manifests.errors import InputError, ManifestError, TransientError, UsageError
-from manifests.storage.depot_ports import Depot
+from manifests.storage.bundle_store_ports import BundleStore
 
 VERSION_KIND = "version"
 RECORD_FORMAT = 1
@@ -33,7 +33,7 @@ class Address(NamedTuple):
     """What `s3://bucket/models/ecom@stable` says.
 
     Args:
-        url: of the depot.
+        url: of the bundle store.
         name: of the bundle in it.
         at: a channel or version, None where there is no `@`.
     """
@@ -77,7 +77,7 @@ class Version:
 
     @property
     def distinct_files(self) -> list[BundleFile]:
-        """One file for each digest: what a depot holds of it."""
+        """One file for each digest: what a bundle store holds of it."""
         return list({file.sha256: file for file in self.files}.values())
 
     @property
@@ -137,24 +137,26 @@ def version_of(bundle: Bundle, name: str, version: str | None) -> Version:
     return Version(name, version or bundle.version, bundle.all_files)
 
 
-def load_version(depot: Depot, name: str, version: str) -> Version:
+def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
     """Read a version's record.
 
     Raises:
         InputError: there is no such version.
         ManifestError: the record is damaged, hostile, or of another version than its name says.
     """
-    found = find_version(depot, name, version)
+    found = find_version(bundle_store, name, version)
     if found is None:
-        raise InputError(f"{depot.url}/{name}: no version {version} there. See what there is: relabel show {depot.url}/{name}.")
+        raise InputError(
+            f"{bundle_store.url}/{name}: no version {version} there. See what there is: relabel show {bundle_store.url}/{name}."
+        )
     return found
 
 
-def find_version(depot: Depot, name: str, version: str) -> Version | None:
+def find_version(bundle_store: BundleStore, name: str, version: str) -> Version | None:
     """`load_version`, or None if there is none."""
-    where = f"{depot.url}/{version_name(name, version)}"
+    where = f"{bundle_store.url}/{version_name(name, version)}"
     try:
-        data, tag = depot.read(version_name(name, version))
+        data, tag = bundle_store.read(version_name(name, version))
     except FileNotFoundError:
         return None
     body, signatures = read_record(data, VERSION_KIND, where)
@@ -169,7 +171,7 @@ def find_version(depot: Depot, name: str, version: str) -> Version | None:
     return found
 
 
-def write_version(depot: Depot, version: Version, held: Version | None, key: SigningKey | None) -> bool:
+def write_version(bundle_store: BundleStore, version: Version, held: Version | None, key: SigningKey | None) -> bool:
     """Write a version's record if there is none, and add our signature if it lacks it.
 
     Args:
@@ -181,21 +183,21 @@ def write_version(depot: Depot, version: Version, held: Version | None, key: Sig
         TransientError: others keep adding signatures.
     """
     name = version_name(version.name, version.version)
-    if held is None and depot.create(name, _signed(version, key).record()):
+    if held is None and bundle_store.create(name, _signed(version, key).record()):
         return True
     for _ in range(_SWAPS):
-        held = held or load_version(depot, version.name, version.version)
-        check_same(depot, held, version)
+        held = held or load_version(bundle_store, version.name, version.version)
+        check_same(bundle_store, held, version)
         signed = _signed(held, key)
         if signed.signatures == held.signatures:
             return False
-        if depot.replace(name, signed.record(), held.tag):
+        if bundle_store.replace(name, signed.record(), held.tag):
             return True
         held = None
-    raise TransientError(f"{depot.url}/{version.name}: others keep signing version {version.version}. Run the same command again.")
+    raise TransientError(f"{bundle_store.url}/{version.name}: others keep signing version {version.version}. Run the same command again.")
 
 
-def check_same(depot: Depot, held: Version, version: Version) -> None:
+def check_same(bundle_store: BundleStore, held: Version, version: Version) -> None:
     """Refuse to give one version two contents.
 
     Raises:
@@ -203,7 +205,7 @@ def check_same(depot: Depot, held: Version, version: Version) -> None:
     """
     if held.sha256 != version.sha256:
         raise ManifestError(
-            f"{depot.url}/{version.name}: version {version.version} is there with other contents, and versions never change. "
+            f"{bundle_store.url}/{version.name}: version {version.version} is there with other contents, and versions never change. "
             "Give another --version, or none: then the contents name it."
         )
 
@@ -225,20 +227,20 @@ def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], lis
         raise ManifestError(f"{where}: {exc}.") from exc
 
 
-def check_whole(depot: Depot, version: Version) -> None:
+def check_whole(bundle_store: BundleStore, version: Version) -> None:
     """Look whether every object of a version is there with its size; reads no object.
 
     Raises:
         ManifestError: one is missing or cut off.
     """
-    sizes = depot.sizes([object_name(file.sha256) for file in version.distinct_files])
+    sizes = bundle_store.sizes([object_name(file.sha256) for file in version.distinct_files])
     for file in version.files:
         found = sizes[object_name(file.sha256)]
         if found != file.size_bytes:
             what = "is missing" if found is None else f"holds {found:,} bytes of {file.size_bytes:,}"
             raise ManifestError(
-                f"{depot.url}/{version.name}: version {version.version} is not whole: {file.path} ({object_name(file.sha256)}) {what}. "
-                "Publish the bundle again."
+                f"{bundle_store.url}/{version.name}: version {version.version} is not whole: "
+                f"{file.path} ({object_name(file.sha256)}) {what}. Publish the bundle again."
             )
 
 

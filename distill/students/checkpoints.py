@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from distill.students.disk_errors import open_to_readers
 from distill.students.sharding import cut, own_parameters, trained_parameters, whole
-from distill.students.writes import open_to_readers
 from manifests.errors import ManifestError
 from manifests.records import fault_of
-from manifests.storage.local_store import sync_folder
+from manifests.storage.local_run_store import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"

@@ -16,16 +16,16 @@ import numpy as np
 
 from distill.students.bases import Base, check_base, make_record, texts_of
 from distill.students.cards import CARD_NAME, render_card
-from distill.students.claims import STUDENT_MANIFEST_VERSION, claim, claimed, fingerprint_of, finished, note_claim
 from distill.students.curves import Curve, write_curves
+from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
-from distill.students.homes import Home, home_of
+from distill.students.output_locations import OutputLocation, output_location_of
+from distill.students.ownership import STUDENT_MANIFEST_VERSION, claim, claimed, fingerprint_of, finished, note_claim
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
 from distill.students.texts import PairTexts, TokenRow
-from distill.students.writes import writing
 from manifests import failpoints
 from manifests.digests import readable_json
 from manifests.errors import ConfigError, InputError, StaleRunError
@@ -34,7 +34,7 @@ from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.runs.run_folder import MANIFEST_NAME
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
@@ -128,38 +128,38 @@ def distill(
         LockHeldError: somebody else trains there.
         TrainingError: the loss is no number, or memory runs out twice.
     """
-    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    location = output_location_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # of several processes the others may come when the first one has begun to write
-        home.check_free()
-        _refuse_own_base(home, resolved)
+        location.check_free()
+        _refuse_own_base(location, resolved)
     examples = load_examples(spec)
     fingerprint = fingerprint_of(spec, examples, resolved.digest)
-    left = _look(home, fingerprint, start)
+    left = _look(location, fingerprint, start)
     if left.done is not None or left.waiting is not None:
-        return _conclude(spec, home, left, fingerprint, start, is_writer=is_writer)
+        return _conclude(spec, location, left, fingerprint, start, is_writer=is_writer)
     base = check_base(spec, resolved)
     _check_gates(spec, examples)
     _check_stopping(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     texts = texts_of(base, record)
-    if home.url is not None:
-        say(f"training in {home.folder}; the student goes to {home.output} when it is finished")
+    if location.url is not None:
+        say(f"training in {location.folder}; the student goes to {location.output} when it is finished")
     notes = list(examples.notes)
     for note in notes:
         say(note)
-    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), home.checkpoints, say, notes)
+    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), location.checkpoints, say, notes)
     if not is_writer:
-        return _report(spec, home, _manifest(work, _train(work), fingerprint), was_done=False)
-    with home.locked() as make_sure:
-        left = _look(home, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
+        return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
+    with location.locked() as make_sure:
+        left = _look(location, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
         if left.done is not None or left.waiting is not None:
-            raise StaleRunError(f"{home.output}: another call finished this student meanwhile. The same command again finds it.")
-        claim(home, fingerprint, start, is_replacing=left.is_replacing)
-        manifest = _write(work, _train(work), home, fingerprint)
+            raise StaleRunError(f"{location.output}: another call finished this student meanwhile. The same command again finds it.")
+        claim(location, fingerprint, start, is_replacing=left.is_replacing)
+        manifest = _write(work, _train(work), location, fingerprint)
         make_sure()
-        home.deliver(is_replacing=left.is_replacing)
-    return _report(spec, home, manifest, was_done=False)
+        location.deliver(is_replacing=left.is_replacing)
+    return _report(spec, location, manifest, was_done=False)
 
 
 def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
@@ -168,54 +168,54 @@ def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
     Raises:
         RelabelError: they can't be read.
     """
-    home = home_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    location = output_location_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
     fingerprint = fingerprint_of(spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest)
-    return (home.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(home.checkpoints)[0] == fingerprint
+    return (location.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(location.checkpoints)[0] == fingerprint
 
 
-def _report(spec: DistillSpec, home: Home, manifest: dict[str, Any], *, was_done: bool) -> Report:
-    return Report(manifest, home.folder, was_done, home.output, _judged_gates(spec, manifest["metrics"]["test"]))
+def _report(spec: DistillSpec, location: OutputLocation, manifest: dict[str, Any], *, was_done: bool) -> Report:
+    return Report(manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest["metrics"]["test"]))
 
 
-def _refuse_own_base(home: Home, base: ResolvedModel) -> None:
+def _refuse_own_base(location: OutputLocation, base: ResolvedModel) -> None:
     """
     Raises:
         ConfigError: the student would be written over the model that it starts from; killed on the way, neither would be left.
     """
-    if home.folder.resolve() == base.path.resolve():
-        raise ConfigError(f"`output` and `student.model` are the same folder ({home.output}). Name another `output`.")
+    if location.folder.resolve() == base.path.resolve():
+        raise ConfigError(f"`output` and `student.model` are the same folder ({location.output}). Name another `output`.")
 
 
-def _look(home: Home, fingerprint: str, start: str) -> _Left:
+def _look(location: OutputLocation, fingerprint: str, start: str) -> _Left:
     """See what an earlier call left.
 
     Raises:
         StaleRunError: the student of another spec, which this call may not replace.
     """
     # here first: what is delivered between the two looks is found by the second
-    waiting = finished(home.local_manifest(), fingerprint, start, str(home.folder)) if home.url else None
-    is_ours = claimed(home.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
-    done = home.manifest()
+    waiting = finished(location.local_manifest(), fingerprint, start, str(location.folder)) if location.url else None
+    is_ours = claimed(location.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    done = location.manifest()
     if is_ours and done != waiting:
         done = None  # the one that a --restart is to replace: it was killed, and goes on
-    return _Left(finished(done, fingerprint, start, home.output), waiting, is_replacing=is_ours or start == "restart")
+    return _Left(finished(done, fingerprint, start, location.output), waiting, is_replacing=is_ours or start == "restart")
 
 
-def _conclude(spec: DistillSpec, home: Home, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
+def _conclude(spec: DistillSpec, location: OutputLocation, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
     """End without training: the student is where it belongs, or only waits here to be copied there."""
     if left.waiting is not None and is_writer:
-        with home.locked():
-            now = _look(home, fingerprint, start)  # again: somebody may have had the lock until now
+        with location.locked():
+            now = _look(location, fingerprint, start)  # again: somebody may have had the lock until now
             if now.waiting is None and now.done is None:
-                raise StaleRunError(f"{home.folder}: another call began anew there meanwhile. Call again when it has ended.")
+                raise StaleRunError(f"{location.folder}: another call began anew there meanwhile. Call again when it has ended.")
             if now.waiting is not None and now.done is None:
-                home.deliver(is_replacing=now.is_replacing)
+                location.deliver(is_replacing=now.is_replacing)
             elif now.waiting is not None:
-                home.forget()
+                location.forget()
         left = now
     found = left.done or left.waiting
     assert found is not None
-    return _report(spec, home, found, was_done=left.done is not None)
+    return _report(spec, location, found, was_done=left.done is not None)
 
 
 def _check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -297,19 +297,19 @@ def _train(work: _Work) -> _Trained:
     return _Trained(module, replace(work.record, temperature=temperature), metrics, training, curve)
 
 
-def _write(work: _Work, trained: _Trained, home: Home, fingerprint: str) -> dict[str, Any]:
+def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint: str) -> dict[str, Any]:
     """Write the folder: the manifest of a student that is replaced goes first, the new one comes last."""
     failpoints.hit("before_student")
-    output = home.folder
+    output = location.folder
     (output / MANIFEST_NAME).unlink(missing_ok=True)
-    if home.url is None:  # nothing is left to be replaced: the next manifest here is this student's
-        note_claim(home.checkpoints, fingerprint, is_replacing=False)
+    if location.url is None:  # nothing is left to be replaced: the next manifest here is this student's
+        note_claim(location.checkpoints, fingerprint, is_replacing=False)
     with writing(output):
         write_student(output, trained.record, trained.module, work.base.tokenizer)
         write_curves(output, trained.curve, title=work.spec.name)
         manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
         (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-    open_store(output).put(MANIFEST_NAME, readable_json(manifest))
+    open_run_store(output).put(MANIFEST_NAME, readable_json(manifest))
     return manifest
 
 

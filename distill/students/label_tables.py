@@ -34,7 +34,7 @@ from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import LABELS, NODES, table_of
 from manifests.specs import Columns, InputSpec
 from manifests.storage.filesystems import is_url
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import read_whole
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "nodes"]
@@ -97,7 +97,7 @@ def load_labels(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
 
 def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     root = source.path
-    store = open_store(root)
+    store = open_run_store(root)
     plan = load_plan(store)
     if plan is None:
         raise InputError(

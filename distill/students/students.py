@@ -32,8 +32,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from distill.students.disk_errors import open_to_readers
 from distill.students.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
-from distill.students.writes import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
 from manifests.extras import require

@@ -24,9 +24,9 @@ from transformers.trainer_callback import PrinterCallback, TrainerControl
 from distill.students import checkpoints, sharding
 from distill.students.batches import BatchPlan, Collator, TokenRows
 from distill.students.curves import Curve
+from distill.students.disk_errors import writing
 from distill.students.objective import Objective
 from distill.students.specs import EarlyStopping, TrainSection
-from distill.students.writes import writing
 from manifests import failpoints
 from manifests.errors import ConfigError, TrainingError
 

@@ -26,15 +26,15 @@ SHORT_DIGITS = 12
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels stand."""
     from export.catalog import bundles_in
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
-    depot = open_depot(url)
-    found = bundles_in(depot)
-    lines = [f"{depot.url}: {len(found)} bundles"]
+    bundle_store = open_bundle_store(url)
+    found = bundles_in(bundle_store)
+    lines = [f"{bundle_store.url}: {len(found)} bundles"]
     for bundle in found:
         stands = ", ".join(f"{one['channel']} → {one['version']} (sequence {one['sequence']})" for one in bundle["channels"])
         lines.append(f"  {bundle['name']}  {bundle['versions']} versions  {stands or 'no channel'}")
-    emit({"url": depot.url, "bundles": found}, "\n".join(lines), output)
+    emit({"url": bundle_store.url, "bundles": found}, "\n".join(lines), output)
     return Exit.DONE
 
 
@@ -52,16 +52,16 @@ def show(bundle: str, output: str) -> int:
         return show_destination(Path(bundle), output)
     from export.catalog import bundle_in, version_in
     from export.versions import parse_address
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(bundle)
-    depot = open_depot(address.url)
+    bundle_store = open_bundle_store(address.url)
     if address.at is None:
-        found = bundle_in(depot, address.name)
-        emit({"url": depot.url, **found}, _bundle_text(depot.url, found), output)
+        found = bundle_in(bundle_store, address.name)
+        emit({"url": bundle_store.url, **found}, _bundle_text(bundle_store.url, found), output)
     else:
-        found = version_in(depot, address)
-        emit({"url": depot.url, "name": address.name, **found}, _version_text(f"{depot.url}/{address.name}", found), output)
+        found = version_in(bundle_store, address)
+        emit({"url": bundle_store.url, "name": address.name, **found}, _version_text(f"{bundle_store.url}/{address.name}", found), output)
     return Exit.DONE
 
 

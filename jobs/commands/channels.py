@@ -11,7 +11,7 @@ from jobs.exits import Exit
 from jobs.output import emit
 
 if TYPE_CHECKING:
-    from manifests.storage.depot_ports import Depot
+    from manifests.storage.bundle_store_ports import BundleStore
 
 
 @click.group(epilog="Example: relabel channel set s3://bucket/models/ecom stable 4f2a9c01b7d3e855")
@@ -32,9 +32,9 @@ def channel_set(bundle: str, name: str, version: str, sign_key: str | None, outp
     """
     from export.publishing import set_channel
 
-    depot, bundle_name = _bundle_at(bundle)
-    moved, has_moved = set_channel(depot, bundle_name, name, version, _signing_key(sign_key))
-    return _emit_move(depot, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
+    bundle_store, bundle_name = _bundle_at(bundle)
+    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key))
+    return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 
 @click.command(epilog="Example: relabel rollback s3://bucket/models/ecom stable")
@@ -49,14 +49,14 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     """
     from export.publishing import roll_back
 
-    depot, bundle_name = _bundle_at(bundle)
-    return _emit_move(depot, roll_back(depot, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE)
+    bundle_store, bundle_name = _bundle_at(bundle)
+    return _emit_move(bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE)
 
 
-def _emit_move(depot: Depot, moved: Any, output: str, code: Exit) -> int:
+def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -> int:
     head = moved.head
     result = {
-        "url": depot.url,
+        "url": bundle_store.url,
         "name": moved.name,
         "channel": moved.channel,
         "version": head.version,
@@ -65,15 +65,15 @@ def _emit_move(depot: Depot, moved: Any, output: str, code: Exit) -> int:
         "exit_code": int(code),
     }
     verb = "points to" if code == Exit.DONE else "points already to"
-    emit(result, f"{depot.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).", output)
+    emit(result, f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).", output)
     return code
 
 
-def _bundle_at(text: str) -> tuple[Depot, str]:
+def _bundle_at(text: str) -> tuple[BundleStore, str]:
     from export.versions import parse_address
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(text)
     if address.at is not None:
         raise click.UsageError(f"{text}: give URL/NAME without @{address.at} here.")
-    return open_depot(address.url), address.name
+    return open_bundle_store(address.url), address.name

@@ -38,32 +38,32 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """
     from export.gc import collect
     from jobs.delivery.transfers import size_text
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
-    depot = open_depot(url)
-    found = collect(depot, keep=keep, grace_s=_seconds(grace), deletes=deletes, tick=lambda _count: None)
-    code = Exit.DONE if found.condemned or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
+    bundle_store = open_bundle_store(url)
+    found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, tick=lambda _count: None)
+    code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
     would = "" if deletes else "would be "
     rows = [
         ("kept", f"{found.garbage.kept_versions} versions, {found.garbage.kept_objects} objects"),
         (f"{would}deleted", f"{len(found.deleted)} versions and objects, {size_text(found.deleted_bytes)}"),
-        (f"{would}condemned", f"{len(found.condemned)}, for a gc a day later to delete"),
+        (f"{would}condemned", f"{len(found.marked)}, for a gc a day later to delete"),
     ]
     if deletes:
         rows.append(("swept", f"{found.swept} leavings of killed uploads"))
     result = {
-        "url": depot.url,
+        "url": bundle_store.url,
         "dry_run": not deletes,
         "kept_versions": found.garbage.kept_versions,
         "kept_objects": found.garbage.kept_objects,
-        "condemned": found.condemned,
+        "condemned": found.marked,
         "deleted": found.deleted,
         "deleted_bytes": found.deleted_bytes,
         "swept": found.swept,
         "exit_code": int(code),
     }
     tail = "" if deletes else "\nNothing was touched. To do it: --delete"
-    emit(result, f"{depot.url}\n" + table(rows) + tail, output)
+    emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output)
     return code
 
 

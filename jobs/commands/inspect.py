@@ -21,7 +21,7 @@ from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder, load_manifest
 from manifests.schemas import ANSWERS, LABELS
-from manifests.storage.store import open_store, shard_lock_name
+from manifests.storage.run_stores import open_run_store, shard_lock_name
 
 SHARDS_SHOWN = 20
 SHOWN_OUTSIDE = 4
@@ -138,7 +138,7 @@ def _folder(target: str, day: str | None) -> RunFolder:
         root = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
-    store = open_store(root)
+    store = open_run_store(root)
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned.")

@@ -12,7 +12,6 @@ import click
 
 from jobs import log_format
 from jobs.commands.options import Command, date_option, job_options, log_option, output_option
-from jobs.crew.choice import BACKENDS, Crew, label_with
 from jobs.estimating.estimate_text import estimate_json, estimate_text
 from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
 from jobs.exits import Exit, exit_for
@@ -22,6 +21,7 @@ from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.planning.plan_text import plan_text
 from jobs.planning.shard_choice import choose_shards
+from jobs.pool.backends import BACKENDS, WorkerPool, label_with
 from jobs.running.chunk_time import chunk_time
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
@@ -36,7 +36,7 @@ from manifests.asks import EngineFacts
 from manifests.errors import RelabelError
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 SHARD_HELP = "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, AWS Batch or Kubernetes."
 END_FIELDS = ("exit_code", "rows", "labelled", "quarantined", "rows_open", "stopped", "this_run", "engine_start_s", "seconds")
@@ -153,7 +153,7 @@ def _measured_runs(opened: OpenRun) -> Iterator[RunFolder]:
     """Outputs whose receipts may tell how fast this job goes: its own, then those that it reuses."""
     yield opened.folder
     for path in opened.job.spec.reuse:
-        store = open_store(path)
+        store = open_run_store(path)
         earlier = load_plan(store)
         if earlier is not None:
             yield RunFolder(store, earlier)
@@ -181,8 +181,8 @@ def retry(**options: Any) -> int:
 
 def _work(work: Work, *, is_retry: bool) -> int:
     deadline = choose_deadline(work.until, work.lasting)
-    crew = Crew(work.gpus, work.workers, work.backend, work.address)
-    crew.check()
+    pool = WorkerPool(work.gpus, work.workers, work.backend, work.address)
+    pool.check()
     shard = work.shard or "all"
     log_format.bind(shard=shard)
     if work.dry_run:
@@ -191,7 +191,7 @@ def _work(work: Work, *, is_retry: bool) -> int:
     code: int = Exit.OUR_FAULT
     try:
         session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline)
-        report = execute(session, metrics, crew)
+        report = execute(session, metrics, pool)
         code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     except KeyboardInterrupt:
         code = Exit.STOPPED
@@ -237,7 +237,7 @@ def open_session(
     return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)
 
 
-def execute(session: Session, metrics: MetricsFile | None = None, crew: Crew | None = None) -> RunReport:
+def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPool | None = None) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
     spec, stop = session.opened.job.spec, session.stop
     with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
@@ -258,7 +258,7 @@ def execute(session: Session, metrics: MetricsFile | None = None, crew: Crew | N
             for remark in remarks:
                 display.say(f"note: {remark}")
 
-        report = label_with(crew or Crew(), session, tick=tick, say=display.say, on_engine=told)
+        report = label_with(pool or WorkerPool(), session, tick=tick, say=display.say, on_engine=told)
     if metrics is not None:
         metrics.report = report
     return report

@@ -35,16 +35,16 @@ def publish(
     from export.publishing import PublishOptions
     from export.publishing import publish as publish_bundle
     from jobs.delivery.transfers import TransferDisplay, size_text
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
-    depot = open_depot(url)
+    bundle_store = open_bundle_store(url)
     options = PublishOptions(name, version, channel, _signing_key(sign_key), reread)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
-        done = publish_bundle(open_bundle(local_folder(bundle, "BUNDLE")), depot, options, display)
+        done = publish_bundle(open_bundle(local_folder(bundle, "BUNDLE")), bundle_store, options, display)
     code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
     result = {
-        "url": depot.url,
+        "url": bundle_store.url,
         "name": done.version.name,
         "version": done.version.version,
         "sha256": done.version.sha256,
@@ -62,7 +62,7 @@ def publish(
     if done.channel is not None:
         rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    emit(result, f"{depot.url}/{done.version.name}: {state}\n" + table(rows), output)
+    emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + table(rows), output)
     return code
 
 

@@ -66,18 +66,18 @@ def pull(
     from export.pulling import pull as pull_version
     from export.versions import parse_address
     from jobs.delivery.transfers import TransferDisplay
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
-    depot = open_depot(address.url)
+    bundle_store = open_bundle_store(address.url)
     options = PullOptions(_trusted_keys(keys), keep, unhold, check)
     if watch is not None:
         with TransferDisplay() as display:
-            seen = _watch(lambda: pull_version(depot, address, destination, options, display), destination, watch, display)
+            seen = _watch(lambda: pull_version(bundle_store, address, destination, options, display), destination, watch, display)
         return _emit_watch(seen, destination, output)
     with TransferDisplay() as display:
-        pulled = pull_version(depot, address, destination, options, display)
+        pulled = pull_version(bundle_store, address, destination, options, display)
     code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
     emit({**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output)
     return code

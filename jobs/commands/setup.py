@@ -22,7 +22,7 @@ from jobs.planning.job_files import load_job
 from manifests.errors import RelabelError, StoreError, UsageError
 from manifests.specs import JobSpec
 from manifests.storage.filesystems import is_url
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
@@ -141,7 +141,7 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
 
 def _writable_url(spec: JobSpec) -> str:
     """Whether commits will be single there; writes the probe that a run would write."""
-    open_store(spec.output, single_writer=spec.run.single_writer).prove()
+    open_run_store(spec.output, single_writer=spec.run.single_writer).prove()
     if spec.run.single_writer:
         return f"{spec.output}: nobody looked whether its conditions hold (run.single_writer)"
     return f"{spec.output} can be written, and heeds conditions"

@@ -14,7 +14,7 @@ from manifests.judging.label_sets import RunLabels, is_run, open_run_labels
 from manifests.metrics.triangle import BY_IDS, BY_ROW
 from manifests.runs.readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
-from manifests.storage.concurrency import each
+from manifests.storage.concurrency import map_concurrent
 from manifests.storage.filesystems import place_of
 
 GROUP_BYTES = 16 << 20
@@ -66,8 +66,8 @@ def spill_rows(run: RunLabels, file: Path) -> Path:
         ManifestError: a file is missing or damaged.
     """
     store, folder = run.folder.store, run.folder
-    labels = each(store, lambda one: folder.table(one, LABELS, _READ), run.labels)
-    refused = each(store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine)
+    labels = map_concurrent(store, lambda one: folder.table(one, LABELS, _READ), run.labels)
+    refused = map_concurrent(store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine)
     held: list[pa.Table] = []
     with pq.ParquetWriter(file, ROWS, compression="zstd") as writer:
         for number, table in enumerate(labels):

@@ -19,7 +19,7 @@ from manifests.inputs.table_files import require_column
 from manifests.judging.label_sets import open_run_labels
 from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
 from manifests.schemas import LABELS
-from manifests.storage.concurrency import each
+from manifests.storage.concurrency import map_concurrent
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")
@@ -97,7 +97,7 @@ def _from_run(path: str, target: Format, options: Options, scratch: Path) -> Sou
     by, doc = _ids(names, path, options)
     wanted = list(dict.fromkeys(["row_id", by, doc, value])) if target in TREC else names
     schema = pa.schema([LABELS.field(name) for name in wanted], metadata=LABELS.metadata)
-    tables = each(run.folder.store, lambda file: run.folder.table(file, LABELS, None if wanted == names else wanted), run.labels)
+    tables = map_concurrent(run.folder.store, lambda file: run.folder.table(file, LABELS, None if wanted == names else wanted), run.labels)
     file = _gathered(tables, schema, scratch / "labels.parquet")
     return Source(path, "labels", [file], wanted, by, doc, value, kind, "row_id", run.num_quarantined, run.plan.name, run.notes)
 

@@ -21,7 +21,7 @@ class StoppedError(TransientError):
 
 
 @dataclass
-class Watch:
+class ChannelWatch:
     """What a watch did so far.
 
     Args:
@@ -41,7 +41,7 @@ class Watch:
     is_pulling: bool = False
 
 
-def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], None]) -> Watch:
+def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], None]) -> ChannelWatch:
     """Pull every so often until a signal ends it.
 
     A signal breaks a pull off wherever it is, in a long wait for a store too: a pull is made to be killed anywhere.
@@ -51,7 +51,7 @@ def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], N
         every_s: pause between pulls, seconds.
         say: told of what goes wrong, once for as long as it stays the same.
     """
-    watch, asked = Watch(), threading.Event()
+    watch, asked = ChannelWatch(), threading.Event()
     with _stopping(watch, asked):
         while not asked.is_set():
             watch.pulls += 1
@@ -73,7 +73,7 @@ def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], N
 
 
 @contextlib.contextmanager
-def _stopping(watch: Watch, asked: threading.Event) -> Iterator[None]:
+def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt

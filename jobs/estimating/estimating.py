@@ -268,8 +268,8 @@ def _walk(
             answer = None
             is_asked = True
             if ask.shared_by is not None:
-                key = reuse.book.key(ask, 0, sample, 0)
-                answer = reuse.book.answer(key)
+                key = reuse.answer_cache.key(ask, 0, sample, 0)
+                answer = reuse.answer_cache.answer(key)
                 is_asked = answer is None and (key, ask.shared_by) not in shared
                 shared.add((key, ask.shared_by))
             if is_asked:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from jobs.files.scratch import scratch_folder
 from manifests.errors import DiskFullError, StoreError, UsageError
-from manifests.storage.depot_ports import Held
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import Held
+from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.disk_errors import out_of_files
 from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.local_store import sync_folder
-from manifests.storage.store import open_store
+from manifests.storage.local_run_store import sync_folder
+from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import UrlFile
 
 ONE_PUT_BYTES = 64 << 20
@@ -121,7 +121,7 @@ def _upload(file: Path, to: str) -> None:
         with file.open("rb") as source:
             while block := source.read(_HASH_BYTES):
                 digest.update(block)
-        open_depot(folder).upload(name, file, Held(size, digest.hexdigest()), lambda _: None)
+        open_bundle_store(folder).upload(name, file, Held(size, digest.hexdigest()), lambda _: None)
         return
     # `single_writer`: one whole put needs no condition
-    open_store(folder, single_writer=True).put(name, file.read_bytes())
+    open_run_store(folder, single_writer=True).put(name, file.read_bytes())

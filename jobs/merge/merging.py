@@ -35,10 +35,10 @@ from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, table_bytes
 from manifests.specs import RunSpec
-from manifests.storage.concurrency import each
+from manifests.storage.concurrency import map_concurrent
 from manifests.storage.filesystems import place_of
-from manifests.storage.ports import Store
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 
 class Merged(NamedTuple):
@@ -111,7 +111,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
             "name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
-    store = open_store(to)
+    store = open_run_store(to)
     if not _holds(store, plan):
         store.prove()
         write_plan(store, plan, beside)
@@ -124,7 +124,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
         lock.release()
 
 
-def _holds(store: Store, plan: Plan) -> bool:
+def _holds(store: RunStore, plan: Plan) -> bool:
     """Whether a folder holds this plan.
 
     Raises:
@@ -136,7 +136,7 @@ def _holds(store: Store, plan: Plan) -> bool:
     return held is not None
 
 
-def _merge(runs: list[_Run], store: Store, differences: list[str], *, allow_mixed: bool) -> Merged:
+def _merge(runs: list[_Run], store: RunStore, differences: list[str], *, allow_mixed: bool) -> Merged:
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)
@@ -146,7 +146,7 @@ def _merge(runs: list[_Run], store: Store, differences: list[str], *, allow_mixe
     if held is not None:
         _refuse_fewer(held, runs, store.root)
     staged: Iterator[list[Receipt]] | list[list[Receipt]] = (
-        receipts for run in runs for receipts in each(store, lambda one: one.stage(), _steps(run, folder))
+        receipts for run in runs for receipts in map_concurrent(store, lambda one: one.stage(), _steps(run, folder))
     )
     if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
         staged = list(staged)
@@ -157,7 +157,7 @@ def _merge(runs: list[_Run], store: Store, differences: list[str], *, allow_mixe
     return _finish(runs, folder, differences, allow_mixed=allow_mixed)
 
 
-def _bring_readings(runs: list[_Run], store: Store) -> None:
+def _bring_readings(runs: list[_Run], store: RunStore) -> None:
     """What the sources read of their inputs, for whoever reads them again by the merged output.
 
     Raises:
@@ -205,7 +205,7 @@ def _open_runs(paths: Sequence[str]) -> list[_Run]:
         raise ConfigError("merge: an output is named twice. Name each once.")
     grouped: dict[str, list[_Source]] = {}
     for path in paths:
-        store = open_store(path)
+        store = open_run_store(path)
         plan = load_plan(store)
         if plan is None:
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is no output of a run.")
@@ -397,7 +397,7 @@ def _begins_with(receipts: list[Receipt], done: list[str]) -> bool:
     return len(done) <= len(receipts) and done == [receipt.content_digest for receipt in receipts[: len(done)]]
 
 
-def _commit(store: Store, receipt: Receipt) -> None:
+def _commit(store: RunStore, receipt: Receipt) -> None:
     name, data = receipt.id.receipt_name, readable_json(asdict(receipt))
     failpoints.hit("before_receipt")
     if not store.create(name, data) and store.read(name) != data:
@@ -443,7 +443,7 @@ def _merged_spec(known: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
     return spec
 
 
-def _manifest_sha256(store: Store) -> str | None:
+def _manifest_sha256(store: RunStore) -> str | None:
     try:
         return sha256_bytes(store.read(MANIFEST_NAME))
     except FileNotFoundError:

@@ -32,7 +32,7 @@ from manifests.secrets.secret_names import names_secret
 from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
 from manifests.storage.filesystems import is_url, place_of, use_storage_options
 from manifests.storage.retries import use_limit
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 ENVIRONMENT_PREFIX = "RELABEL_"
 STORAGE_KEY = "storage_options"
@@ -181,7 +181,7 @@ def output_of(path: str, *, day: str | None = None) -> str:
 
 
 def _holds_its_plan(job: Job) -> bool:
-    plan = load_plan(open_store(job.spec.output, single_writer=job.spec.run.single_writer))
+    plan = load_plan(open_run_store(job.spec.output, single_writer=job.spec.run.single_writer))
     return plan is not None and is_plan_of(plan, job.parts(job.open_dataset()))
 
 

@@ -9,7 +9,7 @@ from manifests.inputs.dataset import Dataset
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_folder import RunFolder
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OpenRun:
 
     job: Job
     dataset: Dataset
-    store: Store
+    store: RunStore
     plan: Plan
     folder: RunFolder
     readings: Readings

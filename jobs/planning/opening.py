@@ -10,8 +10,8 @@ from manifests.runs.known_inputs import KnownInputs, files_written_since, known_
 from manifests.runs.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder
-from manifests.storage.ports import Store
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 
 def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
@@ -25,7 +25,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         ManifestError: there is no plan and `may_plan` is off.
     """
     run = job.spec.run
-    store = open_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
+    store = open_run_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
     plan = load_plan(store)
     known = None if plan is None else load_known(store, plan)
     dataset = _open_dataset(job, plan, known)
@@ -59,7 +59,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     return OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
 
 
-def _holds_manifest(store: Store) -> bool:
+def _holds_manifest(store: RunStore) -> bool:
     try:
         store.read(MANIFEST_NAME)
     except FileNotFoundError:

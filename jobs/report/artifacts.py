@@ -20,8 +20,8 @@ from manifests.runs.receipts import Receipt
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
 from manifests.runs.run_inputs import RunInput, open_run_input
 from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.ports import Store
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 STUDENT = "student.json"
 
@@ -43,7 +43,7 @@ class RunArtifact:
     """A label run, or a student's scores, which lie in the same way."""
 
     path: str
-    store: Store
+    store: RunStore
     plan: Plan
     name: str
     manifest_bytes: bytes | None
@@ -115,7 +115,7 @@ class StudentArtifact:
     """A student's folder."""
 
     path: str
-    store: Store
+    store: RunStore
     record: dict[str, Any]
     manifest: dict[str, Any]
     name: str
@@ -131,7 +131,7 @@ class BundleArtifact:
     """A bundle, by its manifest; its files are not held against it (`relabel pull` and `load.py` do)."""
 
     path: str
-    store: Store
+    store: RunStore
     facts: dict[str, Any]
     manifest_sha256: str
     name: str
@@ -173,7 +173,7 @@ def open_artifact(path: str) -> Artifact:
     """
     if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
         raise InputError(f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`.")
-    store = open_store(path)
+    store = open_run_store(path)
     if _read(store, PLAN_NAME) is not None:
         plan = load_plan(store)
         assert plan is not None
@@ -192,7 +192,7 @@ def open_artifact(path: str) -> Artifact:
     )
 
 
-def _read(store: Store, name: str) -> bytes | None:
+def _read(store: RunStore, name: str) -> bytes | None:
     try:
         return store.read(name)
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from jobs.report.building import render_report
 from jobs.report.page import Page, opening, render_page
 from jobs.report.sections_bundles import latency_section
 from manifests.storage.disk_errors import told
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 _SECTION = re.compile(r'<section id="latency".*?</section>\n', re.DOTALL)
 _ENTRY = re.compile(r' *<li><a href="#latency">.*?</li>\n')
@@ -68,7 +68,7 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
     if not page.startswith(opening("report")) or _END_OF_ENTRIES not in page or _END_OF_SECTIONS not in page:
         _logger.warning("%s of %s is no page that this relabel draws, and stays without the latencies.", REPORT_NAME, name)
         return page
-    section = latency_section([BundleArtifact(str(folder), open_store(str(folder)), {}, "", name)])
+    section = latency_section([BundleArtifact(str(folder), open_run_store(str(folder)), {}, "", name)])
     drawn = render_page(Page(name, "", [section]))
     for pattern, end in ((_ENTRY, _END_OF_ENTRIES), (_SECTION, _END_OF_SECTIONS)):
         found = pattern.search(drawn)

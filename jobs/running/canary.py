@@ -31,10 +31,10 @@ from manifests.records import checked, fault_of
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import ChunkId, FileRef
-from manifests.runs.reuse import Place
+from manifests.runs.reuse import RowPlace
 from manifests.runs.rows import read_chunks
 from manifests.schemas import LABELS, LabelRow, QuarantineRow
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 FOLDER = "canary"
 _FLOOR = 1e-6
@@ -131,12 +131,12 @@ def _must_end(session: Session, num_to_ask: int) -> bool:
     return session.stop.reason is not None
 
 
-def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, Place]], int, int]:
+def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
     """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how many rows of the
     session's own chunks they do not know, which it would ask. Ends early at a stop."""
     if session.reuse is None:
         return [], 0, session.left.rows_to_ask()
-    kept: list[tuple[Pair, Place]] = []
+    kept: list[tuple[Pair, RowPlace]] = []
     num_known = num_to_ask = 0
     mine = set(session.shards)
     others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
@@ -210,12 +210,12 @@ def compare(drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engi
     return CanaryResult(engine_identity(engine), len(drawn), num_own, flips, unreadable, round(rate, 6), low, high, mean_kl, max_flip_rate)
 
 
-def keep_result(store: Store, result: CanaryResult) -> None:
+def keep_result(store: RunStore, result: CanaryResult) -> None:
     """Write a canary's result beside the labels, in place of an earlier one of the same engine."""
     store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", readable_json(asdict(result)))
 
 
-def load_results(store: Store) -> list[CanaryResult]:
+def load_results(store: RunStore) -> list[CanaryResult]:
     """The canaries of an output, in name order.
 
     Raises:
@@ -232,7 +232,7 @@ def load_results(store: Store) -> list[CanaryResult]:
     return found
 
 
-def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
     """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted then as are now."""
     identity = None if engine is None else engine_identity(engine)
     return any(

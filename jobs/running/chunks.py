@@ -15,12 +15,27 @@ class ChunkWork:
     """A chunk under way: its pairs, the rows that are in, and what its asks cost.
 
     `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an engine went down while
-    it was at them. `condemned` are places whose rows are not asked any more, and why.
+    it was at them. `isolated_rows` are places whose rows are not asked any more, and why.
     """
 
     __slots__ = (
-        "answers", "apart", "asked", "condemned", "id", "is_dropped", "keys", "left", "opened", "pairs", "reused_answers", "round", "rows",
-        "sources", "stages", "started_clock", "started_s",
+        "answers",
+        "apart",
+        "asked",
+        "id",
+        "is_dropped",
+        "isolated_rows",
+        "keys",
+        "left",
+        "opened",
+        "pairs",
+        "reused_answers",
+        "round",
+        "rows",
+        "sources",
+        "stages",
+        "started_clock",
+        "started_s",
     )  # fmt: skip
 
     def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
@@ -35,7 +50,7 @@ class ChunkWork:
         self.is_dropped = False  # given up at a stop: nothing more is asked for it
         self.stages: dict[str, list[int]] = {}
         self.apart: list[list[int]] = []
-        self.condemned: dict[int, str] = {}
+        self.isolated_rows: dict[int, str] = {}
         self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0

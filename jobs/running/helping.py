@@ -19,11 +19,11 @@ import time
 from typing import NamedTuple
 
 from jobs.planning.open_runs import OpenRun
-from manifests.storage.store import shard_lock_name
+from manifests.storage.run_stores import shard_lock_name
 
 CHUNKS_AT_ONCE = 8
 """Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""
-PATIENCE_S = 60.0
+STALL_S = 60.0
 """How long nothing may come of a chunk before it is asked here, where neither pace tells, seconds."""
 LEAST_S = 1.0
 """Shorter spans tell nothing of a worker's life, seconds."""
@@ -66,7 +66,7 @@ class Helping:
 
     def claimed(self, shard: int) -> set[int]:
         """Chunks of a shard that other helpers are at."""
-        now_s, limit_s = time.monotonic(), max(LEAST_S, 3 * self._ask_s(shard)) if self._spans else PATIENCE_S
+        now_s, limit_s = time.monotonic(), max(LEAST_S, 3 * self._ask_s(shard)) if self._spans else STALL_S
         found = set()
         for name in self._store.names(_folder(shard)):
             chunk = int(name.rpartition("chunk-")[2].partition(".")[0])
@@ -117,7 +117,7 @@ class Helping:
             is_slower = (place + 1) * looked_s / (commits + 1) > ask_s  # the gap under way is one more
         else:
             is_slower = not commits and place >= self._in_hand(shard)
-        return is_slower or silent_s > (max(LEAST_S, 2 * ask_s) if self._spans else PATIENCE_S)
+        return is_slower or silent_s > (max(LEAST_S, 2 * ask_s) if self._spans else STALL_S)
 
     def _in_hand(self, shard: int) -> int:
         """Chunks that a holder has begun at most: their rows are as many as an engine takes, and one is cut by that."""
@@ -129,7 +129,7 @@ class Helping:
             return sum(self._spans) / len(self._spans)
         seen = self._seen.get(shard)
         commits = seen.open - seen.last_open if seen is not None else 0
-        return 2 * (time.monotonic() - seen.since_s) / commits if seen is not None and commits else PATIENCE_S
+        return 2 * (time.monotonic() - seen.since_s) / commits if seen is not None and commits else STALL_S
 
     def _claim(self, shard: int, chunk: int) -> bool:
         stem = f"{_folder(shard)}/chunk-{chunk:06d}."

@@ -24,7 +24,7 @@ from manifests.asks import Engine, EngineFacts
 from manifests.errors import LockHeldError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.reuse import why_nothing
-from manifests.storage.ports import Lock
+from manifests.storage.run_store_ports import Lock
 
 LOCK_LOOK_S = 0.5
 """Pause between two looks at a lock that is waited for, seconds."""
@@ -252,7 +252,7 @@ def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None],
         tick=tick,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         watch=session.watch,
-        book=session.book,
+        answer_cache=session.answer_cache,
     )
     # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
     first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S

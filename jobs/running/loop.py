@@ -19,7 +19,7 @@ from jobs.running.commits import Commits
 from jobs.running.counts import Progress
 from jobs.running.node_values import check_nodes
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
-from jobs.running.patience import Patience
+from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
 from jobs.running.trajectories import OpenPair, Trajectory, row_of
 from jobs.running.watch import Watch
@@ -111,17 +111,17 @@ class RunLoop:
         tick: Callable[[], None] = lambda: None,
         ask_timeout_s: float = math.inf,
         watch: Watch | None = None,
-        book: AnswerBook | None = None,
+        answer_cache: AnswerBook | None = None,
     ) -> None:
         self.labeler = labeler
-        self.book = book
+        self.answer_cache = answer_cache
         self.options = options
         self.engine = engine
         self.progress = progress
         self.stop = stop
         self.tick = tick
         self._watch = watch
-        self._patience = Patience(engine, ask_timeout_s)
+        self._patience = StallDetection(engine, ask_timeout_s)
         self._seed = seed
         self._static: dict[object, bytes] = {}
         self._ready: deque[Request] = deque()
@@ -192,7 +192,7 @@ class RunLoop:
             if handed >= 0:
                 self._patience.handed(handed)
             answers = self._poll()
-            self._patience.look_for_haste(len(self._in_flight))
+            self._patience.idle_poll_s(len(self._in_flight))
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
@@ -309,9 +309,9 @@ class RunLoop:
     def _open(self, work: ChunkWork, index: int) -> None:
         work.opened += 1
         self._begun[work.id] = work
-        if index in work.condemned:
+        if index in work.isolated_rows:
             pair = work.pairs[index]
-            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.condemned[index], [], 0, 0))
+            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.isolated_rows[index], [], 0, 0))
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
@@ -337,7 +337,7 @@ class RunLoop:
         shared = self._shared.get(key)
         if shared is None:
             self._shared[key] = shared = _Shared()
-            if self.book is not None and self._take_over(shared, self.book, trajectory):
+            if self.answer_cache is not None and self._take_over(shared, self.answer_cache, trajectory):
                 assert shared.answer is not None
                 self._runnable.append((trajectory, shared.answer))
                 self._forget_old_answers()
@@ -349,12 +349,12 @@ class RunLoop:
         else:
             self._runnable.append((trajectory, shared.answer))
 
-    def _take_over(self, shared: _Shared, book: AnswerBook, trajectory: Trajectory) -> bool:
+    def _take_over(self, shared: _Shared, answer_cache: AnswerBook, trajectory: Trajectory) -> bool:
         """Answer a shared ask from an earlier run, if one had it."""
         work: ChunkWork = trajectory.open.work
         assert trajectory.ask is not None
-        shared.kept_as = book.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
-        known = book.find(shared.kept_as)
+        shared.kept_as = answer_cache.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
+        known = answer_cache.find(shared.kept_as)
         if known is None:
             return False
         shared.answer = answer_of(known)

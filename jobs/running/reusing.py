@@ -12,7 +12,7 @@ from manifests.errors import ConfigError, VerdictError
 from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
 from manifests.runs.plans import Plan
 from manifests.runs.receipts import ReusedRows
-from manifests.runs.reuse import EarlierOutput, KnownAnswers, KnownLabels, Place, answer_of, open_earlier
+from manifests.runs.reuse import EarlierOutput, KnownAnswers, KnownLabels, RowPlace, answer_of, open_earlier
 from manifests.schemas import AnswerRow, LabelRow
 from manifests.storage.filesystems import place_of
 
@@ -39,7 +39,7 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
     return [open_earlier(path) for path in job.spec.reuse]
 
 
-class Book:
+class AnswerCache:
     """Answers that rows share: found in earlier outputs, kept for later ones."""
 
     def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
@@ -69,7 +69,7 @@ class Reuse:
         self.job = job
         self.outputs = outputs
         self.labels = KnownLabels(outputs, recipe_digest(plan.parts))
-        self.book = Book(plan, outputs)
+        self.answer_cache = AnswerCache(plan, outputs)
         self._first_is_shared = job.labeler.probe()[0].shared_by is not None
 
     def fill(self, work: ChunkWork) -> int:
@@ -89,7 +89,7 @@ class Reuse:
             self._carry(work, [index for index, _ in known])
         return len(known)
 
-    def take(self, places: list[Place]) -> list[LabelRow]:
+    def take(self, places: list[RowPlace]) -> list[LabelRow]:
         """The labels at some places."""
         return self.labels.take(places)
 
@@ -113,7 +113,7 @@ class Reuse:
             for sample in range(self.job.spec.labeler.samples):
                 ask = first
                 for attempt in range(self.job.spec.labeler.attempts):
-                    found = self.book.find(self.book.key(ask, work.round, sample, attempt))
+                    found = self.answer_cache.find(self.answer_cache.key(ask, work.round, sample, attempt))
                     if found is None:
                         break
                     work.answers.append(found)

@@ -108,5 +108,5 @@ def advise(report: RunReport, job_file: str) -> None:
 
 
 def as_json(report: RunReport) -> dict[str, Any]:
-    """What a crew adds to a result."""
+    """What a worker pool adds to a result."""
     return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

@@ -18,7 +18,7 @@ from jobs.planning.open_runs import OpenRun
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
 from jobs.running.helping import Helping
-from jobs.running.reusing import Book, Reuse, earlier_outputs, label_keys
+from jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
 from jobs.running.shard_log import ShardLogs
 from jobs.running.stops import Stop
 from jobs.running.watch import Watch
@@ -32,8 +32,8 @@ from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import Snapshot
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import JobSpec
-from manifests.storage.ports import Lock
-from manifests.storage.store import shard_lock, shard_lock_name
+from manifests.storage.run_store_ports import Lock
+from manifests.storage.run_stores import shard_lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
 
@@ -277,9 +277,9 @@ class Session:
         return Reuse(job, self.opened.plan, earlier_outputs(job))
 
     @functools.cached_property
-    def book(self) -> Book:
+    def answer_cache(self) -> AnswerCache:
         """Answers that rows share."""
-        return self.reuse.book if self.reuse is not None else Book(self.opened.plan, [])
+        return self.reuse.answer_cache if self.reuse is not None else AnswerCache(self.opened.plan, [])
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""

@@ -7,7 +7,7 @@ import threading
 import time
 
 from manifests.errors import RelabelError
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class ShardLogs:
     said once.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RunStore) -> None:
         self._store = store
         self._guard = threading.Lock()
         self._has_failed = False

@@ -15,7 +15,7 @@ class Watch(Protocol):
     """Told by the loop, in its own thread; `commits` alone is called from a commit thread."""
 
     def begins(self, work: ChunkWork) -> None:
-        """A chunk is about to be asked. May set its `apart` and `condemned`."""
+        """A chunk is about to be asked. May set its `apart` and `isolated_rows`."""
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         """These rows are about to be asked apart from all others; the engine is proven to work and has nothing else in flight."""

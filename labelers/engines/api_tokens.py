@@ -17,7 +17,7 @@ from labelers.engines.checkpoints import special_ids
 from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.grammars import GrammarCompiler, render_grammar
 from labelers.engines.loop_thread import LoopThread
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from labelers.engines.stages import Places, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request

@@ -16,8 +16,8 @@ import torch
 
 from labelers.engines.forward import Forward
 from labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
-from labelers.engines.rows import Row
 from labelers.engines.sampling import draw
+from labelers.engines.sequences import Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

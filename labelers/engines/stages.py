@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from labelers.engines.decisions import resolve_labels
-from labelers.engines.rows import Place, Row
+from labelers.engines.sequences import DecisionPlace, Row
 from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
 from manifests.asks import Answer, Ask, Decision, Request
 from manifests.errors import ConfigError
@@ -22,9 +22,9 @@ class Places:
     def __init__(self, encoder: PromptEncoder, *, tokenizer_name: str) -> None:
         self._encoder = encoder
         self._tokenizer_name = tokenizer_name
-        self._known: dict[Decision, Place] = {}
+        self._known: dict[Decision, DecisionPlace] = {}
 
-    def of(self, ask: Ask) -> list[Place]:
+    def of(self, ask: Ask) -> list[DecisionPlace]:
         """The places of an ask's decisions.
 
         Raises:
@@ -33,7 +33,7 @@ class Places:
         for decision in ask.decisions:
             if decision not in self._known:
                 label_ids = resolve_labels(self._encoder, decision, tokenizer_name=self._tokenizer_name)
-                self._known[decision] = Place(decision.name, decision.marker.encode(), label_ids)
+                self._known[decision] = DecisionPlace(decision.name, decision.marker.encode(), label_ids)
         return [self._known[decision] for decision in ask.decisions]
 
 

@@ -18,7 +18,7 @@ from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_toke
 from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from labelers.engines.stages import Places, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request

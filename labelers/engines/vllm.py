@@ -27,7 +27,7 @@ from labelers.engines.checkpoints import (
 from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from labelers.engines.stages import Places, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
@@ -77,8 +77,8 @@ class Vllm:
         self._args = args_of(spec)
         library = _load_vllm(self._args)
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
-        from labelers.engines.vllm_grammars import install_desk
-        from labelers.engines.vllm_loop import StepLoop, Words
+        from labelers.engines.vllm_grammars import install_grammars
+        from labelers.engines.vllm_loop import StepLoop, Vocabulary
 
         self._spec = spec
         self._resolved = resolve_checkpoint(spec, self._args.cache_dir)
@@ -96,8 +96,8 @@ class Vllm:
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
             self._loop = StepLoop(
                 self._engine,
-                install_desk(self._engine, self._compiler),
-                Words(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
+                install_grammars(self._engine, self._compiler),
+                Vocabulary(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
                 lora=_lora_request(self._args),
                 is_inline=self._args.decisions == "inline",
                 slots=self._width + self._width // 8 + 4,  # a few beyond the step's, since a new one waits a step for its grammar

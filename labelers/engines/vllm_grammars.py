@@ -19,7 +19,7 @@ from labelers.engines.grammars import GrammarCompiler
 from manifests.errors import ModelError
 
 
-class MatcherDesk:
+class GrammarRegistry:
     """Matchers on their way from a request to vLLM's scheduler, by ticket. vLLM fetches them in threads of its own."""
 
     def __init__(self) -> None:
@@ -29,27 +29,27 @@ class MatcherDesk:
 
     def leave(self, matcher: Any) -> str:
         """Leave a matcher, and return its ticket: a grammar that vLLM's check passes in no time."""
-        ticket = f'start: "{next(self._numbers)}"'
+        grammar_id = f'start: "{next(self._numbers)}"'
         with self._lock:
-            self._held[ticket] = matcher
-        return ticket
+            self._held[grammar_id] = matcher
+        return grammar_id
 
-    def fetch(self, ticket: str) -> Any:
+    def fetch(self, grammar_id: str) -> Any:
         """Take a matcher; each can be taken once."""
         with self._lock:
-            return self._held.pop(ticket)
+            return self._held.pop(grammar_id)
 
 
 class DeskBackend(StructuredOutputBackend):  # type: ignore[misc]
     """Structured output as vLLM's scheduler wants it, from the desk's matchers."""
 
-    def __init__(self, desk: MatcherDesk, ll_tokenizer: Any, vocab_size: int) -> None:
-        self.desk = desk
+    def __init__(self, grammars: GrammarRegistry, ll_tokenizer: Any, vocab_size: int) -> None:
+        self.grammars = grammars
         self.ll_tokenizer = ll_tokenizer
         self.vocab_size = vocab_size
 
     def compile_grammar(self, request_type: Any, grammar_spec: str, stop_token_ids: Any = None) -> Any:
-        return GuidanceGrammar(ll_matcher=self.desk.fetch(grammar_spec), ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
+        return GuidanceGrammar(ll_matcher=self.grammars.fetch(grammar_spec), ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
         return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocab_size)
@@ -58,7 +58,7 @@ class DeskBackend(StructuredOutputBackend):  # type: ignore[misc]
         """There is nothing to destroy."""
 
 
-def install_desk(engine: Any, compiler: GrammarCompiler) -> MatcherDesk:
+def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
     """Make vLLM's scheduler, which runs in this process, take its grammars from a desk.
 
     Raises:
@@ -68,6 +68,6 @@ def install_desk(engine: Any, compiler: GrammarCompiler) -> MatcherDesk:
     manager = getattr(core, "structured_output_manager", None)
     if manager is None or not hasattr(manager, "backend"):
         raise ModelError("this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work.")
-    desk = MatcherDesk()
-    manager.backend = DeskBackend(desk, compiler.tokenizer, compiler.vocab_size)
-    return desk
+    grammars = GrammarRegistry()
+    manager.backend = DeskBackend(grammars, compiler.tokenizer, compiler.vocab_size)
+    return grammars

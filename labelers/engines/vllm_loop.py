@@ -18,8 +18,8 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.rows import Place, Row
-from labelers.engines.vllm_grammars import MatcherDesk
+from labelers.engines.sequences import DecisionPlace, Row
+from labelers.engines.vllm_grammars import GrammarRegistry
 from manifests.asks import Ask, Finish
 from manifests.errors import ConfigError
 
@@ -31,7 +31,7 @@ REFUSALS = (ValueError, VLLMValidationError)
 """What vLLM raises when it refuses one request; from 0.32 on its own error is no ValueError any more."""
 
 
-class Words(NamedTuple):
+class Vocabulary(NamedTuple):
     """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and encoding."""
 
     bytes_of: dict[int, bytes]
@@ -50,9 +50,9 @@ class StepLoop:
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix is cached.
     """
 
-    def __init__(self, engine: Any, desk: MatcherDesk, words: Words, *, lora: Any, is_inline: bool, slots: int) -> None:
+    def __init__(self, engine: Any, grammars: GrammarRegistry, words: Vocabulary, *, lora: Any, is_inline: bool, slots: int) -> None:
         self._engine = engine
-        self._desk = desk
+        self._grammars = grammars
         self._words = words
         self._lora = lora
         self._is_inline = is_inline
@@ -97,26 +97,26 @@ class StepLoop:
 
     def _begin(self, row: Row) -> None:
         name = next(self._names)
-        ticket = self._desk.leave(row.matcher) if row.matcher is not None else None
+        grammar_id = self._grammars.leave(row.matcher) if row.matcher is not None else None
         try:
-            self._engine.add_request(name, tokens_input(row.prompt.tolist()), self._params(row, ticket), lora_request=self._lora)
+            self._engine.add_request(name, tokens_input(row.prompt.tolist()), self._params(row, grammar_id), lora_request=self._lora)
         except REFUSALS as exc:
-            if ticket is not None:
-                self._desk.fetch(ticket)
+            if grammar_id is not None:
+                self._grammars.fetch(grammar_id)
             row.detail = f"vLLM refuses the request: {str(exc)[:300]}"
             self._leave(row, "error")
             return
         row.matcher = None  # vLLM's from here on
         self._rows[name] = row
 
-    def _params(self, row: Row, ticket: str | None) -> SamplingParams:
+    def _params(self, row: Row, grammar_id: str | None) -> SamplingParams:
         sampling = row.request.ask.sampling
         if row.max_new == 0:
             labels = _label_ids(row.places_here())
             return SamplingParams(
                 max_tokens=1, temperature=0.0, logprob_token_ids=labels, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
             )
-        is_free = ticket is None
+        is_free = grammar_id is None
         return SamplingParams(
             max_tokens=row.max_new,
             temperature=sampling.temperature,
@@ -126,7 +126,7 @@ class StepLoop:
             stop_token_ids=list(self._words.end_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
-            structured_outputs=None if ticket is None else StructuredOutputsParams(grammar=ticket),
+            structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
             logprob_token_ids=_label_ids(row.places) if is_free and self._is_inline and row.places else None,
         )
 
@@ -167,7 +167,7 @@ class StepLoop:
         return row.closing in row.written[max(since - len(row.closing), len(row.prefill)) :]
 
     @staticmethod
-    def _look(row: Row, logprobs: Any, here: Sequence[Place]) -> None:
+    def _look(row: Row, logprobs: Any, here: Sequence[DecisionPlace]) -> None:
         for place in here:
             if logprobs is not None and all(token in logprobs for token in place.label_ids):
                 row.note(place, distribution_of_logprobs([logprobs[token].logprob for token in place.label_ids]))
@@ -185,5 +185,5 @@ class StepLoop:
             self._done.append(row)
 
 
-def _label_ids(places: Sequence[Place]) -> list[int]:
+def _label_ids(places: Sequence[DecisionPlace]) -> list[int]:
     return list(dict.fromkeys(token for place in places for token in place.label_ids))

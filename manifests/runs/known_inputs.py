@@ -19,7 +19,7 @@ from manifests.records import checked
 from manifests.runs.plans import Plan
 from manifests.specs import Columns, InputSpec
 from manifests.storage.filesystems import absolute_path
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 KNOWN_NAME = "plan/inputs.json"
 KNOWN_VERSION = 1
@@ -58,7 +58,7 @@ def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, *, reads_context: 
     return {KNOWN_NAME: canonical_json({"version": KNOWN_VERSION, "sha256": digest_of(known), "known": known}) + b"\n"}
 
 
-def load_known(store: Store, plan: Plan) -> KnownInputs | None:
+def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
     """What is known of a plan's inputs; None if nothing is, or nothing that can be relied on.
 
     Raises:

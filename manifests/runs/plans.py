@@ -27,7 +27,7 @@ from manifests.records import checked, fault_of
 from manifests.runs.label_keys import engine_parts
 from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.storage.filesystems import absolute_path
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 # Shape legend: R rows, Q queries, S shards
 
@@ -228,7 +228,7 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
     return plan, beside
 
 
-def write_plan(store: Store, plan: Plan, beside: dict[str, bytes]) -> bool:
+def write_plan(store: RunStore, plan: Plan, beside: dict[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that one)."""
     failpoints.hit("before_plan_rows")
     for name, data in beside.items():
@@ -239,7 +239,7 @@ def write_plan(store: Store, plan: Plan, beside: dict[str, bytes]) -> bool:
     return was_created
 
 
-def load_plan(store: Store) -> Plan | None:
+def load_plan(store: RunStore) -> Plan | None:
     """The plan of an output, or None if it has none.
 
     Raises:
@@ -299,7 +299,7 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     raise StaleRunError(f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec.")
 
 
-def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
+def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
     """Row ids of a shard in its own order, int64.
 
     Raises:
@@ -318,7 +318,7 @@ def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
     return found
 
 
-def chunk_row_ids(store: Store, shard: ShardPlan) -> list[np.ndarray]:
+def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
     """Row ids of a shard, int64, by chunk.
 
     Raises:

@@ -22,8 +22,8 @@ from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.records import checked, fault_of
 from manifests.runs.plans import Plan
-from manifests.storage.concurrency import each
-from manifests.storage.ports import Store
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Readings:
         changed: numbers of files that were written since the plan was made, though their footers say the same.
     """
 
-    def __init__(self, store: Store, *, where: str, block_rows: int, keeps: bool, changed: Collection[int] = ()) -> None:
+    def __init__(self, store: RunStore, *, where: str, block_rows: int, keeps: bool, changed: Collection[int] = ()) -> None:
         self._store = store
         self._where = where
         self.block_rows = block_rows
@@ -181,7 +181,7 @@ def blocks_of(group_rows: Sequence[int], block_rows: int) -> Iterator[range]:
             first, rows = stop, 0
 
 
-def load_reading(store: Store, name: str) -> Reading:
+def load_reading(store: RunStore, name: str) -> Reading:
     """Read one.
 
     Raises:
@@ -202,7 +202,7 @@ def load_reading(store: Store, name: str) -> Reading:
     return held
 
 
-def listed_readings(store: Store) -> dict[str, str]:
+def listed_readings(store: RunStore) -> dict[str, str]:
     """Every reading by name, with the sha256 of what it says: what a manifest keeps of them.
 
     Raises:
@@ -211,7 +211,7 @@ def listed_readings(store: Store) -> dict[str, str]:
     return {name: digest_of(asdict(held)) for name, held in _all(store)}
 
 
-def check_readings(store: Store, plan: Plan, manifest: Mapping[str, Any] | None) -> None:
+def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | None) -> None:
     """Hold the readings of an output against its plan, and against its manifest where that names them.
 
     Raises:
@@ -237,7 +237,7 @@ def check_readings(store: Store, plan: Plan, manifest: Mapping[str, Any] | None)
         before = file, stops[name]
 
 
-def differing_readings(first: Store, second: Store) -> tuple[int, int] | None:
+def differing_readings(first: RunStore, second: RunStore) -> tuple[int, int] | None:
     """The first file and row group, by number, that two outputs of one list of input files read differently; None if there is none.
 
     Chunks of another size make other blocks, so it is row groups that are compared.
@@ -253,19 +253,19 @@ def differing_readings(first: Store, second: Store) -> tuple[int, int] | None:
     return None
 
 
-def _groups(store: Store) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
+def _groups(store: RunStore) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
     """What each row group held, by the numbers of file and row group."""
     for name, held in _all(store):
         for group, digests in enumerate(held.groups, start=held.first):
             yield (_parsed(name)[0], group), digests
 
 
-def _all(store: Store) -> Iterator[tuple[str, Reading]]:
+def _all(store: RunStore) -> Iterator[tuple[str, Reading]]:
     names = sorted(store.names(FOLDER))
-    return zip(names, each(store, functools.partial(load_reading, store), names), strict=True)
+    return zip(names, map_concurrent(store, functools.partial(load_reading, store), names), strict=True)
 
 
-def refuse_differing(first: Store, second: Store, plan: Plan) -> None:
+def refuse_differing(first: RunStore, second: RunStore, plan: Plan) -> None:
     """Refuse to put the labels of two outputs of one plan together if they are of other texts.
 
     Raises:
@@ -280,7 +280,7 @@ def refuse_differing(first: Store, second: Store, plan: Plan) -> None:
         )
 
 
-def copy_readings(source: Store, target: Store, first_file: int) -> None:
+def copy_readings(source: RunStore, target: RunStore, first_file: int) -> None:
     """Bring an output's readings into one that holds its labels, and whose list of files has its own from `first_file` on.
 
     Raises:

@@ -20,7 +20,7 @@ from manifests.errors import ManifestError, RelabelError
 from manifests.records import checked, fault_of
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from manifests.secrets.redaction import redacted
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _redacted(row: QuarantineRow) -> QuarantineRow:
     return row._replace(reason=redacted(row.reason), tries=tries)
 
 
-def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
+def commit_chunk(store: RunStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
@@ -215,7 +215,7 @@ def commit_chunk(store: Store, facts: ChunkFacts, labels: list[LabelRow], quaran
     return None
 
 
-def _keep_lost(store: Store, receipt: Receipt) -> None:
+def _keep_lost(store: RunStore, receipt: Receipt) -> None:
     """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that note."""
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
@@ -224,7 +224,7 @@ def _keep_lost(store: Store, receipt: Receipt) -> None:
         logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
 
 
-def load_receipt(store: Store, name: str) -> Receipt:
+def load_receipt(store: RunStore, name: str) -> Receipt:
     """Read one receipt.
 
     Raises:
@@ -256,13 +256,13 @@ def parse_receipt_name(name: str) -> ChunkId | None:
         return None
 
 
-def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
+def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
     if not rows:
         return None
     return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))
 
 
-def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
+def put_data(store: RunStore, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
     """Write a data file of a chunk under a name that carries its bytes' digest."""
     digest = sha256_bytes(data)
     suffix = "" if chunk.attempt == 1 else f".{chunk.attempt}"

@@ -27,8 +27,8 @@ from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef, ReusedRows
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot
 from manifests.schemas import ANSWERS, KEY_BYTES, LABELS, SCHEMA_VERSION, AnswerRow, LabelRow
-from manifests.storage.concurrency import each
-from manifests.storage.store import open_store
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.run_stores import open_run_store
 
 # Shape legend: N keys looked up, R rows known
 
@@ -37,7 +37,7 @@ FILES_KEPT_BYTES = 256 << 20
 _ROW_BITS = 32
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a known label lies: which output, which of its label files, which row of that."""
 
     output: int
@@ -118,7 +118,7 @@ def open_earlier(path: str) -> EarlierOutput:
     Raises:
         ManifestError: there is no plan, or a receipt is damaged.
     """
-    store = open_store(path)
+    store = open_run_store(path)
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(f"reuse: {path} holds no {PLAN_NAME}, so it is no output of a run. Name the `output` of an earlier run.")
@@ -180,18 +180,18 @@ class KnownLabels:
         """Memory of the index, bytes."""
         return self._index.size_bytes
 
-    def find(self, keys: Sequence[bytes]) -> list[Place | None]:
+    def find(self, keys: Sequence[bytes]) -> list[RowPlace | None]:
         """Where the label of each key lies; None for a key that is not known."""
         if not len(self._index) or not keys:
             return [None] * len(keys)
         is_known_N, values_N = self._index.find(np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2))
-        places: list[Place | None] = [None] * len(keys)
+        places: list[RowPlace | None] = [None] * len(keys)
         for at, value in zip(np.flatnonzero(is_known_N).tolist(), values_N[is_known_N].tolist(), strict=True):
             file = value >> _ROW_BITS
-            places[at] = Place(self._files[file][0], file, value & ((1 << _ROW_BITS) - 1))
+            places[at] = RowPlace(self._files[file][0], file, value & ((1 << _ROW_BITS) - 1))
         return places
 
-    def take(self, places: Sequence[Place]) -> list[LabelRow]:
+    def take(self, places: Sequence[RowPlace]) -> list[LabelRow]:
         """The labels at some places, as the runs before left them, with `origin` filled in: the run that asked each.
 
         Raises:
@@ -232,7 +232,7 @@ class KnownAnswers:
             if not earlier.is_readable:
                 continue
             read = functools.partial(earlier.folder.table, schema=ANSWERS)
-            for table in each(earlier.folder.store, read, earlier.found.answers):
+            for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
                 for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
                     row = AnswerRow(*values)
                     self._rows.setdefault(row.key, row if row.origin else row._replace(origin=earlier.plan.fingerprint))
@@ -272,4 +272,4 @@ def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
         filled = column.fill_null(bytes(KEY_BYTES)) if column.null_count else column
         return np.frombuffer(b"".join(filled.to_pylist()), np.uint64).reshape(-1, 2)
 
-    return each(earlier.folder.store, read, earlier.found.labels)
+    return map_concurrent(earlier.folder.store, read, earlier.found.labels)

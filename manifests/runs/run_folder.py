@@ -30,8 +30,8 @@ from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
 from manifests.runs.readings import listed_readings
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.schemas import QUARANTINE, table_of
-from manifests.storage.concurrency import each
-from manifests.storage.ports import Store
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.run_store_ports import RunStore
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -105,7 +105,7 @@ class ManifestCore:
 class RunFolder:
     """Receipts of one output, read against its plan."""
 
-    def __init__(self, store: Store, plan: Plan) -> None:
+    def __init__(self, store: RunStore, plan: Plan) -> None:
         self.store = store
         self.plan = plan
         self._known: dict[str, tuple[str, Receipt]] = {}
@@ -143,11 +143,11 @@ class RunFolder:
             for attempt in attempts
             if attempt not in seen.get(shard, {}).get(chunk, ())
         ]
-        return each(self.store, lambda name: self._receipt(name, marks[name]), names)
+        return map_concurrent(self.store, lambda name: self._receipt(name, marks[name]), names)
 
     def lost_receipts(self) -> Iterator[Receipt]:
         """Of chunks that were asked, and that another worker had committed by then."""
-        return each(self.store, lambda name: load_receipt(self.store, name), list(self.store.marks("lost")))
+        return map_concurrent(self.store, lambda name: load_receipt(self.store, name), list(self.store.marks("lost")))
 
     def pending(self, shard: int) -> list[int]:
         """Chunks of a shard without a receipt, ascending."""
@@ -175,7 +175,7 @@ class RunFolder:
                 name = ids[0]._replace(attempt=1).receipt_name
                 raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
         names = [one.receipt_name for ids in chunks for one in ids]
-        receipts = each(self.store, lambda name: self._receipt(name, marks[name]), names)
+        receipts = map_concurrent(self.store, lambda name: self._receipt(name, marks[name]), names)
         for ids in chunks:
             yield self._checked(list(itertools.islice(receipts, len(ids))))
 
@@ -297,7 +297,7 @@ class RunFolder:
             def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
                 return self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=check_bytes)
 
-            total = functools.reduce(Fates.plus, each(self.store, proved, chunks), total)
+            total = functools.reduce(Fates.plus, map_concurrent(self.store, proved, chunks), total)
         return total
 
     def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
@@ -427,7 +427,7 @@ def build_manifest(
     }
 
 
-def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
+def write_manifest(store: RunStore, manifest: dict[str, Any]) -> None:
     """Make the manifest durable: the last file of a run, replaced after a retry."""
     failpoints.hit("before_manifest")
     store.put(MANIFEST_NAME, readable_json(manifest))
@@ -443,7 +443,7 @@ def _check_sums(manifest: ManifestCore) -> None:
         raise ValueError(f"its rows {rows} do not add up, or not to those of its files, {in_files}")
 
 
-def load_manifest(store: Store) -> dict[str, Any] | None:
+def load_manifest(store: RunStore) -> dict[str, Any] | None:
     """The manifest of an output, or None if the run has not finished.
 
     Raises:

@@ -12,8 +12,8 @@ from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings, blocks_of, check_readings
 from manifests.runs.run_folder import load_manifest
 from manifests.specs import Columns, InputSpec
-from manifests.storage.ports import Store
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 
 class RunInput(NamedTuple):
@@ -23,7 +23,7 @@ class RunInput(NamedTuple):
     readings: Readings
 
 
-def open_run_input(root: str, store: Store, plan: Plan) -> RunInput:
+def open_run_input(root: str, store: RunStore, plan: Plan) -> RunInput:
     """Open the files that a run labelled.
 
     Args:
@@ -51,7 +51,7 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
         InputError: a row group holds other texts than when the run read it first.
         ManifestError: what was kept of that reading is not what the manifest says.
     """
-    readings = _readings(root, open_store(root), plan)
+    readings = _readings(root, open_run_store(root), plan)
     for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
         with reading(file.path), open_planned(file) as opened:
             found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
@@ -59,6 +59,6 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
                 readings.compare(number, file.path, block, found)
 
 
-def _readings(root: str, store: Store, plan: Plan) -> Readings:
+def _readings(root: str, store: RunStore, plan: Plan) -> Readings:
     check_readings(store, plan, load_manifest(store))
     return Readings(store, where=root, block_rows=plan.parts["cut"]["chunk_rows"], keeps=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from manifests.storage.ports import Store
+from manifests.storage.run_store_ports import RunStore
 
 ItemT = TypeVar("ItemT")
 
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 _AT_A_TIME = 1024
 
 
-def each(store: Store, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
+def map_concurrent(store: RunStore, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
     """`map`, with as many calls under way as the store deserves; results in the order of the items."""
     if store.readers <= 1:
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""Objects in a bucket, one try a call: what storage must be able to do for `ObjectStore`, and the same over any fsspec filesystem.
+"""Objects in a bucket, one try a call: what storage must be able to do for `ObjectRunStore`, and the same over any fsspec filesystem.
 
 A key is `bucket/path`, as fsspec has it. A tag is opaque text that changes with an object's bytes (S3: the ETag). `retries.py` repeats what
 ends in TryAgainError; all other errors are final.

@@ -18,7 +18,7 @@ from pathlib import Path
 from manifests.errors import InputError
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import is_url
-from manifests.storage.object_store import objects_of, open_object_store
+from manifests.storage.object_run_store import objects_of, open_object_run_store
 from manifests.storage.objects import ConditionFailedError, Found
 from manifests.storage.retries import Retries
 
@@ -134,7 +134,7 @@ class UrlPath:
 def list_url(folder: str) -> list[UrlPath]:
     """The files right inside a folder at a URL, in name order; empty if there is no such folder."""
     root = folder.rstrip("/")
-    return [UrlPath(f"{root}/{name}") for name in open_object_store(root).names("")]
+    return [UrlPath(f"{root}/{name}") for name in open_object_run_store(root).names("")]
 
 
 def fetched(url: str) -> Path:

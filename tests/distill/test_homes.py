@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from distill.students import distilling, homes
-from distill.students.homes import Home
+from distill.students import distilling
+from distill.students import output_locations as output_locations
+from distill.students.output_locations import OutputLocation
 from manifests.errors import StaleRunError
-from manifests.storage.local_depot import LocalDepot
+from manifests.storage.local_bundle_store import LocalBundleStore
 
 URL = "s3://bucket/students/ecom"
 
@@ -24,21 +25,21 @@ class Killed(BaseException):
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder behind `URL`."""
-    monkeypatch.setattr(homes, "open_depot", lambda url: LocalDepot(tmp_path / url.removeprefix("s3://")))
+    monkeypatch.setattr(output_locations, "open_bundle_store", lambda url: LocalBundleStore(tmp_path / url.removeprefix("s3://")))
     return tmp_path / "bucket/students/ecom"
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Callable[..., Home]:
+def trained(tmp_path: Path) -> Callable[..., OutputLocation]:
     """`trained("one", "its_own.txt")`: a home whose student is finished here, each file of it naming it."""
 
-    def make(name: str, *more: str) -> Home:
+    def make(name: str, *more: str) -> OutputLocation:
         folder = tmp_path / name
         folder.mkdir()
         for file in ("model.safetensors", "student.json", *more):
             (folder / file).write_text(name)
         (folder / "manifest.json").write_text(json.dumps({"kind": "student", "fingerprint": name}))
-        return Home(URL, folder, URL)
+        return OutputLocation(URL, folder, URL)
 
     return make
 
@@ -59,7 +60,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int = 1) -> None:
     monkeypatch.setattr("manifests.failpoints.hit", hit)
 
 
-def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(there: Path, trained: Callable[..., Home]) -> None:
+def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(there: Path, trained: Callable[..., OutputLocation]) -> None:
     trained("first").deliver(is_replacing=False)
     before = contents(there)
     late = trained("late", "of_the_late_one.txt")
@@ -71,7 +72,7 @@ def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(the
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_replacement_killed_between_files_leaves_no_manifest_over_them_and_is_delivered_wholly_later(
-    there: Path, trained: Callable[..., Home], monkeypatch: pytest.MonkeyPatch, count: int
+    there: Path, trained: Callable[..., OutputLocation], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     trained("old", "of_the_old_one.txt").deliver(is_replacing=False)
     new = trained("new")
@@ -88,7 +89,7 @@ def test_a_replacement_killed_between_files_leaves_no_manifest_over_them_and_is_
 
 
 def test_a_student_that_was_delivered_already_is_not_sent_again(
-    there: Path, trained: Callable[..., Home], monkeypatch: pytest.MonkeyPatch
+    there: Path, trained: Callable[..., OutputLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = trained("one")
     with monkeypatch.context() as patch:
@@ -103,7 +104,7 @@ def test_a_student_that_was_delivered_already_is_not_sent_again(
 
 
 def test_a_student_put_there_while_another_was_copied_is_not_replaced(
-    there: Path, trained: Callable[..., Home], monkeypatch: pytest.MonkeyPatch
+    there: Path, trained: Callable[..., OutputLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hit(name: str) -> None:
         if name == "before_student_manifest":
@@ -171,7 +172,7 @@ def test_a_restart_killed_as_its_manifest_was_written_is_finished(
 
     run(train=OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(Home, "deliver", die)
+        patch.setattr(OutputLocation, "deliver", die)
         with pytest.raises(Killed):
             run(start="restart", train=NEW)
     before = (tmp_path / "out/manifest.json").read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text

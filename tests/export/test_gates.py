@@ -21,7 +21,7 @@ from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Table, Text
 from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 
 QUERIES, DOCS = 100, 8
 
@@ -165,7 +165,7 @@ def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -
     card = render_bundle_card(facts)
     assert card.count("undecided: could lose 12.3 |") == 1
     assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
-    section = parity_section([BundleArtifact(str(bundle), open_store(str(bundle)), facts, "", "tiny")])
+    section = parity_section([BundleArtifact(str(bundle), open_run_store(str(bundle)), facts, "", "tiny")])
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     badges = {str(row[0]): row[-1] for row in table.rows}
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")

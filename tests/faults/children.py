@@ -148,8 +148,8 @@ def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
 
 def race(folder: str) -> None:
     """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
-    from manifests.storage.local_store import LocalStore
-    from manifests.storage.object_store import ObjectStore
+    from manifests.storage.local_run_store import LocalRunStore
+    from manifests.storage.object_run_store import ObjectRunStore
 
     class NoLock:
         epoch = 0
@@ -168,7 +168,7 @@ def race(folder: str) -> None:
                 return
             time.sleep(0.01)
 
-    for kind in (LocalStore, ObjectStore):
+    for kind in (LocalRunStore, ObjectRunStore):
         real = kind.create
 
         def create(self: Any, name: str, data: bytes, real: Any = real) -> bool:

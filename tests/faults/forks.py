@@ -28,8 +28,8 @@ WARM = (
     "jobs.log_format",
     "labelers.engines.fake",
     "labelers.r3a",
-    "manifests.storage.local_store",
-    "manifests.storage.object_store",
+    "manifests.storage.local_run_store",
+    "manifests.storage.object_run_store",
     "manifests.storage.s3_objects",
     "manifests.storage.url_files",
     "pyarrow.parquet",
@@ -60,7 +60,7 @@ HEAVY = (
     "jobs.commands.convert",
     "jobs.commands.compare",
 )
-PATIENCE_S = 240.0
+STALL_S = 240.0
 """How long any child may take on a machine that is busy with other things, seconds."""
 
 _context = get_context("forkserver")
@@ -125,9 +125,9 @@ class Child:
         path = Path(self._folder.name, "said")
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait(self, patience_s: float = PATIENCE_S) -> Ended:
+    def wait(self, stall_s: float = STALL_S) -> Ended:
         """Wait for its end; one that does not end is killed, and fails the test."""
-        wait_for([self._process.sentinel], patience_s)
+        wait_for([self._process.sentinel], stall_s)
         is_stuck = self.is_alive()
         if is_stuck:
             self.send(signal.SIGKILL)
@@ -137,7 +137,7 @@ class Child:
         ended = Ended(self._process.exitcode or 0, list(map(int, codes.read_text().split())) if codes.exists() else [], self.text())
         self._process.close()
         self._folder.cleanup()
-        assert not is_stuck, f"still there after {patience_s:.0f} s: {ended}"
+        assert not is_stuck, f"still there after {stall_s:.0f} s: {ended}"
         return ended
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from manifests.storage.ports import Store
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 from tests.faults import forks
 
 ROWS = 60
@@ -106,10 +106,10 @@ class Place:
             Path(self.root, name).write_bytes(data)
             return
         with _is_writing:
-            open_store(self.root, single_writer=True).put(name, data)
+            open_run_store(self.root, single_writer=True).put(name, data)
 
-    def store(self) -> Store:
-        return open_store(self.output, single_writer=True)
+    def store(self) -> RunStore:
+        return open_run_store(self.output, single_writer=True)
 
     def start(self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None) -> forks.Child:
         """Begin commands over the job in one fork."""

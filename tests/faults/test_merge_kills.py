@@ -14,7 +14,7 @@ from tests.faults.forks import Setup
 from tests.faults.places import Place
 from tests.faults.test_kill import armed
 
-PATIENCE_S = 200.0
+STALL_S = 200.0
 """On object storage a killed merge's lease lives on for a minute."""
 ON_S3 = 3
 
@@ -69,7 +69,7 @@ def test_killed_at_every_failpoint_and_merged_again_equals_an_undisturbed_merge(
         killed = merge(place, setup=armed(f"{schedule[0]}:{schedule[1]}"))
         if killed.code != -signal.SIGKILL:
             return f"not killed: {killed}"
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + STALL_S
         while (ended := merge(place)).codes == [75] and time.monotonic() < deadline:
             time.sleep(1.0)
         if ended.codes not in ([0], [10]):

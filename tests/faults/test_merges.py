@@ -126,8 +126,8 @@ class Merges(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        self.patch.setattr("manifests.storage.object_store.READERS", 1)
-        self.patch.setattr("manifests.storage.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr("manifests.storage.object_run_store.READERS", 1)
+        self.patch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
         pq.write_table(pairs(13), self.folder / "first.parquet")
         pq.write_table(pairs(7, touched=(2,)), self.folder / "second.parquet")
         self.jobs = {name: self._job(name) for name in SOURCES}

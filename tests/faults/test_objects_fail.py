@@ -23,7 +23,7 @@ from manifests.errors import StoreError
 from manifests.runs.receipts import load_receipt
 from manifests.storage import retries
 from manifests.storage.filesystems import use_storage_options
-from manifests.storage.object_store import ObjectStore
+from manifests.storage.object_run_store import ObjectRunStore
 from manifests.storage.objects import Found
 from manifests.storage.retries import LIMIT_S, TryAgainError, use_limit
 from tests import seaweed
@@ -79,7 +79,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     place = Place(tmp_path, str(tmp_path))
 
     def lead(objects: Any) -> Place:
-        monkeypatch.setattr("manifests.storage.object_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/")))
+        monkeypatch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/")))
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)
         return place
 
@@ -99,7 +99,7 @@ def inside(*arguments: str | Path) -> tuple[int, str]:
 
 def held(objects: MemoryObjects) -> dict[str, bytes]:
     """The committed label and quarantine files, through the receipts."""
-    store = ObjectStore(objects, "bucket/out", root="mem://bucket/out")
+    store = ObjectRunStore(objects, "bucket/out", root="mem://bucket/out")
     receipts = [load_receipt(store, name) for name in store.marks("receipts")]
     return {file.path: store.read(file.path) for one in receipts for file in (one.labels, one.quarantine) if file is not None}
 

@@ -23,8 +23,8 @@ from export.channels import Channel, find_channel
 from export.versions import check_whole, load_version, object_name
 from manifests.errors import RelabelError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from manifests.storage.depot_ports import Depot
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.bundle_stores import open_bundle_store
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some
@@ -76,11 +76,11 @@ class Shelf:
 
     def fault(self) -> str | None:
         """What is not as it must be, whatever happened so far."""
-        depot = open_depot(self.url)
+        bundle_store = open_bundle_store(self.url)
         try:
             self.served()
-            channel = find_channel(depot, "ecom", "stable")
-            return fault_of(depot, channel) if channel else None
+            channel = find_channel(bundle_store, "ecom", "stable")
+            return fault_of(bundle_store, channel) if channel else None
         except RelabelError as exc:
             return str(exc)
 
@@ -92,7 +92,7 @@ class Shelf:
                 break
         if len(ended.codes) != 2 or not set(ended.codes) <= {0, 10}:
             return f"the second time did not end well: {ended}"
-        channel = find_channel(open_depot(self.url), "ecom", "stable")
+        channel = find_channel(open_bundle_store(self.url), "ecom", "stable")
         assert channel is not None
         if channel.head.version != open_bundle(self.bundles[text], check_bytes=False).version or self.served() != text:
             return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
@@ -101,15 +101,15 @@ class Shelf:
         return self.fault()
 
 
-def fault_of(depot: Depot, channel: Channel) -> str | None:
+def fault_of(bundle_store: BundleStore, channel: Channel) -> str | None:
     """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap (`find_channel`)."""
     if channel.moves[0].sequence != 1:
         return f"its history begins with move {channel.moves[0].sequence}"
     for name in {move.version for move in channel.moves}:
-        version = load_version(depot, "ecom", name)
-        check_whole(depot, version)
+        version = load_version(bundle_store, "ecom", name)
+        check_whole(bundle_store, version)
         for file in version.distinct_files:
-            if depot.digest(object_name(file.sha256), lambda _: None) != (file.size_bytes, file.sha256):
+            if bundle_store.digest(object_name(file.sha256), lambda _: None) != (file.size_bytes, file.sha256):
                 return f"{name}: the store holds other bytes of {file.path}"
     return None
 
@@ -231,7 +231,7 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
             return f"a pull ended otherwise: {list(map(str, pulls))}"
         if wrong := shelf.fault():
             return wrong
-        channel = find_channel(open_depot(shelf.url), "ecom", "stable")
+        channel = find_channel(open_bundle_store(shelf.url), "ecom", "stable")
         assert channel is not None
         won = sum(end.code == 0 for end in ends)
         lost_in_the_act = sum(end.code == -signal.SIGKILL for end in ends)
@@ -302,7 +302,7 @@ def test_every_request_may_fail_and_the_command_ends_whole(
         if ended.codes != [0]:
             return str(ended)
         if line == "rollback":
-            channel = find_channel(open_depot(shelf.url), "ecom", "stable")
+            channel = find_channel(open_bundle_store(shelf.url), "ecom", "stable")
             return shelf.fault() if channel and channel.head.sequence == 3 else "the rollback's move is not there once"
         return shelf.fault() or shelf.finish("two", moves=2)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_stores import open_bundle_store
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed
@@ -185,7 +185,7 @@ def test_a_full_bucket_ends_a_publish_with_exit_code_20_and_room_lets_it_go_on(
             return f"exit code 20, and not a word of the bucket: {ended}"
         again = forks.call(line, variables=led)
         is_well = ended.codes in ([0], [20]) and again.codes == ([10] if ended.codes == [0] else [0])
-        return None if is_well and list(open_depot(url).folders()) == ["ecom", "objects"] else f"{ended}\n{again}"
+        return None if is_well and list(open_bundle_store(url).folders()) == ["ecom", "objects"] else f"{ended}\n{again}"
 
     sweep(range(12), attempt, share=0.02)
 

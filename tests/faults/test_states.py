@@ -119,7 +119,7 @@ class Runs(RuleBasedStateMachine):
         self.patch.setattr(failpoints, "hit", self._hit)
         for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
-        self.patch.setattr("manifests.storage.object_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)
         spec = {
             "name": "states",
@@ -367,11 +367,11 @@ class Runs(RuleBasedStateMachine):
             raise CrashError(name)
 
     def _store(self) -> Any:
-        from manifests.storage.store import open_store
+        from manifests.storage.run_stores import open_run_store
 
         faults, self.objects.faults = self.objects.faults, lambda verb, key, when: None
         try:
-            return _Quiet(open_store(self.job.spec.output, lease_s=LEASE_S), self, faults)
+            return _Quiet(open_run_store(self.job.spec.output, lease_s=LEASE_S), self, faults)
         finally:
             self.objects.faults = faults
 

@@ -20,9 +20,9 @@ from jobs.running import helping, sessions
 from jobs.running.counts import Progress
 from jobs.running.helping import Helping
 from jobs.running.stops import Stop
-from manifests.storage.local_store import LocalStore
-from manifests.storage.ports import Lock
-from manifests.storage.store import shard_lock
+from manifests.storage.local_run_store import LocalRunStore
+from manifests.storage.run_store_ports import Lock
+from manifests.storage.run_stores import shard_lock
 from tests.jobs.conftest import Outcome
 
 
@@ -38,7 +38,7 @@ def planned(folder: Path, write_pairs: Callable[..., Path], write_job: Callable[
 @pytest.fixture
 def held(folder: Path, planned: str) -> Iterator[Lock]:
     """Shard 1 in the hands of another worker, who gets nothing done."""
-    lock = shard_lock(LocalStore(folder / "out/ecom"), 1)
+    lock = shard_lock(LocalRunStore(folder / "out/ecom"), 1)
     lock.acquire()
     yield lock
     lock.release()
@@ -202,7 +202,7 @@ def test_with_shard_what_another_holds_is_left_alone(
 
 def test_a_helper_that_finds_nothing_open_has_nothing_to_do(folder: Path, planned: str, relabel: Callable[..., Outcome]) -> None:
     assert relabel("run", planned).code == 0
-    lock = shard_lock(LocalStore(folder / "out/ecom"), 1)
+    lock = shard_lock(LocalRunStore(folder / "out/ecom"), 1)
     lock.acquire()
     assert relabel("run", planned).code == 10
     lock.release()

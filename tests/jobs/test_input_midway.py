@@ -21,7 +21,7 @@ from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import FOLDER, Readings
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 from tests.jobs.test_rewritten_input import GROUP, ROWS, labels, write
 
@@ -95,7 +95,7 @@ def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(
     if change is into_file:
         into_folder(data)
     dataset = open_dataset(InputSpec(path=("data.parquet",)), reads_context=False)
-    readings = Readings(LocalStore("out"), where="out", block_rows=GROUP, keeps=True)
+    readings = Readings(LocalRunStore("out"), where="out", block_rows=GROUP, keeps=True)
     shard = ShardPlan(ROWS, 0, None, [GROUP] * 3, 0, 0)
     chunks = read_chunks(dataset, shard, None, range(3), readings=readings)
     assert len(next(chunks).pairs) == GROUP

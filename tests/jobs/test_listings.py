@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.commands.label import open_session
-from jobs.crew.choice import Crew, label_with
-from manifests.storage.local_store import LocalStore
+from jobs.pool.backends import WorkerPool, label_with
+from manifests.storage.local_run_store import LocalRunStore
 
 
 def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
@@ -20,19 +20,19 @@ def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
     session = open_session(str(write_job({"shards": 24})))
     listed: list[str] = []
     for verb in ("names", "marks"):
-        true = getattr(LocalStore, verb)
+        true = getattr(LocalRunStore, verb)
 
-        def counted(self: LocalStore, folder: str, true: Any = true) -> Any:
+        def counted(self: LocalRunStore, folder: str, true: Any = true) -> Any:
             if folder.startswith("receipts"):
                 listed.append(folder)
             return true(self, folder)
 
-        monkeypatch.setattr(LocalStore, verb, counted)
+        monkeypatch.setattr(LocalRunStore, verb, counted)
     assert len(session.left.open_shards()) > 5
     assert listed == ["receipts"]
-    label_with(Crew(), session, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    label_with(WorkerPool(), session, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
     assert session.left.open_shards() == []
     listed.clear()
     again = open_session(str(write_job({"shards": 24})))
-    label_with(Crew(workers=2), again, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    label_with(WorkerPool(workers=2), again, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
     assert len(listed) <= 6, listed

@@ -406,7 +406,7 @@ def test_an_answer_to_nothing_or_a_second_answer_is_a_crash_of_the_engine() -> N
 
 
 def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.running.patience.HASTY_POLLS", 50)
+    monkeypatch.setattr("jobs.running.stall_detection.HASTY_POLLS", 50)
 
     class Forgets(Scripted):
         def poll(self) -> list[Answer]:

@@ -23,7 +23,7 @@ from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import open_dataset, open_planned
 from manifests.runs.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
 ROWS, GROUP = 24, 8
@@ -264,7 +264,7 @@ class Worker:
 
     def __init__(self, *, keeps: bool = True, block_rows: int = 4) -> None:
         self.dataset = open_dataset(InputSpec(path=("pairs.parquet",)), reads_context=False)
-        self.readings = Readings(LocalStore("out"), where="out", block_rows=block_rows, keeps=keeps)
+        self.readings = Readings(LocalRunStore("out"), where="out", block_rows=block_rows, keeps=keeps)
 
     def prove(self, groups: list[int], *, block: range | None = None) -> None:
         (file,) = self.dataset.files

@@ -19,8 +19,8 @@ from jobs.exits import exit_for
 from jobs.running import conclusions
 from manifests.errors import RelabelError
 from manifests.storage.file_locks import FileLock
-from manifests.storage.local_store import LocalStore
-from manifests.storage.store import shard_lock
+from manifests.storage.local_run_store import LocalRunStore
+from manifests.storage.run_stores import shard_lock
 
 DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
@@ -119,7 +119,7 @@ def test_more_workers_than_shards_leaves_some_with_nothing_to_do(tmp_path: Path)
 def test_a_locked_shard_ends_in_75_and_a_free_one_is_done_meanwhile(tmp_path: Path) -> None:
     path = job(tmp_path)
     call("plan", path)
-    lock = shard_lock(LocalStore(tmp_path / "out"), 1)
+    lock = shard_lock(LocalRunStore(tmp_path / "out"), 1)
     lock.acquire()
     assert call("run", path, "--shard", "1/4")[0] == 75
     code, result = call("run", path, "--shard", "0/1")

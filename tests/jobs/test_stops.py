@@ -330,13 +330,13 @@ def test_a_retry_that_was_cut_short_says_partial_and_one_that_ended_does_not(
 
 
 @pytest.mark.parametrize("crew", [(), ("--workers", "2")])
-def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, relabel: Callable[..., Any], crew: tuple[str, ...]) -> None:
-    with process_of("run", slow_job, "--shard", "0/4", *crew) as first:
+def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, relabel: Callable[..., Any], pool: tuple[str, ...]) -> None:
+    with process_of("run", slow_job, "--shard", "0/4", *pool) as first:
         deadline = time.perf_counter() + 60
         while not any(Path("out/ecom/receipts").glob("*/*.json")) and time.perf_counter() < deadline:
             time.sleep(0.05)
         started = time.perf_counter()
-        done = relabel("run", slow_job, "--shard", "0/4", *crew, "--output", "json")
+        done = relabel("run", slow_job, "--shard", "0/4", *pool, "--output", "json")
         took = time.perf_counter() - started
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=60)

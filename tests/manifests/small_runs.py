@@ -14,7 +14,7 @@ from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, co
 from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 
 def label(row: int, *, reused: bool = False) -> LabelRow:
@@ -31,7 +31,7 @@ def planned_run(folder: Path) -> RunFolder:
     table = {"query_id": [f"q{row // 2}" for row in rows], "query": ["q"] * 8, "doc_id": [str(row) for row in rows], "document": ["d"] * 8}
     pq.write_table(pa.table(table), folder / "in.parquet")
     dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), reads_context=False)
-    store = LocalStore(folder / "out")
+    store = LocalRunStore(folder / "out")
     plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
     write_plan(store, plan, beside)
     return RunFolder(store, plan)

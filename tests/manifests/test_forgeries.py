@@ -17,7 +17,7 @@ from jobs.commands.inspect import verify
 from manifests.errors import ManifestError
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
 
 FIRST, RETRY, SECOND = (f"receipts/shard-00000/chunk-00000{name}.json" for name in ("0", "0.2", "1"))
@@ -170,7 +170,7 @@ def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
     forge, told = FORGERIES[name]
     (out / "manifest.json").unlink()
     forge(out)
-    store = open_store(out)
+    store = open_run_store(out)
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)
@@ -180,7 +180,7 @@ def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
 
 def test_a_retry_that_is_gone_is_a_run_without_that_retry(out: Path) -> None:
     (out / RETRY).unlink()
-    store = open_store(out)
+    store = open_run_store(out)
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)

@@ -20,7 +20,7 @@ from manifests.inputs.dataset import open_dataset
 from manifests.runs.plans import make_plan, shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import Columns, InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
 ROWS, QUERIES = 12, 3
@@ -114,7 +114,7 @@ def write(path: Path, kinds: dict[str, pa.DataType], *, scattered: bool, **optio
 def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     """What a run would read of the files of a folder: query id, query, document id and document by row, through shards and chunks."""
     dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), reads_context=False)
-    store = LocalStore(folder / "_out")
+    store = LocalRunStore(folder / "_out")
     plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
     write_plan(store, plan, beside)
     found = {}
@@ -204,7 +204,7 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
         spec = InputSpec(path=(str(tmp_path / "a.parquet"),), columns=Columns(query_id=name, document=("document",)))
         dataset = open_dataset(spec, reads_context=False)
         plan, beside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
-        store = LocalStore(tmp_path / f"out{order[0]}")
+        store = LocalRunStore(tmp_path / f"out{order[0]}")
         write_plan(store, plan, beside)
         row_ids = shard_row_ids(store, plan.shards[0]) if plan.is_scattered else None
         (chunk,) = read_chunks(dataset, plan.shards[0], row_ids, [0], readings=None)

@@ -20,7 +20,7 @@ from manifests.inputs.input_files import list_files, mark_of
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
 from manifests.specs import Columns, InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 
 def write(path: Path, word: str = "red", rows: int = 6) -> None:
@@ -42,7 +42,7 @@ class Planned:
         for name in ("a", "b"):
             write(self.folder / f"{name}.parquet")
         self.spec = InputSpec(path=(str(self.folder),))
-        self.store = LocalStore(folder / "out")
+        self.store = LocalRunStore(folder / "out")
         self.first = open_dataset(self.spec, reads_context=False)
         parts = {"inputs": digest_of([list(file.identity) for file in self.first.files])}
         plan, beside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)

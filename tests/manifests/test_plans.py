@@ -15,7 +15,7 @@ from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.runs.plans import check_plan, cut_queries, load_plan, make_plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -88,7 +88,7 @@ def test_scattered_queries_stay_whole_and_every_row_is_planned_once(tmp_path: Pa
     write(tmp_path / "a.parquet", ids)
     plan, beside = plan_of(tmp_path / "a.parquet")
     assert plan.is_scattered
-    store = LocalStore(tmp_path / "out")
+    store = LocalRunStore(tmp_path / "out")
     assert write_plan(store, plan, beside)
     rows = [shard_row_ids(store, shard).tolist() for shard in plan.shards]
     assert sorted(row for shard in rows for row in shard) == list(range(len(ids)))
@@ -101,7 +101,7 @@ def test_same_input_and_spec_give_the_same_plan_byte_for_byte(tmp_path: Path) ->
     write(tmp_path / "a.parquet", ["a", "b", "a", "c", "b"] * 9)
     plans = []
     for name in ("one", "two"):
-        store = LocalStore(tmp_path / name)
+        store = LocalRunStore(tmp_path / name)
         write_plan(store, *plan_of(tmp_path / "a.parquet"))
         plans.append(store.read("plan.json"))
     assert plans[0] == plans[1]
@@ -110,7 +110,7 @@ def test_same_input_and_spec_give_the_same_plan_byte_for_byte(tmp_path: Path) ->
 def test_a_written_plan_reads_back_equal_and_is_never_replaced(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
     plan, beside = plan_of(tmp_path / "a.parquet")
-    store = LocalStore(tmp_path / "out")
+    store = LocalRunStore(tmp_path / "out")
     assert write_plan(store, plan, beside)
     assert load_plan(store) == plan
     other, beside = plan_of(tmp_path / "a.parquet", shards=2)
@@ -137,7 +137,7 @@ def test_a_null_query_id_is_refused_with_its_row(tmp_path: Path) -> None:
 def test_a_damaged_row_id_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
     plan, beside = plan_of(tmp_path / "a.parquet", shards=1)
-    store = LocalStore(tmp_path / "out")
+    store = LocalRunStore(tmp_path / "out")
     write_plan(store, plan, beside)
     name = plan.shards[0].row_ids["path"]
     store.put(name, store.read(name) + b"x")

@@ -17,7 +17,7 @@ from manifests.runs import rows as rows_module
 from manifests.runs.plans import make_plan, shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -60,7 +60,7 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
         dataset = open_dataset(InputSpec(path=(scratch,)), reads_context=False)
         plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
-        store = LocalStore(Path(scratch) / "out")
+        store = LocalRunStore(Path(scratch) / "out")
         write_plan(store, plan, beside)
         seen: list[int] = []
         for shard in plan.shards:

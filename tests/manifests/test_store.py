@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
-from manifests.storage import local_store as store_module
-from manifests.storage.local_store import LocalStore
-from manifests.storage.store import shard_lock
+from manifests.storage import local_run_store as store_module
+from manifests.storage.local_run_store import LocalRunStore
+from manifests.storage.run_stores import shard_lock
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
     assert sum(won) == 1
@@ -29,11 +29,11 @@ def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a/.."])
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ManifestError, match="leaves the folder"):
-        LocalStore(tmp_path).read(name)
+        LocalRunStore(tmp_path).read(name)
 
 
 def test_put_replaces_in_one_step_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     store.put("labels/m.json", b"one")
     store.put("labels/m.json", b"two")
     assert store.read("labels/m.json") == b"two"
@@ -45,7 +45,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, monkeypatch
     def full(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
     for write in (store.put, store.create):
         with pytest.raises(DiskFullError, match="no space left"):
@@ -56,11 +56,11 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, monkeypatch
 def test_a_refusal_of_the_disk_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "labels").write_text("a file where a folder should be")
     with pytest.raises(StoreError, match=r"labels.*can't write"):
-        LocalStore(tmp_path).put("labels/a.parquet", b"x")
+        LocalRunStore(tmp_path).put("labels/a.parquet", b"x")
 
 
 def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     store.put("labels/a.parquet", b"x")
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -74,7 +74,7 @@ def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path
 
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     first, second, other = shard_lock(store, 0), shard_lock(store, 0), shard_lock(store, 1)
     first.acquire()
     other.acquire()
@@ -87,7 +87,7 @@ def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
 
 
 def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalRunStore(tmp_path)
     pid = os.fork()
     if pid == 0:
         shard_lock(store, 0).acquire()
@@ -99,7 +99,7 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_vanished_under_a_writer_is_told(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "out")
+    store = LocalRunStore(tmp_path / "out")
     store.put("labels/a.parquet", b"x")
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(StoreError, match=r"can't write it \(No such file or directory\)"):

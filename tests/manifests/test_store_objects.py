@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from manifests.errors import ManifestError, StoreError, StoreUnreachableError
-from manifests.storage import object_store, retries
-from manifests.storage.object_store import PROBE_NAME, ObjectStore
+from manifests.storage import object_run_store as object_store
+from manifests.storage import retries
+from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
 from manifests.storage.retries import Retries, TryAgainError
 from tests.manifests.memory_objects import MemoryObjects, once
 
@@ -18,8 +19,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
 
 
-def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectStore:
-    return ObjectStore(objects, "bucket/out", root="s3://bucket/out", single_writer=single_writer)
+def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectRunStore:
+    return ObjectRunStore(objects, "bucket/out", root="s3://bucket/out", single_writer=single_writer)
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay() -> None:

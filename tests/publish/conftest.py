@@ -14,8 +14,8 @@ from export.destinations import Destination
 from export.publishing import Published, PublishOptions, publish
 from export.pulling import Pulled, PullOptions, pull
 from export.versions import parse_address
-from manifests.storage.depot_ports import Depot
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.bundle_stores import open_bundle_store
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -76,15 +76,15 @@ def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def depot(url: str) -> Depot:
+def bundle_store(url: str) -> BundleStore:
     """The depot behind the URL."""
-    return open_depot(url)
+    return open_bundle_store(url)
 
 
 @pytest.fixture
-def local_depot(tmp_path: Path) -> Depot:
+def local_bundle_store(tmp_path: Path) -> BundleStore:
     """A depot in a folder, for tests whose subject is no storage."""
-    return open_depot(str(tmp_path / "store"))
+    return open_bundle_store(str(tmp_path / "store"))
 
 
 @pytest.fixture(scope="session")
@@ -104,15 +104,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def publish_to(depot: Depot, source: Path, channel: str | None = "stable", **options: Any) -> Published:
+def publish_to(bundle_store: BundleStore, source: Path, channel: str | None = "stable", **options: Any) -> Published:
     from export.bundles import open_bundle
 
-    return publish(open_bundle(source), depot, PublishOptions(channel=channel, **options), silent)
+    return publish(open_bundle(source), bundle_store, PublishOptions(channel=channel, **options), silent)
 
 
-def pull_from(depot: Depot, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any) -> Pulled:
-    address = parse_address(f"{depot.url}/{name}@{at}")
-    return pull(depot, address, Destination(target), PullOptions(**options), silent)
+def pull_from(bundle_store: BundleStore, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any) -> Pulled:
+    address = parse_address(f"{bundle_store.url}/{name}@{at}")
+    return pull(bundle_store, address, Destination(target), PullOptions(**options), silent)
 
 
 def served_text(target: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from export.versions import object_name
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.filesystems import use_storage_options
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
@@ -28,7 +28,7 @@ Relabel = Callable[..., Any]
 @pytest.fixture
 def store(tmp_path: Path, bundle: Callable[..., Path]) -> str:
     """A folder with one version of `ecom`, at `stable`."""
-    publish_to(open_depot(str(tmp_path / "store")), bundle("one"))
+    publish_to(open_bundle_store(str(tmp_path / "store")), bundle("one"))
     return str(tmp_path / "store")
 
 
@@ -116,7 +116,7 @@ def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
     assert process.returncode == 0, err
     assert seaweed.SECRET not in "".join(said) + out + err
     written = [path.read_bytes() for path in (tmp_path / "dest").rglob("*") if path.is_file()]
-    stored = [b"".join(open_depot(url).blocks(entry.name, 0)) for entry in open_depot(url).entries("")]
+    stored = [b"".join(open_bundle_store(url).blocks(entry.name, 0)) for entry in open_bundle_store(url).entries("")]
     assert not any(seaweed.SECRET.encode() in data for data in written + stored)
 
 
@@ -124,11 +124,11 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
     relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
 ) -> None:
     target = str(tmp_path / "dest")
-    depot = open_depot(store)
+    bundle_store = open_bundle_store(store)
     relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(5, "is not signed, and a key was given")
     assert not (tmp_path / "dest" / "current").exists()
-    pull_from(depot, tmp_path / "dest")
-    version = publish_to(depot, bundle("two")).version
+    pull_from(bundle_store, tmp_path / "dest")
+    version = publish_to(bundle_store, bundle("two")).version
     weights = next(file for file in version.files if file.path == "model.onnx")
     Path(store, object_name(weights.sha256)).write_bytes(b"z" * weights.size_bytes)
     relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "what serves goes on")
@@ -204,12 +204,12 @@ def serves(target: Path, text: str) -> Callable[[], bool]:
 def test_a_watch_follows_the_channel_and_ends_cleanly(
     url: str, tmp_path: Path, bundle: Callable[..., Path], number: signal.Signals, code: int
 ) -> None:
-    depot, target = open_depot(url), tmp_path / "dest"
-    publish_to(depot, bundle("one"))
+    bundle_store, target = open_bundle_store(url), tmp_path / "dest"
+    publish_to(bundle_store, bundle("one"))
     process = watch(url, target)
     try:
         until(serves(target, "one"))
-        second = publish_to(depot, bundle("two")).version.version
+        second = publish_to(bundle_store, bundle("two")).version.version
         until(serves(target, "two"))
     finally:
         process.send_signal(number)
@@ -222,15 +222,15 @@ def test_a_watch_follows_the_channel_and_ends_cleanly(
 
 
 def test_a_watch_says_once_what_it_refuses_and_goes_on(store: str, tmp_path: Path, bundle: Callable[..., Path]) -> None:
-    depot, target = open_depot(store), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(store), tmp_path / "dest"
     process = watch(store, target)
     try:
         until(serves(target, "one"))
-        version = publish_to(depot, bundle("two"), None).version
+        version = publish_to(bundle_store, bundle("two"), None).version
         weights = next(file for file in version.files if file.path == "model.onnx")
         path = Path(store, object_name(weights.sha256))
         whole = path.read_bytes()
-        publish_to(depot, bundle("two"))
+        publish_to(bundle_store, bundle("two"))
         path.write_bytes(b"z" * len(whole))
         time.sleep(3.5)
         assert served_text(target) in ("one", "two")  # it may have come in before it was damaged
@@ -280,13 +280,13 @@ def biggest(folder: Path) -> int:
 
 def test_a_watch_stopped_in_a_download_keeps_what_came_in(url: str, tmp_path: Path) -> None:
     size = 60 << 20
-    publish_to(open_depot(url), write_bundle(tmp_path / "big", "big", size=size))
+    publish_to(open_bundle_store(url), write_bundle(tmp_path / "big", "big", size=size))
     process = watch(url, tmp_path / "dest")
     until(lambda: (tmp_path / "dest" / "current").exists() or biggest(tmp_path / "dest" / ".partial") > 1 << 20)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
-    pulled = pull_from(open_depot(url), tmp_path / "dest")
+    pulled = pull_from(open_bundle_store(url), tmp_path / "dest")
     assert pulled.fetched_bytes < size
     assert served_text(tmp_path / "dest") == "big"
 
@@ -305,7 +305,7 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp
 
 
 def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_seconds(store: str, tmp_path: Path) -> None:
-    pull_from(open_depot(store), tmp_path / "dest")
+    pull_from(open_bundle_store(store), tmp_path / "dest")
     code = (
         "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 10, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
@@ -350,9 +350,9 @@ def test_requests_that_hang_are_given_up_and_asked_again(
         lead_to(proxy.environment, monkeypatch)
         use_storage_options({"s3": {"config_kwargs": {"read_timeout": 1}}})
         try:
-            depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
-            publish_to(depot, bundle("one"))
-            pull_from(depot, tmp_path / "dest")
+            bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+            publish_to(bundle_store, bundle("one"))
+            pull_from(bundle_store, tmp_path / "dest")
         finally:
             use_storage_options({})
     assert len(hung) == 4

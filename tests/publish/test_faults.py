@@ -16,8 +16,8 @@ import pytest
 from export.channels import load_channel
 from export.versions import check_whole, load_version
 from manifests.errors import InputError, RelabelError, StoreUnreachableError
-from manifests.storage.depot_ports import Depot, Entry, Held, Tagged, Tick
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore, Entry, Held, Tagged, Tick
+from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.retries import LIMIT_S, use_limit
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
@@ -25,60 +25,60 @@ from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 Fault = Literal["before", "after", "short"]
 
 
-class FaultyDepot:
+class FaultyBundleStore:
     """A depot whose call number `at` goes wrong."""
 
-    def __init__(self, depot: Depot, fault: Fault, at: int) -> None:
-        self._depot, self._fault, self._left = depot, fault, at
+    def __init__(self, bundle_store: BundleStore, fault: Fault, at: int) -> None:
+        self._bundle_store, self._fault, self._left = bundle_store, fault, at
         self.was_hit = False
 
     @property
     def url(self) -> str:
-        return self._depot.url
+        return self._bundle_store.url
 
     def read(self, name: str) -> Tagged:
-        found: Tagged = self._call(self._depot.read, name)
+        found: Tagged = self._call(self._bundle_store.read, name)
         return Tagged(found.data[: len(found.data) // 2], found.tag) if self._is_short() else found
 
     def create(self, name: str, data: bytes) -> bool:
-        return bool(self._call(self._depot.create, name, data))
+        return bool(self._call(self._bundle_store.create, name, data))
 
     def replace(self, name: str, data: bytes, tag: str) -> bool:
-        return bool(self._call(self._depot.replace, name, data, tag))
+        return bool(self._call(self._bundle_store.replace, name, data, tag))
 
     def delete(self, name: str) -> None:
-        self._call(self._depot.delete, name)
+        self._call(self._bundle_store.delete, name)
 
     def size(self, name: str) -> int | None:
-        found: int | None = self._call(self._depot.size, name)
+        found: int | None = self._call(self._bundle_store.size, name)
         return found
 
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         return {name: self.size(name) for name in names}
 
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
-        self._call(self._depot.upload, name, source, held, tick)
+        self._call(self._bundle_store.upload, name, source, held, tick)
 
     def digest(self, name: str, tick: Tick) -> Held:
-        found: Held = self._call(self._depot.digest, name, tick)
+        found: Held = self._call(self._bundle_store.digest, name, tick)
         return found
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
-        blocks = list(self._call(lambda *arguments: list(self._depot.blocks(*arguments)), name, start))
+        blocks = list(self._call(lambda *arguments: list(self._bundle_store.blocks(*arguments)), name, start))
         yield from ([block[: len(block) // 2] for block in blocks] if self._is_short() else blocks)
 
     def entries(self, folder: str) -> Iterator[Entry]:
-        yield from self._call(lambda inner: list(self._depot.entries(inner)), folder)
+        yield from self._call(lambda inner: list(self._bundle_store.entries(inner)), folder)
 
     def folders(self) -> list[str]:
-        found: list[str] = self._call(self._depot.folders)
+        found: list[str] = self._call(self._bundle_store.folders)
         return found
 
     def now_s(self) -> float:
-        return self._depot.now_s()
+        return self._bundle_store.now_s()
 
     def sweep(self, older_s: float) -> int:
-        return self._depot.sweep(older_s)
+        return self._bundle_store.sweep(older_s)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self._left -= 1
@@ -95,28 +95,28 @@ class FaultyDepot:
         return self._fault == "short" and self._left == 0
 
 
-def check_channel(depot: Depot, *allowed: str | None) -> None:
+def check_channel(bundle_store: BundleStore, *allowed: str | None) -> None:
     try:
-        head = load_channel(depot, "ecom", "stable").head
+        head = load_channel(bundle_store, "ecom", "stable").head
     except InputError:
         assert None in allowed
         return
     assert head.version in allowed
-    check_whole(depot, load_version(depot, "ecom", head.version))
+    check_whole(bundle_store, load_version(bundle_store, "ecom", head.version))
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "short"])
 def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
     for at in itertools.count(1):
-        depot = open_depot(str(tmp_path / f"store-{at}"))
-        one = publish_to(depot, bundle("one")).version.version
-        faulty = FaultyDepot(depot, fault, at)
+        bundle_store = open_bundle_store(str(tmp_path / f"store-{at}"))
+        one = publish_to(bundle_store, bundle("one")).version.version
+        faulty = FaultyBundleStore(bundle_store, fault, at)
         with contextlib.suppress(RelabelError):
             publish_to(faulty, bundle("two"))
-        check_channel(depot, one, bundle_version(bundle("two")))
-        publish_to(depot, bundle("two"))
-        check_channel(depot, bundle_version(bundle("two")))
-        assert len(load_channel(depot, "ecom", "stable").moves) == 2, "no move is lost or doubled"
+        check_channel(bundle_store, one, bundle_version(bundle("two")))
+        publish_to(bundle_store, bundle("two"))
+        check_channel(bundle_store, bundle_version(bundle("two")))
+        assert len(load_channel(bundle_store, "ecom", "stable").moves) == 2, "no move is lost or doubled"
         if not faulty.was_hit:
             assert at > 15
             return
@@ -124,18 +124,18 @@ def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., 
 
 @pytest.mark.parametrize("fault", ["before", "after", "short"])
 def test_every_call_of_a_pull_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
-    depot = open_depot(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"))
     for at in itertools.count(1):
         target = tmp_path / f"dest-{at}"
-        publish_to(depot, bundle("one"))
-        pull_from(depot, target)
-        publish_to(depot, bundle("two"))
-        faulty = FaultyDepot(depot, fault, at)
+        publish_to(bundle_store, bundle("one"))
+        pull_from(bundle_store, target)
+        publish_to(bundle_store, bundle("two"))
+        faulty = FaultyBundleStore(bundle_store, fault, at)
         try:
             pull_from(faulty, target)
         except RelabelError:
             assert served_text(target) == "one"
-        pull_from(depot, target)
+        pull_from(bundle_store, target)
         assert served_text(target) == "two"
         if not faulty.was_hit:
             assert at > 4
@@ -168,27 +168,27 @@ def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path], verdict: str
 ) -> None:
     """Every third request: its reply lost, never sent on, throttled, failed, or cut off."""
-    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
     wire.decide = every(3, verdict, "GET", "PUT", "POST", "HEAD") if verdict != "cut" else every(3, verdict, "GET")
     for text in ("one", "two", "three"):
-        publish_to(depot, bundle(text, size=300_000))
-        pull_from(depot, tmp_path / "dest")
+        publish_to(bundle_store, bundle(text, size=300_000))
+        pull_from(bundle_store, tmp_path / "dest")
         assert served_text(tmp_path / "dest") == text
     wire.decide = lambda exchange: "pass"
-    assert [move.sequence for move in load_channel(depot, "ecom", "stable").moves] == [1, 2, 3]
-    check_whole(depot, load_version(depot, "ecom", load_channel(depot, "ecom", "stable").head.version))
+    assert [move.sequence for move in load_channel(bundle_store, "ecom", "stable").moves] == [1, 2, 3]
+    check_whole(bundle_store, load_version(bundle_store, "ecom", load_channel(bundle_store, "ecom", "stable").head.version))
 
 
 @pytest.mark.s3
 def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
     for lost in itertools.count(1):
-        depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}")
+        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}")
         count = itertools.count(1)
         wire.decide = lambda exchange, count=count, lost=lost: "drop" if exchange.method == "PUT" and next(count) == lost else "pass"  # type: ignore[misc]
-        publish_to(depot, bundle("one"))
-        publish_to(depot, bundle("two"))
+        publish_to(bundle_store, bundle("one"))
+        publish_to(bundle_store, bundle("two"))
         wire.decide = lambda exchange: "pass"
-        moves = load_channel(depot, "ecom", "stable").moves
+        moves = load_channel(bundle_store, "ecom", "stable").moves
         assert [move.sequence for move in moves] == [1, 2]
         if next(count) <= lost:
             assert lost > 8
@@ -197,14 +197,14 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_
 
 @pytest.mark.s3
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
-    from manifests.storage.s3_depots import S3Depot
+    from manifests.storage.s3_bundle_store import S3BundleStore
 
-    depot = S3Depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
+    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
     for verdict in ("drop", "503"):
         wire.decide = every(4, verdict, "PUT", "POST")
-        publish_to(depot, bundle(verdict, size=17 << 20))
+        publish_to(bundle_store, bundle(verdict, size=17 << 20))
         wire.decide = lambda exchange: "pass"
-        pull_from(depot, tmp_path / "dest")
+        pull_from(bundle_store, tmp_path / "dest")
         assert served_text(tmp_path / "dest") == verdict
     parts = [exchange for exchange in wire.seen if "partNumber" in exchange.path]
     assert len(parts) >= 8
@@ -215,22 +215,22 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(wire: seaweed.Pro
 def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
-    publish_to(depot, bundle("one"))
-    pull_from(depot, tmp_path / "dest")
-    publish_to(depot, bundle("two"), None)
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    publish_to(bundle_store, bundle("one"))
+    pull_from(bundle_store, tmp_path / "dest")
+    publish_to(bundle_store, bundle("two"), None)
     use_limit(0.5)
     try:
         wire.decide = lambda exchange: "refuse"
-        for call in (lambda: publish_to(depot, bundle("two")), lambda: pull_from(depot, tmp_path / "dest")):
+        for call in (lambda: publish_to(bundle_store, bundle("two")), lambda: pull_from(bundle_store, tmp_path / "dest")):
             with pytest.raises(StoreUnreachableError):
                 call()
     finally:
         use_limit(LIMIT_S)
     assert served_text(tmp_path / "dest") == "one"
     wire.decide = lambda exchange: "pass"
-    publish_to(depot, bundle("two"))
-    pull_from(depot, tmp_path / "dest")
+    publish_to(bundle_store, bundle("two"))
+    pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
 
 
@@ -238,11 +238,11 @@ def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
 def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
     wire.decide = lambda exchange: "careless"
     with pytest.raises(RelabelError, match="ignores it"):
-        publish_to(depot, bundle("one"))
-    assert list(depot.entries("")) == []
+        publish_to(bundle_store, bundle("one"))
+    assert list(bundle_store.entries("")) == []
 
 
 @pytest.mark.s3

@@ -20,7 +20,7 @@ from export import channels
 from export.destinations import Destination
 from export.publishing import roll_back, set_channel
 from manifests.errors import GateError, InputError
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_stores import open_bundle_store
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
@@ -40,9 +40,9 @@ class GoingBack(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="relabel-back-"))
-        self.depot = open_depot(str(self.root / "store"))
+        self.bundle_store = open_bundle_store(str(self.root / "store"))
         self.dest = self.root / "dest"
-        self.versions = {text: publish_to(self.depot, folder, None).version.version for text, folder in self.folders.items()}
+        self.versions = {text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()}
         # of the store: where each channel stands, its moves counted, and what it left by a rollback
         self.head: dict[str, str] = {}
         self.moves: dict[str, int] = dict.fromkeys(CHANNELS, 0)
@@ -63,18 +63,18 @@ class GoingBack(RuleBasedStateMachine):
 
     @rule(name=names, text=texts)
     def publish(self, name: str, text: str) -> None:
-        if publish_to(self.depot, self.folders[text], name).has_changed:
+        if publish_to(self.bundle_store, self.folders[text], name).has_changed:
             self.arrived(name, text)
 
     @rule(name=names, text=texts)
     def move(self, name: str, text: str) -> None:
-        if set_channel(self.depot, "ecom", name, self.versions[text], None)[1]:
+        if set_channel(self.bundle_store, "ecom", name, self.versions[text], None)[1]:
             self.arrived(name, text)
 
     @rule(name=names)
     def roll_channel_back(self, name: str) -> None:
         try:
-            moved = roll_back(self.depot, "ecom", name, None)
+            moved = roll_back(self.bundle_store, "ecom", name, None)
         except (GateError, InputError):
             return
         left = self.head[name]
@@ -85,7 +85,7 @@ class GoingBack(RuleBasedStateMachine):
     def pull(self, name: str) -> None:
         if name not in self.head:
             return
-        pull_from(self.depot, self.dest, name, keep=KEEP)
+        pull_from(self.bundle_store, self.dest, name, keep=KEEP)
         self.seen_bad[name], self.seen_moves[name] = set(self.bad[name]), self.moves[name]
         if self.kept and self.moves[name] <= self.held[name]:
             return
@@ -155,12 +155,12 @@ def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_t
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
     """As docs/publish.md draws it."""
-    depot, dest = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     for text in ("one", "two", "three"):
-        publish_to(depot, bundles[text])
-        pull_from(depot, dest)
-    roll_back(depot, "ecom", "stable", None)
-    pull_from(depot, dest)
+        publish_to(bundle_store, bundles[text])
+        pull_from(bundle_store, dest)
+    roll_back(bundle_store, "ecom", "stable", None)
+    pull_from(bundle_store, dest)
     assert served_text(dest) == "two"
     assert relabel("show", str(dest)).out.count("stable left it by a rollback") == 1
     assert relabel("pull", "--rollback", str(dest)).code == 0
@@ -170,34 +170,34 @@ def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_t
 def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    depot, dest = open_depot(str(tmp_path / "store")), tmp_path / "dest"
-    publish_to(depot, bundles["one"])
-    pull_from(depot, dest)
-    bad = publish_to(depot, bundles["two"]).version.version
-    pull_from(depot, dest)
-    roll_back(depot, "ecom", "stable", None)
-    pull_from(depot, dest)
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    publish_to(bundle_store, bundles["one"])
+    pull_from(bundle_store, dest)
+    bad = publish_to(bundle_store, bundles["two"]).version.version
+    pull_from(bundle_store, dest)
+    roll_back(bundle_store, "ecom", "stable", None)
+    pull_from(bundle_store, dest)
     relabel("pull", "--rollback", str(dest)).refused(3, f"{bad} (stable left it by a rollback)", "(serves)", "--to VERSION")
     assert served_text(dest) == "one"
     relabel("pull", "--rollback", str(dest), "--to", "absent").refused(3, "version absent is not kept", bad)
     assert relabel("pull", "--rollback", str(dest), "--to", bad).code == 0
     assert served_text(dest) == "two"
-    assert pull_from(depot, dest).is_held
+    assert pull_from(bundle_store, dest).is_held
     assert relabel("pull", "--rollback", str(dest), "--to", bad).code == 10
 
 
 def test_what_a_pointer_forgot_the_destination_remembers(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "HISTORY_KEPT", 2)
-    depot, dest = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     bad = ""
     for step in ("one", "two", "back", "three", "four"):
         if step == "back":
-            bad = channels.load_channel(depot, "ecom", "stable").head.version
-            roll_back(depot, "ecom", "stable", None)
+            bad = channels.load_channel(bundle_store, "ecom", "stable").head.version
+            roll_back(bundle_store, "ecom", "stable", None)
         else:
-            publish_to(depot, bundles[step])
-        pull_from(depot, dest, keep=9)
-    assert len(channels.load_channel(depot, "ecom", "stable").moves) == 2
+            publish_to(bundle_store, bundles[step])
+        pull_from(bundle_store, dest, keep=9)
+    assert len(channels.load_channel(bundle_store, "ecom", "stable").moves) == 2
     for text in ("three", "one"):
         Destination(dest).roll_back()
         assert served_text(dest) == text
@@ -209,15 +209,15 @@ def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pu
     """Its state names no versions that were left, and the channel has not moved since."""
     import json
 
-    depot, dest = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     for text in ("one", "two"):
-        publish_to(depot, bundles[text])
-        pull_from(depot, dest)
-    roll_back(depot, "ecom", "stable", None)
-    pull_from(depot, dest)
+        publish_to(bundle_store, bundles[text])
+        pull_from(bundle_store, dest)
+    roll_back(bundle_store, "ecom", "stable", None)
+    pull_from(bundle_store, dest)
     state = json.loads((dest / ".pull.json").read_text())
     del state["left"]
     (dest / ".pull.json").write_text(json.dumps(state))
-    assert not pull_from(depot, dest).has_switched
+    assert not pull_from(bundle_store, dest).has_switched
     with pytest.raises(InputError, match="left it by a rollback"):
         Destination(dest).roll_back()

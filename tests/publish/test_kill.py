@@ -23,8 +23,8 @@ from export.versions import check_whole, load_version, object_name
 from manifests import failpoints
 from manifests.errors import InputError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from manifests.storage.depot_ports import Depot
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.bundle_stores import open_bundle_store
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")
@@ -52,16 +52,16 @@ def killed(work: Callable[[], object], failpoint: str = "", hits: int = 1, after
     return False
 
 
-def check_all_channels(depot: Depot, *texts: str) -> str | None:
+def check_all_channels(bundle_store: BundleStore, *texts: str) -> str | None:
     """Every object that a channel needs is there with the right bytes; the text that stable points to."""
     try:
-        head = load_channel(depot, "ecom", "stable").head
+        head = load_channel(bundle_store, "ecom", "stable").head
     except InputError:
         return None
-    version = load_version(depot, "ecom", head.version)
-    check_whole(depot, version)
+    version = load_version(bundle_store, "ecom", head.version)
+    check_whole(bundle_store, version)
     for file in version.files:
-        assert depot.digest(object_name(file.sha256), lambda _: None) == (file.size_bytes, file.sha256)
+        assert bundle_store.digest(object_name(file.sha256), lambda _: None) == (file.size_bytes, file.sha256)
     return head.version
 
 
@@ -84,16 +84,16 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_the_same_command(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
 ) -> None:
-    depot = open_depot(str(tmp_path / "store"))
-    earlier = None if is_first else publish_to(depot, bundles["one"]).version.version
-    assert killed(lambda: publish_to(depot, bundles["two"]), failpoint, hits)
-    pointed = check_all_channels(depot)
+    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    earlier = None if is_first else publish_to(bundle_store, bundles["one"]).version.version
+    assert killed(lambda: publish_to(bundle_store, bundles["two"]), failpoint, hits)
+    pointed = check_all_channels(bundle_store)
     assert pointed == earlier or failpoint == "after_channel"
-    done = publish_to(depot, bundles["two"])
-    assert check_all_channels(depot) == done.version.version
-    pull_from(depot, tmp_path / "dest")
+    done = publish_to(bundle_store, bundles["two"])
+    assert check_all_channels(bundle_store) == done.version.version
+    pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
-    assert not publish_to(depot, bundles["two"]).has_changed
+    assert not publish_to(bundle_store, bundles["two"]).has_changed
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
@@ -104,20 +104,20 @@ def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_t
 def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_the_same_command(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
 ) -> None:
-    depot = open_depot(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"))
     target = tmp_path / "dest"
     if not is_first:
-        publish_to(depot, bundles["one"])
-        pull_from(depot, target)
-    publish_to(depot, bundles["two"])
-    assert killed(lambda: pull_from(depot, target), failpoint, hits)
+        publish_to(bundle_store, bundles["one"])
+        pull_from(bundle_store, target)
+    publish_to(bundle_store, bundles["two"])
+    assert killed(lambda: pull_from(bundle_store, target), failpoint, hits)
     if (target / "current").exists():
         assert served_text(target) in (("two",) if is_first else ("one", "two"))
     else:
         assert is_first
-    pull_from(depot, target)
+    pull_from(bundle_store, target)
     assert served_text(target) == "two"
-    assert not pull_from(depot, target).has_switched
+    assert not pull_from(bundle_store, target).has_switched
     assert {path.name for path in target.iterdir()} == {"current", ".versions", ".locks", ".pull.json", ".stamps.json"}
     assert len(list((target / ".versions").iterdir())) == (1 if is_first else 2)
     if not is_first:
@@ -129,10 +129,10 @@ def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_t
 def test_a_rollback_killed_anywhere_leaves_one_of_the_two_serving_and_can_be_called_again(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:
-    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     for text in ("one", "two"):
-        publish_to(depot, bundles[text])
-        pull_from(depot, target)
+        publish_to(bundle_store, bundles[text])
+        pull_from(bundle_store, target)
     assert killed(Destination(target).roll_back, failpoint)
     if served_text(target) == "two":
         Destination(target).roll_back()
@@ -141,10 +141,10 @@ def test_a_rollback_killed_anywhere_leaves_one_of_the_two_serving_and_can_be_cal
 
 def test_a_pull_killed_over_and_over_comes_to_an_end(tmp_path: Path, bundles: dict[str, Path]) -> None:
     """A machine that dies after every block still gets on by a block each time."""
-    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
-    version = publish_to(depot, write_bundle(tmp_path / "big", "big", size=30 << 20)).version
+    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    version = publish_to(bundle_store, write_bundle(tmp_path / "big", "big", size=30 << 20)).version
     deaths = 0
-    while killed(lambda: pull_from(depot, target), "during_download", 2):
+    while killed(lambda: pull_from(bundle_store, target), "during_download", 2):
         deaths += 1
         assert deaths < 20
     assert deaths >= 3
@@ -155,15 +155,15 @@ def test_a_pull_killed_over_and_over_comes_to_an_end(tmp_path: Path, bundles: di
 @pytest.mark.parametrize("seed", range(12))
 def test_publish_and_pull_killed_at_a_random_instant(tmp_path: Path, bundles: dict[str, Path], seed: int) -> None:
     turn = random.Random(seed)
-    depot, target = open_depot(str(tmp_path / "store")), tmp_path / "dest"
-    publish_to(depot, bundles["one"])
-    pull_from(depot, target)
-    killed(lambda: publish_to(depot, bundles["two"]), after_s=turn.uniform(0, 0.06))
-    check_all_channels(depot)
-    killed(lambda: pull_from(depot, target), after_s=turn.uniform(0, 0.06))
+    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    publish_to(bundle_store, bundles["one"])
+    pull_from(bundle_store, target)
+    killed(lambda: publish_to(bundle_store, bundles["two"]), after_s=turn.uniform(0, 0.06))
+    check_all_channels(bundle_store)
+    killed(lambda: pull_from(bundle_store, target), after_s=turn.uniform(0, 0.06))
     assert served_text(target) in ("one", "two")
-    publish_to(depot, bundles["two"])
-    pull_from(depot, target)
+    publish_to(bundle_store, bundles["two"])
+    pull_from(bundle_store, target)
     assert served_text(target) == "two"
 
 
@@ -175,22 +175,22 @@ def command(*arguments: str | Path, failpoint: str = "") -> subprocess.Completed
 
 @pytest.mark.parametrize("failpoint", ["during_upload", "after_objects", "after_version", "after_channel"])
 def test_a_real_publish_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
-    depot = open_depot(url)
-    publish_to(depot, bundles["one"])
+    bundle_store = open_bundle_store(url)
+    publish_to(bundle_store, bundles["one"])
     call = ("publish", bundles["two"], url, "--channel", "stable")
     assert command(*call, failpoint=failpoint).returncode == -signal.SIGKILL
-    check_all_channels(depot)
+    check_all_channels(bundle_store)
     assert command(*call).returncode == (10 if failpoint == "after_channel" else 0)
-    pull_from(depot, tmp_path / "dest")
+    pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
 
 
 @pytest.mark.parametrize("failpoint", ["during_download", "before_unpacked", "before_switch", "after_switch"])
 def test_a_real_pull_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
-    depot, target = open_depot(url), tmp_path / "dest"
-    publish_to(depot, bundles["one"])
-    pull_from(depot, target)
-    publish_to(depot, bundles["two"])
+    bundle_store, target = open_bundle_store(url), tmp_path / "dest"
+    publish_to(bundle_store, bundles["one"])
+    pull_from(bundle_store, target)
+    publish_to(bundle_store, bundles["two"])
     assert command("pull", f"{url}/ecom@stable", target, failpoint=failpoint).returncode == -signal.SIGKILL
     assert served_text(target) in ("one", "two")
     assert command("pull", f"{url}/ecom@stable", target).returncode in (0, 10)

@@ -21,9 +21,9 @@ from export.versions import version_name
 from export.wholeness import YOUNG_NS
 from manifests.errors import DiskFullError, ManifestError
 from manifests.failpoints import PULL_FAILPOINTS
-from manifests.storage.depot_ports import Depot
-from manifests.storage.depots import open_depot
-from manifests.storage.local_depot import LocalDepot
+from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.local_bundle_store import LocalBundleStore
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 from tests.publish.test_kill import WRITE_FAILPOINTS, killed
@@ -97,11 +97,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, source: Path) -> LocalDepot:
-    depot = open_depot(str(tmp_path / "store"))
-    assert isinstance(depot, LocalDepot)
-    publish_to(depot, source)
-    return depot
+def store(tmp_path: Path, source: Path) -> LocalBundleStore:
+    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    assert isinstance(bundle_store, LocalBundleStore)
+    publish_to(bundle_store, source)
+    return bundle_store
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -110,10 +110,10 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder.resolve()).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def settled(dest: Path, depot: Depot) -> None:
+def settled(dest: Path, bundle_store: BundleStore) -> None:
     """Pull until stamps are kept: files that changed a moment ago get none."""
     for _ in range(100):
-        pull_from(depot, dest)
+        pull_from(bundle_store, dest)
         proof = Destination(dest).look(checks_bytes=False)[1]
         if len(proof.stamps) == len(digests(dest / "current")) and (dest / ".stamps.json").read_text().count("manifest.json"):
             return
@@ -131,7 +131,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_show_name_it(
-    relabel: Relabel, store: LocalDepot, source: Path, tmp_path: Path
+    relabel: Relabel, store: LocalBundleStore, source: Path, tmp_path: Path
 ) -> None:
     settled(tmp_path / "settled", store)
     every = list(itertools.product(HARMS, ("pull", "pull --check", "verify", "show"), FILES))
@@ -195,7 +195,7 @@ def links_and_folders() -> dict[str, Callable[[Path], object]]:
 
 @pytest.mark.parametrize("harm", links_and_folders())
 def test_a_link_or_folder_that_is_not_what_a_pull_made_is_mended(
-    relabel: Relabel, store: LocalDepot, source: Path, tmp_path: Path, harm: str
+    relabel: Relabel, store: LocalBundleStore, source: Path, tmp_path: Path, harm: str
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -223,16 +223,16 @@ def test_what_its_owner_may_not_read_is_mended_for_who_is_not_root(source: Path,
         root.chmod(0o777)
         if was == 0:
             os.seteuid(65534)
-        depot, dest = open_depot(str(root / "store")), root / "dest"
-        publish_to(depot, root / "bundle")
-        pull_from(depot, dest)
+        bundle_store, dest = open_bundle_store(str(root / "store")), root / "dest"
+        publish_to(bundle_store, root / "bundle")
+        pull_from(bundle_store, dest)
         if harm == "file mode 000":
             ((dest / "current").resolve() / "model.onnx").chmod(0)
         else:
             links_and_folders()[harm](dest)
-        assert pull_from(depot, dest).mended
+        assert pull_from(bundle_store, dest).mended
         assert digests(dest / "current") == digests(root / "bundle")
-        assert not pull_from(depot, dest).has_switched
+        assert not pull_from(bundle_store, dest).has_switched
         assert len(list((dest / ".versions").iterdir())) == 1
     finally:
         os.seteuid(was)
@@ -240,7 +240,7 @@ def test_what_its_owner_may_not_read_is_mended_for_who_is_not_root(source: Path,
 
 
 def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
-    store: LocalDepot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalBundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "dest"
     settled(dest, store)
@@ -262,7 +262,9 @@ def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
 @pytest.mark.parametrize(
     "stamps", ["", "{", "[]", '{"format": 9}', '{"format": 1, "versions": 3}', '{"format": 1, "versions": {"a": {"b": "c"}}}']
 )
-def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(store: LocalDepot, source: Path, tmp_path: Path, stamps: str) -> None:
+def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(
+    store: LocalBundleStore, source: Path, tmp_path: Path, stamps: str
+) -> None:
     dest = tmp_path / "dest"
     settled(dest, store)
     (dest / ".stamps.json").write_text(stamps)
@@ -271,7 +273,7 @@ def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(store: Loca
     assert digests(dest / "current") == digests(source)
 
 
-def test_a_reader_that_has_the_old_files_open_goes_on_with_them(store: LocalDepot, source: Path, tmp_path: Path) -> None:
+def test_a_reader_that_has_the_old_files_open_goes_on_with_them(store: LocalBundleStore, source: Path, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     with (dest / "current" / "model.onnx").open("rb") as reader:
@@ -281,7 +283,7 @@ def test_a_reader_that_has_the_old_files_open_goes_on_with_them(store: LocalDepo
         assert held + reader.read() == (source / "model.onnx").read_bytes()
 
 
-def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalDepot, tmp_path: Path) -> None:
+def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalBundleStore, tmp_path: Path) -> None:
     """A server that imports `load.py` leaves them; a pull that mended that would switch each time."""
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -291,7 +293,7 @@ def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalDepot, tmp_pat
     assert not pull_from(store, dest, checks_bytes=True).has_switched
 
 
-def test_a_version_held_after_a_rollback_is_mended_as_that_version(store: LocalDepot, tmp_path: Path) -> None:
+def test_a_version_held_after_a_rollback_is_mended_as_that_version(store: LocalBundleStore, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     publish_to(store, write_bundle(tmp_path / "two", "two"))
@@ -312,11 +314,11 @@ def inodes(folder: Path) -> set[int]:
 
 
 def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_other(
-    store: LocalDepot, source: Path, tmp_path: Path
+    store: LocalBundleStore, source: Path, tmp_path: Path
 ) -> None:
     """A local store on the same disk, whose files somebody linked, too."""
     shutil.copytree(tmp_path / "store", tmp_path / "linked", copy_function=os.link)
-    linked, dest = open_depot(str(tmp_path / "linked")), tmp_path / "dest"
+    linked, dest = open_bundle_store(str(tmp_path / "linked")), tmp_path / "dest"
     pull_from(linked, dest)
     publish_to(linked, write_bundle(tmp_path / "two", "two"))
     pull_from(linked, dest)
@@ -338,7 +340,7 @@ def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_
 
 @pytest.mark.parametrize(("failpoint", "hits"), [*((name, 1) for name in PULL_FAILPOINTS), *((name, 1) for name in WRITE_FAILPOINTS)])
 def test_a_mending_killed_anywhere_is_ended_by_the_next_pull(
-    store: LocalDepot, source: Path, tmp_path: Path, failpoint: str, hits: int
+    store: LocalBundleStore, source: Path, tmp_path: Path, failpoint: str, hits: int
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -352,7 +354,7 @@ def test_a_mending_killed_anywhere_is_ended_by_the_next_pull(
 
 
 def test_a_disk_that_fills_while_a_version_is_mended_leaves_it_for_the_next_pull(
-    store: LocalDepot, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalBundleStore, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -372,7 +374,7 @@ def test_a_disk_that_fills_while_a_version_is_mended_leaves_it_for_the_next_pull
     assert digests(dest / "current") == digests(source)
 
 
-def test_pulls_that_mend_at_once_end_with_one_whole_version(store: LocalDepot, source: Path, tmp_path: Path) -> None:
+def test_pulls_that_mend_at_once_end_with_one_whole_version(store: LocalBundleStore, source: Path, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     for _ in range(5):

@@ -17,29 +17,29 @@ from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey
 from export.versions import check_whole, load_version, object_name, parse_address, version_name
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
-from manifests.storage.depot_ports import Depot, Held
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore, Held
+from manifests.storage.bundle_stores import open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
 
-def test_a_published_version_is_whole_and_its_channel_points_to_it(depot: Depot, bundle: Callable[..., Path]) -> None:
-    done = publish_to(depot, bundle("one"))
+def test_a_published_version_is_whole_and_its_channel_points_to_it(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    done = publish_to(bundle_store, bundle("one"))
     assert (done.uploaded, done.objects, done.has_changed) == (4, 4, True)
-    version = load_version(depot, "ecom", done.version.version)
-    check_whole(depot, version)
+    version = load_version(bundle_store, "ecom", done.version.version)
+    check_whole(bundle_store, version)
     for file in version.files:
-        assert depot.digest(object_name(file.sha256), lambda _: None) == Held(file.size_bytes, file.sha256)
-    head = load_channel(depot, "ecom", "stable").head
+        assert bundle_store.digest(object_name(file.sha256), lambda _: None) == Held(file.size_bytes, file.sha256)
+    head = load_channel(bundle_store, "ecom", "stable").head
     assert (head.sequence, head.version, head.version_sha256, head.reason) == (1, version.version, version.sha256, "publish")
 
 
-def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(depot: Depot, bundle: Callable[..., Path]) -> None:
-    publish_to(depot, bundle("one"))
-    before = {entry.name: (entry.size_bytes, entry.written_s) for entry in depot.entries("")}
-    again = publish_to(depot, bundle("one"))
+def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    publish_to(bundle_store, bundle("one"))
+    before = {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")}
+    again = publish_to(bundle_store, bundle("one"))
     assert (again.uploaded, again.uploaded_bytes, again.has_changed) == (0, 0, False)
-    assert {entry.name: (entry.size_bytes, entry.written_s) for entry in depot.entries("")} == before
+    assert {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")} == before
 
 
 @pytest.mark.s3
@@ -67,49 +67,51 @@ def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_sid
 
     with seaweed.proxying(s3_server, decide) as proxy:
         lead_to(proxy.environment, monkeypatch)
-        depot = open_depot(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
-        publish_to(depot, source)
+        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+        publish_to(bundle_store, source)
         proxy.seen.clear()
-        assert not publish_to(depot, source).has_changed
+        assert not publish_to(bundle_store, source).has_changed
     asked = [f"{one.method} {one.path}" for one in proxy.seen]
     assert sum("/objects/" in one for one in asked) == 12
     assert len(asked) <= 12 + 5, asked  # two looks for names that clash, the pointer, the version's record, gc's list
     assert most[0] > 4
 
 
-def test_files_that_versions_share_are_uploaded_once(depot: Depot, bundle: Callable[..., Path]) -> None:
-    publish_to(depot, bundle("one"))
-    assert publish_to(depot, bundle("two")).uploaded == 2  # weights and manifest; tokenizer and card are there
-    assert publish_to(depot, bundle("one"), name="other").uploaded == 0
+def test_files_that_versions_share_are_uploaded_once(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    publish_to(bundle_store, bundle("one"))
+    assert publish_to(bundle_store, bundle("two")).uploaded == 2  # weights and manifest; tokenizer and card are there
+    assert publish_to(bundle_store, bundle("one"), name="other").uploaded == 0
 
 
-def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_depot: Depot, tmp_path: Path) -> None:
+def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_bundle_store: BundleStore, tmp_path: Path) -> None:
     from export.bundles import seal_bundle
 
     for name in ("a", "b"):
         (tmp_path / "twins").mkdir(exist_ok=True)
         (tmp_path / "twins" / name).write_text("same")
     seal_bundle(tmp_path / "twins", {"name": "twins", "lineage": {}})
-    assert publish_to(local_depot, tmp_path / "twins").uploaded == 2
+    assert publish_to(local_bundle_store, tmp_path / "twins").uploaded == 2
 
 
 def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_command(
-    depot: Depot, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
-    done = publish_to(depot, bundle("one"))
+    done = publish_to(bundle_store, bundle("one"))
     missing, cut = (object_name(file.sha256) for file in done.version.files[:2])
-    depot.delete(missing)
+    bundle_store.delete(missing)
     (tmp_path / "short").write_bytes(b"x")
-    depot.upload(cut, tmp_path / "short", Held(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"), lambda _: None)
+    bundle_store.upload(
+        cut, tmp_path / "short", Held(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"), lambda _: None
+    )
     with pytest.raises(ManifestError, match="is not whole"):
-        set_channel(depot, "ecom", "candidate", done.version.version, None)
-    assert find_channel(depot, "ecom", "candidate") is None
-    assert publish_to(depot, bundle("one")).uploaded == 2
-    check_whole(depot, done.version)
+        set_channel(bundle_store, "ecom", "candidate", done.version.version, None)
+    assert find_channel(bundle_store, "ecom", "candidate") is None
+    assert publish_to(bundle_store, bundle("one")).uploaded == 2
+    check_whole(bundle_store, done.version)
 
 
 def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for_is_replaced(
-    depot: Depot, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """What a publisher on a broken machine left, killed before it looked."""
     from export.bundles import open_bundle
@@ -118,56 +120,60 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     (tmp_path / "wrong").write_bytes(b"x" * file.size_bytes)
     from manifests.digests import sha256_bytes
 
-    depot.upload(object_name(file.sha256), tmp_path / "wrong", Held(file.size_bytes, sha256_bytes(b"x" * file.size_bytes)), lambda _: None)
-    assert publish_to(depot, bundle("one")).uploaded == 4
-    assert depot.digest(object_name(file.sha256), lambda _: None).sha256 == file.sha256
+    bundle_store.upload(
+        object_name(file.sha256), tmp_path / "wrong", Held(file.size_bytes, sha256_bytes(b"x" * file.size_bytes)), lambda _: None
+    )
+    assert publish_to(bundle_store, bundle("one")).uploaded == 4
+    assert bundle_store.digest(object_name(file.sha256), lambda _: None).sha256 == file.sha256
 
 
-def test_a_version_never_gets_other_contents(depot: Depot, bundle: Callable[..., Path]) -> None:
-    publish_to(depot, bundle("one"), version="1.0")
-    before = depot.read(version_name("ecom", "1.0"))
+def test_a_version_never_gets_other_contents(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    publish_to(bundle_store, bundle("one"), version="1.0")
+    before = bundle_store.read(version_name("ecom", "1.0"))
     with pytest.raises(ManifestError, match=r"version 1\.0 is there with other contents"):
-        publish_to(depot, bundle("two"), version="1.0")
-    assert depot.read(version_name("ecom", "1.0")) == before
-    assert load_channel(depot, "ecom", "stable").head.sequence == 1
+        publish_to(bundle_store, bundle("two"), version="1.0")
+    assert bundle_store.read(version_name("ecom", "1.0")) == before
+    assert load_channel(bundle_store, "ecom", "stable").head.sequence == 1
 
 
-def test_a_bundle_damaged_since_it_was_sealed_is_not_published(local_depot: Depot, bundle: Callable[..., Path]) -> None:
+def test_a_bundle_damaged_since_it_was_sealed_is_not_published(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
     folder = bundle("one")
     (folder / "model.onnx").write_bytes(b"z" * 40)
     with pytest.raises(ManifestError, match="its manifest says"):
-        publish_to(local_depot, folder)
-    assert list(local_depot.entries("")) == []
+        publish_to(local_bundle_store, folder)
+    assert list(local_bundle_store.entries("")) == []
 
 
 def test_a_depot_that_keeps_holding_other_bytes_is_given_up_without_a_version(
-    local_depot: Depot, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(local_depot), "digest", lambda self, name, tick: Held(1, "0" * 64))
+    monkeypatch.setattr(type(local_bundle_store), "digest", lambda self, name, tick: Held(1, "0" * 64))
     with pytest.raises(StoreError, match="still holds other bytes"):
-        publish_to(local_depot, bundle("one"))
-    assert local_depot.folders() == ["objects"]
+        publish_to(local_bundle_store, bundle("one"))
+    assert local_bundle_store.folders() == ["objects"]
 
 
-def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_version(depot: Depot, bundle: Callable[..., Path]) -> None:
+def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_version(
+    bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     from export.bundles import open_bundle
     from export.publishing import PublishOptions, publish
 
     opened = open_bundle(bundle("one"))
     opened.folder.joinpath("model.onnx").write_bytes(b"z" * 40)
     with pytest.raises(InputError, match="changed while it was uploaded"):
-        publish(opened, depot, PublishOptions(), lambda what, count: None)
-    assert depot.size(object_name(next(file.sha256 for file in opened.files if file.path == "model.onnx"))) is None
-    assert [entry.name for entry in depot.entries("ecom")] == []
+        publish(opened, bundle_store, PublishOptions(), lambda what, count: None)
+    assert bundle_store.size(object_name(next(file.sha256 for file in opened.files if file.path == "model.onnx"))) is None
+    assert [entry.name for entry in bundle_store.entries("ecom")] == []
 
 
 @pytest.mark.parametrize("name", ["objects", "../up", "a/b", "", ".hidden", "a b", "ä", "x" * 101, "a\n"])
-def test_names_that_could_leave_their_place_are_refused(local_depot: Depot, bundle: Callable[..., Path], name: str) -> None:
+def test_names_that_could_leave_their_place_are_refused(local_bundle_store: BundleStore, bundle: Callable[..., Path], name: str) -> None:
     for options in ({"name": name}, {"version": name}, {"channel": name}):
         if name or "channel" in options:
             with pytest.raises(UsageError, match="can't be a"):
-                publish_to(local_depot, bundle("one"), **options)
-    assert list(local_depot.entries("")) == []
+                publish_to(local_bundle_store, bundle("one"), **options)
+    assert list(local_bundle_store.entries("")) == []
 
 
 @pytest.mark.parametrize(
@@ -190,156 +196,166 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(depot: Depot, bundle: Callable[..., Path]) -> None:
-    one, two, three = (publish_to(depot, bundle(text)).version.version for text in ("one", "two", "three"))
-    assert roll_back(depot, "ecom", "stable", None).head.version == two
-    assert roll_back(depot, "ecom", "stable", None).head.version == one  # further back, not forth to three
+def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
+    bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
+    one, two, three = (publish_to(bundle_store, bundle(text)).version.version for text in ("one", "two", "three"))
+    assert roll_back(bundle_store, "ecom", "stable", None).head.version == two
+    assert roll_back(bundle_store, "ecom", "stable", None).head.version == one  # further back, not forth to three
     with pytest.raises(GateError, match="nothing earlier"):
-        roll_back(depot, "ecom", "stable", None)
-    assert set_channel(depot, "ecom", "stable", three, None)[1]
-    assert not set_channel(depot, "ecom", "stable", three, None)[1]
-    moves = load_channel(depot, "ecom", "stable").moves
+        roll_back(bundle_store, "ecom", "stable", None)
+    assert set_channel(bundle_store, "ecom", "stable", three, None)[1]
+    assert not set_channel(bundle_store, "ecom", "stable", three, None)[1]
+    moves = load_channel(bundle_store, "ecom", "stable").moves
     assert [move.sequence for move in moves] == [1, 2, 3, 4, 5, 6]
     assert [move.version for move in moves] == [one, two, three, two, one, three]
     assert [move.restores for move in moves] == [None, None, None, 2, 1, None]
-    assert roll_back(depot, "ecom", "stable", None).head.version == one
+    assert roll_back(bundle_store, "ecom", "stable", None).head.version == one
 
 
-def test_of_two_movers_one_wins_and_the_other_is_told(depot: Depot, bundle: Callable[..., Path]) -> None:
-    publish_to(depot, bundle("one"))
-    seen = load_channel(depot, "ecom", "stable")
-    two, three = (publish_to(depot, bundle(text), None).version for text in ("two", "three"))
-    move_channel(depot, "ecom", "stable", seen, two, "set", key=None)
+def test_of_two_movers_one_wins_and_the_other_is_told(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    publish_to(bundle_store, bundle("one"))
+    seen = load_channel(bundle_store, "ecom", "stable")
+    two, three = (publish_to(bundle_store, bundle(text), None).version for text in ("two", "three"))
+    move_channel(bundle_store, "ecom", "stable", seen, two, "set", key=None)
     with pytest.raises(ChannelMovedError, match=r"somebody else moved it to .* \(sequence 2\)"):
-        move_channel(depot, "ecom", "stable", seen, three, "set", key=None)
-    assert load_channel(depot, "ecom", "stable").head.version == two.version
+        move_channel(bundle_store, "ecom", "stable", seen, three, "set", key=None)
+    assert load_channel(bundle_store, "ecom", "stable").head.version == two.version
     with pytest.raises(ChannelMovedError):
-        move_channel(depot, "ecom", "stable", None, three, "set", key=None)
-    move_channel(depot, "ecom", "stable", load_channel(depot, "ecom", "stable"), three, "set", key=None)
-    assert [move.sequence for move in load_channel(depot, "ecom", "stable").moves] == [1, 2, 3]
+        move_channel(bundle_store, "ecom", "stable", None, three, "set", key=None)
+    move_channel(bundle_store, "ecom", "stable", load_channel(bundle_store, "ecom", "stable"), three, "set", key=None)
+    assert [move.sequence for move in load_channel(bundle_store, "ecom", "stable").moves] == [1, 2, 3]
 
 
 def test_a_move_whose_reply_was_lost_is_found_and_not_repeated(
-    local_depot: Depot, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_to(local_depot, bundle("one"))
-    two = publish_to(local_depot, bundle("two"), None).version
-    real = type(local_depot).replace
-    monkeypatch.setattr(type(local_depot), "replace", lambda self, *arguments: real(self, *arguments) and False)
-    moved = move_channel(local_depot, "ecom", "stable", load_channel(local_depot, "ecom", "stable"), two, "set", key=None)
+    publish_to(local_bundle_store, bundle("one"))
+    two = publish_to(local_bundle_store, bundle("two"), None).version
+    real = type(local_bundle_store).replace
+    monkeypatch.setattr(type(local_bundle_store), "replace", lambda self, *arguments: real(self, *arguments) and False)
+    moved = move_channel(local_bundle_store, "ecom", "stable", load_channel(local_bundle_store, "ecom", "stable"), two, "set", key=None)
     assert moved.head.sequence == 2
-    assert load_channel(local_depot, "ecom", "stable").head == moved.head
+    assert load_channel(local_bundle_store, "ecom", "stable").head == moved.head
 
 
 def test_a_channel_moved_during_a_long_upload_is_not_overruled(
-    local_depot: Depot, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = publish_to(local_depot, bundle("one")).version
-    publish_to(local_depot, bundle("two"))
-    real = type(local_depot).upload
+    one = publish_to(local_bundle_store, bundle("one")).version
+    publish_to(local_bundle_store, bundle("two"))
+    real = type(local_bundle_store).upload
 
-    def slow(self: Depot, *arguments: Any) -> None:
-        monkeypatch.setattr(type(local_depot), "upload", real)
-        set_channel(local_depot, "ecom", "stable", one.version, None)
+    def slow(self: BundleStore, *arguments: Any) -> None:
+        monkeypatch.setattr(type(local_bundle_store), "upload", real)
+        set_channel(local_bundle_store, "ecom", "stable", one.version, None)
         real(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(local_depot), "upload", slow)
+    monkeypatch.setattr(type(local_bundle_store), "upload", slow)
     with pytest.raises(ChannelMovedError):
-        publish_to(local_depot, bundle("three"))
-    assert load_channel(local_depot, "ecom", "stable").head.version == one.version
-    assert publish_to(local_depot, bundle("three")).channel.head.sequence == 4  # type: ignore[union-attr]
+        publish_to(local_bundle_store, bundle("three"))
+    assert load_channel(local_bundle_store, "ecom", "stable").head.version == one.version
+    assert publish_to(local_bundle_store, bundle("three")).channel.head.sequence == 4  # type: ignore[union-attr]
 
 
-def test_a_name_is_a_channel_or_a_version_and_never_both(local_depot: Depot, bundle: Callable[..., Path]) -> None:
-    done = publish_to(local_depot, bundle("one"))
+def test_a_name_is_a_channel_or_a_version_and_never_both(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    done = publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="stable is a channel there"):
-        publish_to(local_depot, bundle("two"), None, version="stable")
+        publish_to(local_bundle_store, bundle("two"), None, version="stable")
     with pytest.raises(InputError, match="is a version there"):
-        set_channel(local_depot, "ecom", done.version.version, done.version.version, None)
+        set_channel(local_bundle_store, "ecom", done.version.version, done.version.version, None)
     with pytest.raises(InputError, match="is a version there"):
-        publish_to(local_depot, bundle("two"), done.version.version)
+        publish_to(local_bundle_store, bundle("two"), done.version.version)
 
 
-def test_channels_and_versions_that_are_not_there_are_named(local_depot: Depot, bundle: Callable[..., Path]) -> None:
-    publish_to(local_depot, bundle("one"))
+def test_channels_and_versions_that_are_not_there_are_named(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+    publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="no version 9 there"):
-        set_channel(local_depot, "ecom", "stable", "9", None)
+        set_channel(local_bundle_store, "ecom", "stable", "9", None)
     with pytest.raises(InputError, match="no channel beta there"):
-        roll_back(local_depot, "ecom", "beta", None)
+        roll_back(local_bundle_store, "ecom", "beta", None)
 
 
-def test_a_signature_can_be_added_later_without_a_new_version(depot: Depot, bundle: Callable[..., Path], keys: dict[str, Path]) -> None:
-    first = publish_to(depot, bundle("one"))
+def test_a_signature_can_be_added_later_without_a_new_version(
+    bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
+    first = publish_to(bundle_store, bundle("one"))
     for signer in ("ours", "theirs"):
-        signed = publish_to(depot, bundle("one"), key=SigningKey(str(keys[signer])))
+        signed = publish_to(bundle_store, bundle("one"), key=SigningKey(str(keys[signer])))
         assert (signed.uploaded, signed.has_changed) == (0, True)
-    assert not publish_to(depot, bundle("one"), key=SigningKey(str(keys["theirs"]))).has_changed
-    held = load_version(depot, "ecom", first.version.version)
+    assert not publish_to(bundle_store, bundle("one"), key=SigningKey(str(keys["theirs"]))).has_changed
+    held = load_version(bundle_store, "ecom", first.version.version)
     assert held.sha256 == first.version.sha256
     assert len(held.signatures) == 2
 
 
-def test_a_signed_channel_is_not_moved_without_a_key(local_depot: Depot, bundle: Callable[..., Path], keys: dict[str, Path]) -> None:
+def test_a_signed_channel_is_not_moved_without_a_key(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
-    publish_to(local_depot, bundle("one"), key=ours)
-    publish_to(local_depot, bundle("two"), key=ours)
+    publish_to(local_bundle_store, bundle("one"), key=ours)
+    publish_to(local_bundle_store, bundle("two"), key=ours)
     for call in (
-        lambda: roll_back(local_depot, "ecom", "stable", None),
-        lambda: publish_to(local_depot, bundle("three")),
+        lambda: roll_back(local_bundle_store, "ecom", "stable", None),
+        lambda: publish_to(local_bundle_store, bundle("three")),
     ):
         with pytest.raises(UsageError, match="this channel is signed"):
             call()
     with pytest.raises(GateError, match="not signed by the key given"):
-        roll_back(local_depot, "ecom", "stable", theirs)
-    assert roll_back(local_depot, "ecom", "stable", ours).head.sequence == 3
+        roll_back(local_bundle_store, "ecom", "stable", theirs)
+    assert roll_back(local_bundle_store, "ecom", "stable", ours).head.sequence == 3
 
 
 def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
-    local_depot: Depot, bundle: Callable[..., Path], keys: dict[str, Path]
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     ours = SigningKey(str(keys["ours"]))
     for text in ("one", "two", "three"):
-        publish_to(local_depot, bundle(text), key=ours)
-    held = load_channel(local_depot, "ecom", "stable")
+        publish_to(local_bundle_store, bundle(text), key=ours)
+    held = load_channel(local_bundle_store, "ecom", "stable")
     moves = (held.moves[0], replace(held.moves[0], sequence=2), held.moves[2])
     for signatures in (held.signatures, ()):
         forged = Channel("ecom", "stable", moves, signatures)
-        assert local_depot.replace("ecom/channels/stable.json", forged.record(), local_depot.read("ecom/channels/stable.json").tag)
+        assert local_bundle_store.replace(
+            "ecom/channels/stable.json", forged.record(), local_bundle_store.read("ecom/channels/stable.json").tag
+        )
         with pytest.raises(GateError, match="anybody may have written it"):
-            roll_back(local_depot, "ecom", "stable", ours)
+            roll_back(local_bundle_store, "ecom", "stable", ours)
 
 
-def test_a_key_signs_no_history_that_it_did_not_sign_before(local_depot: Depot, bundle: Callable[..., Path], keys: dict[str, Path]) -> None:
+def test_a_key_signs_no_history_that_it_did_not_sign_before(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+) -> None:
     """Else whoever can write could have his own history made true by the next honest publisher."""
     ours = SigningKey(str(keys["ours"]))
     for text in ("one", "two"):
-        publish_to(local_depot, bundle(text))
-    publish_to(local_depot, bundle("three"), key=ours)
-    publish_to(local_depot, bundle("four"), key=ours)
-    assert [move.sequence for move in load_channel(local_depot, "ecom", "stable").moves] == [3, 4]
-    roll_back(local_depot, "ecom", "stable", ours)
+        publish_to(local_bundle_store, bundle(text))
+    publish_to(local_bundle_store, bundle("three"), key=ours)
+    publish_to(local_bundle_store, bundle("four"), key=ours)
+    assert [move.sequence for move in load_channel(local_bundle_store, "ecom", "stable").moves] == [3, 4]
+    roll_back(local_bundle_store, "ecom", "stable", ours)
     with pytest.raises(GateError, match="nothing earlier"):
-        roll_back(local_depot, "ecom", "stable", ours)
+        roll_back(local_bundle_store, "ecom", "stable", ours)
 
 
 def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
-    local_depot: Depot, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
 ) -> None:
     from export.signatures import TrustedKeys
     from tests.publish.conftest import pull_from
 
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
-    version = publish_to(local_depot, bundle("one"), key=theirs).version
+    version = publish_to(local_bundle_store, bundle("one"), key=theirs).version
     for name in (version_name("ecom", version.version), "ecom/channels/stable.json"):
-        data, tag = local_depot.read(name)
+        data, tag = local_bundle_store.read(name)
         held = json.loads(data)
         held["signatures"][0]["key_id"] = ours.key_id
-        assert local_depot.replace(name, json.dumps(held).encode(), tag)
+        assert local_bundle_store.replace(name, json.dumps(held).encode(), tag)
     trusted = TrustedKeys([str(keys["ours.pub"])])
     with pytest.raises(GateError, match="is false"):
-        pull_from(local_depot, tmp_path / "dest", keys=trusted)
-    assert publish_to(local_depot, bundle("one"), key=ours).has_changed
-    assert pull_from(local_depot, tmp_path / "dest", keys=trusted).has_switched
+        pull_from(local_bundle_store, tmp_path / "dest", keys=trusted)
+    assert publish_to(local_bundle_store, bundle("one"), key=ours).has_changed
+    assert pull_from(local_bundle_store, tmp_path / "dest", keys=trusted).has_switched
 
 
 @pytest.mark.parametrize(
@@ -365,12 +381,14 @@ def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
         lambda held: {**held, "signatures": [{"algorithm": "ed25519", "key_id": "\x1b[2J", "signature": ""}]},
     ],
 )
-def test_a_damaged_pointer_is_an_error_of_ours(local_depot: Depot, bundle: Callable[..., Path], change: Callable[[Any], Any]) -> None:
-    publish_to(local_depot, bundle("one"))
-    data, tag = local_depot.read("ecom/channels/stable.json")
-    assert local_depot.replace("ecom/channels/stable.json", json.dumps(change(json.loads(data))).encode(), tag)
+def test_a_damaged_pointer_is_an_error_of_ours(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], change: Callable[[Any], Any]
+) -> None:
+    publish_to(local_bundle_store, bundle("one"))
+    data, tag = local_bundle_store.read("ecom/channels/stable.json")
+    assert local_bundle_store.replace("ecom/channels/stable.json", json.dumps(change(json.loads(data))).encode(), tag)
     with pytest.raises(ManifestError):
-        load_channel(local_depot, "ecom", "stable")
+        load_channel(local_bundle_store, "ecom", "stable")
 
 
 def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, tmp_path: Path) -> None:
@@ -399,11 +417,11 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
                 assert b"somebody else moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
-    from manifests.storage.depots import open_depot
+    from manifests.storage.bundle_stores import open_bundle_store
 
-    depot = open_depot(url)
-    moves = load_channel(depot, "ecom", "stable").moves
+    bundle_store = open_bundle_store(url)
+    moves = load_channel(bundle_store, "ecom", "stable").moves
     assert [move.sequence for move in moves] == [1, 2, 3]
     assert len({move.version for move in moves}) == 3
     for move in moves:
-        check_whole(depot, load_version(depot, "ecom", move.version))
+        check_whole(bundle_store, load_version(bundle_store, "ecom", move.version))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.crew.ray_backend import Actor, Driver
-from jobs.crew.results import Results
+from jobs.pool.ray_backend import Actor, Driver
+from jobs.pool.results import Results
 from jobs.running.counts import Progress
 from jobs.running.stops import Stop
 from manifests.errors import StoreUnreachableError

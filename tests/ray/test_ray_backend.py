@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import seaweed
-from tests.supervise.crew_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
+from tests.supervise.pool_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
 

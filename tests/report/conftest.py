@@ -21,7 +21,7 @@ from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -97,7 +97,7 @@ def forge_run(
         dataset, limit=None, overlong="truncate", labeler={"name": labeler, "grades": 3}, templates={}, stages={"verdict": name},
         engine={"name": "fake"}, model_digest="0" * 64, cut={"shards": 1, "chunk_rows": chunk_rows},
     )  # fmt: skip
-    store = open_store(root)
+    store = open_run_store(root)
     plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
     write_plan(store, plan, beside)
     run = RunFolder(store, plan)

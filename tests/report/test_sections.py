@@ -22,7 +22,7 @@ from jobs.report.plots import Bars, draw_bars
 from jobs.report.tallies import hash_rows, shares, tally_labels
 from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 
 
@@ -341,7 +341,7 @@ def test_runs_of_other_pairs_are_said_to_be_beyond_comparison(tmp_path: Path, pa
 def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
     engine = {"family": "fake", "version": "1", "model_digest": "0", "device": "cpu", "dtype": "float32"}
-    keep_result(open_store(run), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200))
+    keep_result(open_run_store(run), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200))
     built = build_report([str(run)])
     assert "noise" in built.sections
     assert csv_of(built.html, "noise-floor.csv")[1] == ["forged", "fake 1", "200", "6", "1", "0.03", "0.0138", "0.0639", "0.0021", "0.05"]

@@ -17,7 +17,7 @@ from labelers.engines.fake import Fake
 from manifests.asks import Request
 from manifests.labels import Pair
 from manifests.schemas import LabelRow, QuarantineRow
-from manifests.storage.local_store import LocalStore
+from manifests.storage.local_run_store import LocalRunStore
 from tests.reuse.conftest import Days, Row, rows_of
 
 ENGINE = {"family": "fake", "version": "1", "model_digest": "m", "dtype": "", "device": "cpu"}
@@ -187,7 +187,7 @@ def test_a_worker_that_waits_for_the_canary_of_another_still_keeps_its_deadline(
     rows = rows_of(8, 5)
     days.run("monday", rows)
     job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=20)
-    lock = LocalStore(days.out("tuesday")).lock("canary", "the canary")
+    lock = LocalRunStore(days.out("tuesday")).lock("canary", "the canary")
     lock.acquire()
     started = time.monotonic()
     done = subprocess.run(

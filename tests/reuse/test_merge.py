@@ -19,7 +19,7 @@ from distill.students.label_tables import load_labels
 from distill.students.specs import LabelSource
 from labelers.engines.fake import Fake
 from manifests.runs.plans import load_plan
-from manifests.storage.store import open_store
+from manifests.storage.run_stores import open_run_store
 from tests.reuse.conftest import Days, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")
@@ -75,7 +75,7 @@ def test_scattered_queries_merge_by_row_ids(days: Days) -> None:
     days.run("tuesday", rows[12:])
     assert days.manifest("monday")["rows"]["in"] == 12
     assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 0
-    plan = load_plan(open_store(days.out("week")))
+    plan = load_plan(open_run_store(days.out("week")))
     assert plan is not None
     assert plan.is_scattered
     assert days.call("verify", days.out("week"))[0] == 0

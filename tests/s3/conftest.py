@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from manifests.storage.filesystems import use_storage_options
-from manifests.storage.object_store import ObjectStore, open_object_store
+from manifests.storage.object_run_store import ObjectRunStore, open_object_run_store
 from manifests.storage.retries import LIMIT_S, use_limit
 from tests import seaweed
 
@@ -84,13 +84,13 @@ def patience() -> Iterator[Callable[[float], None]]:
 
 
 @pytest.fixture
-def open_fresh(s3: str) -> Iterator[Callable[..., ObjectStore]]:
+def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
     """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would have."""
     opened = []
 
-    def start(**options: Any) -> ObjectStore:
+    def start(**options: Any) -> ObjectRunStore:
         forget_connections()
-        opened.append(open_object_store(f"{s3}/out", **options))
+        opened.append(open_object_run_store(f"{s3}/out", **options))
         return opened[-1]
 
     yield start
@@ -136,7 +136,7 @@ def put_parquet(url: str, table: pa.Table, **options: Any) -> bytes:
     pq.write_table(table, sink, **options)
     data = sink.getvalue().to_pybytes()
     folder, _, name = url.rpartition("/")
-    open_object_store(folder, single_writer=True).put(name, data)
+    open_object_run_store(folder, single_writer=True).put(name, data)
     return data
 
 
@@ -183,7 +183,7 @@ def labels(output: str) -> dict[str, str]:
     """What a reader of a finished run sees: label and quarantine files by name, with the digests that their bytes have."""
     import hashlib
 
-    store = open_object_store(output)
+    store = open_object_run_store(output)
     manifest = json.loads(store.read("manifest.json"))
     assert manifest["rows"]["in"] == manifest["rows"]["labelled"] + manifest["rows"]["quarantined"] == ROWS
     files = manifest["labels"] + manifest["quarantine"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.storage.object_store import open_object_store
+from manifests.storage.object_run_store import open_object_run_store
 from tests.s3.conftest import Outcome
 
 
@@ -22,7 +22,7 @@ def test_labels_on_s3_go_out_to_trec_and_come_back(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["rows"] + found["quarantined"] == 60
-    lines = open_object_store(f"{s3}/trec").read("out.qrels").decode().splitlines()
+    lines = open_object_run_store(f"{s3}/trec").read("out.qrels").decode().splitlines()
     assert len(lines) == found["written"] == found["rows"] - found["duplicates"]
     assert relabel("convert", f"{s3}/trec/out.qrels", tmp_path / "back.parquet").returncode == 0
     held = [f"{row['query_id']} 0 {row['doc_id']} {row['grade']}" for row in pq.read_table(tmp_path / "back.parquet").to_pylist()]
@@ -37,12 +37,12 @@ def test_a_large_target_goes_up_in_parts_and_is_whole(
     rows = 150_000
     (tmp_path / "big.qrels").write_text("".join(f"query-{row // 100} 0 document-{row} {row % 4}\n" for row in range(rows)))
     monkeypatch.setattr("jobs.files.durable_files.ONE_PUT_BYTES", 1 << 20)
-    monkeypatch.setattr("manifests.storage.s3_depots.S3Depot.__init__.__kwdefaults__", {"part_bytes": 5 << 20})
+    monkeypatch.setattr("manifests.storage.s3_bundle_store.S3BundleStore.__init__.__kwdefaults__", {"part_bytes": 5 << 20})
     done = relabel("convert", tmp_path / "big.qrels", f"{s3}/there/big.jsonl")
     assert done.returncode == 0, done.stderr
     assert relabel("convert", tmp_path / "big.qrels", tmp_path / "here.jsonl").returncode == 0
     here = (tmp_path / "here.jsonl").read_bytes()
-    there = open_object_store(f"{s3}/there").read("big.jsonl")
+    there = open_object_run_store(f"{s3}/there").read("big.jsonl")
     assert len(here) > 5 << 20
     assert hashlib.sha256(there).digest() == hashlib.sha256(here).digest()
 
@@ -56,5 +56,5 @@ def test_runs_on_s3_compare(write_job: Callable[..., Path], s3: str, relabel: Ca
     counts = found["counts"]
     parts = ("both", "quarantined_a_only", "quarantined_b_only", "quarantined_both")
     assert sum(counts[name] for name in parts) == 60
-    assert b"</html>" in open_object_store(f"{s3}/pages").read("compare.html")
+    assert b"</html>" in open_object_run_store(f"{s3}/pages").read("compare.html")
     assert all(one["document"] is not None for one in found["flips"]["examples"])

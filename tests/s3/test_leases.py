@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from manifests.errors import LockHeldError, StoreError
-from manifests.storage.object_store import ObjectStore
+from manifests.storage.object_run_store import ObjectRunStore
 from tests import seaweed
 from tests.s3.conftest import Outcome, command, labels
 
@@ -24,7 +24,7 @@ DEAD_S = 5.0
 """A lease of three seconds is dead by then: the server's dates are whole seconds."""
 
 
-def test_a_live_lease_is_refused_and_a_dead_one_taken_over_with_the_next_epoch(open_fresh: Callable[..., ObjectStore]) -> None:
+def test_a_live_lease_is_refused_and_a_dead_one_taken_over_with_the_next_epoch(open_fresh: Callable[..., ObjectRunStore]) -> None:
     first = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
     first.acquire()
     second = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
@@ -46,7 +46,7 @@ def test_a_live_lease_is_refused_and_a_dead_one_taken_over_with_the_next_epoch(o
     assert not second.is_alive()
 
 
-def test_of_many_takers_one_gets_the_lease(open_fresh: Callable[..., ObjectStore]) -> None:
+def test_of_many_takers_one_gets_the_lease(open_fresh: Callable[..., ObjectRunStore]) -> None:
     store = open_fresh(lease_s=3)
     takers = [store.lock("shard-00000", "shard 0") for _ in range(8)]
 
@@ -62,7 +62,7 @@ def test_of_many_takers_one_gets_the_lease(open_fresh: Callable[..., ObjectStore
     takers[won.index(True)].release()
 
 
-def test_of_many_creators_one_wins(open_fresh: Callable[..., ObjectStore]) -> None:
+def test_of_many_creators_one_wins(open_fresh: Callable[..., ObjectRunStore]) -> None:
     store = open_fresh()
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(16)))
@@ -72,7 +72,7 @@ def test_of_many_creators_one_wins(open_fresh: Callable[..., ObjectStore]) -> No
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_worker_whose_clock_is_an_hour_off_neither_breaks_a_live_lease_nor_waits_for_a_dead_one(
-    open_fresh: Callable[..., ObjectStore], monkeypatch: pytest.MonkeyPatch, hours: int
+    open_fresh: Callable[..., ObjectRunStore], monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """The clock of this process is moved where it is asked for; requests are signed by the true one, or the server would refuse them."""
     true = time.time
@@ -94,7 +94,7 @@ def test_a_worker_whose_clock_is_an_hour_off_neither_breaks_a_live_lease_nor_wai
     second.release()
 
 
-def test_an_object_that_is_no_lease_is_told(open_fresh: Callable[..., ObjectStore]) -> None:
+def test_an_object_that_is_no_lease_is_told(open_fresh: Callable[..., ObjectRunStore]) -> None:
     store = open_fresh()
     store.put("leases/shard-00000.json", b"{}")
     with pytest.raises(StoreError, match="not a lease"):
@@ -102,7 +102,7 @@ def test_an_object_that_is_no_lease_is_told(open_fresh: Callable[..., ObjectStor
 
 
 def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wakes_replaces_doubles_and_loses_nothing(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, open_fresh: Callable[..., ObjectStore]
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, open_fresh: Callable[..., ObjectRunStore]
 ) -> None:
     """The first worker is stopped in mid-run, and woken when the second has taken over, labelled everything and gone."""
     undisturbed = write_job({"output": f"{s3}/undisturbed", "shards": 1}, name="undisturbed.yaml")
@@ -143,7 +143,7 @@ def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wak
 
 
 def test_status_tells_a_shard_under_way(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], open_fresh: Callable[..., ObjectStore]
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], open_fresh: Callable[..., ObjectRunStore]
 ) -> None:
     job = write_job()
     assert relabel("plan", job).returncode == 0

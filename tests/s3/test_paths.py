@@ -14,7 +14,7 @@ import yaml
 
 from manifests.errors import ModelError
 from manifests.models.references import resolve_model
-from manifests.storage.object_store import open_object_store
+from manifests.storage.object_run_store import open_object_run_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
 from tests.s3.conftest import ROWS, Outcome, call, put_parquet
@@ -26,7 +26,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     name = sorted(path.name for path in TEMPLATE.glob("*.j2"))[0]
-    store = open_object_store(f"{s3}/templates", single_writer=True)
+    store = open_object_run_store(f"{s3}/templates", single_writer=True)
     store.put(name, (TEMPLATE / name).read_bytes())
     job = write_job({"labeler": {"templates": f"{s3}/templates"}})
     done = relabel("run", job)
@@ -41,7 +41,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
 
 
 def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_path: Path) -> None:
-    store = open_object_store(f"{s3}/model", single_writer=True)
+    store = open_object_run_store(f"{s3}/model", single_writer=True)
     store.put("config.json", b"{}")
     store.put("deep/er.safetensors", b"w" * 100_000)
     store.put("model.safetensors", b"v" * 200_000)
@@ -56,12 +56,12 @@ def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_pa
 
 def test_labels_and_qrels_on_s3_are_judged(write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str) -> None:
     assert relabel("run", write_job()).returncode == 0
-    manifest = json.loads(open_object_store(f"{s3}/out").read("manifest.json"))
+    manifest = json.loads(open_object_run_store(f"{s3}/out").read("manifest.json"))
     pairs = pq.read_table(fsspec.open(f"{s3}/{'pairs.parquet'}").open())
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/graded.parquet", graded)
     lines = "".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in graded.slice(0, 50).to_pylist())
-    open_object_store(s3, single_writer=True).put("qrels.txt", lines.encode())
+    open_object_run_store(s3, single_writer=True).put("qrels.txt", lines.encode())
     for qrels in ("graded.parquet", "qrels.txt"):
         judged = relabel("evaluate", f"{s3}/out", "--qrels", f"{s3}/{qrels}", "--resamples", "50")
         assert judged.returncode == 0, judged.stderr
@@ -73,7 +73,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
 ) -> None:
     """The commands that the other tests of this folder do not call with URLs alone."""
-    store = open_object_store(s3, single_writer=True)
+    store = open_object_run_store(s3, single_writer=True)
     pairs = pq.read_table(write_pairs_apart(write_job, s3, tmp_path))
     for name, rows in (("one", pairs.slice(0, 30)), ("two", pairs.slice(30))):
         put_parquet(f"{s3}/{name}.parquet", rows)
@@ -88,7 +88,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     assert relabel("verify", f"{s3}/week").returncode == 0
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/human.parquet", graded)
-    file = json.loads(open_object_store(f"{s3}/week").read("manifest.json"))["labels"][0]["path"]
+    file = json.loads(open_object_run_store(f"{s3}/week").read("manifest.json"))["labels"][0]["path"]
     judged = relabel("evaluate", f"{s3}/week/{file}", "--qrels", f"{s3}/human.parquet", "--resamples", "0")
     assert judged.returncode == 0, judged.stderr
 
@@ -97,7 +97,7 @@ def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> 
     """The pairs of `write_job`, as a local file."""
     write_job()
     copy = folder / "pairs.parquet"
-    copy.write_bytes(open_object_store(s3).read("pairs.parquet"))
+    copy.write_bytes(open_object_run_store(s3).read("pairs.parquet"))
     return copy
 
 
@@ -108,7 +108,7 @@ def test_a_teacher_on_s3_labels(
     tmp_path: Path,
     model_dir: Callable[..., Path],  # noqa: F811
 ) -> None:
-    store = open_object_store(f"{s3}/teacher", single_writer=True)
+    store = open_object_run_store(f"{s3}/teacher", single_writer=True)
     for file in model_dir().iterdir():
         store.put(file.name, file.read_bytes())
     values = yaml.safe_load(write_job({"labeler": {"name": "direct", "attempts": 1}, "input": {"limit": 4}, "shards": 1}).read_text())
@@ -147,7 +147,7 @@ def test_storage_options_open_the_door_and_are_written_nowhere(
 
     use_storage_options({"s3": options})
     try:
-        store = open_object_store(f"{s3}/out")
+        store = open_object_run_store(f"{s3}/out")
         held = b"".join(store.read(name) for name in store.marks(""))
         assert len(store.marks("logs")) >= 3
     finally:

@@ -19,7 +19,7 @@ from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.runs.plans import Plan, make_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
-from manifests.storage.object_store import open_object_store
+from manifests.storage.object_run_store import open_object_run_store
 from manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
 from tests.s3.conftest import Outcome, put_parquet
@@ -177,7 +177,7 @@ def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_wh
     job = write_job({"engine": {"args": {}}})
     first = put("a")
     assert relabel("run", job, "--shard", "0/3").returncode == 0
-    names = sorted(open_object_store(f"{s3}/out").names("inputs"))
+    names = sorted(open_object_run_store(f"{s3}/out").names("inputs"))
     assert names == [f"inputs/00000-{group:06d}.json" for group in range(4)]
     second = put("b")
     assert len(first) == len(second)

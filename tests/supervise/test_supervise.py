@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.supervise.crew_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
+from tests.supervise.pool_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def ended_at_once(processes: list[psutil.Process]) -> bool:
 
 def test_three_workers_give_the_labels_and_the_report_of_one_process(tmp_path: Path, undisturbed: dict[str, str]) -> None:
     jobs = {name: write_job(tmp_path / name) for name in ("alone", "crew")}
-    alone, crew = relabel(jobs["alone"])[1], relabel(jobs["crew"], "--workers", "3")[1]
+    alone, pool = relabel(jobs["alone"])[1], relabel(jobs["crew"], "--workers", "3")[1]
     assert files(jobs["crew"]) == undisturbed
-    assert crew.pop("engine_restarts") == 0
-    assert crew.keys() == alone.keys()
+    assert pool.pop("engine_restarts") == 0
+    assert pool.keys() == alone.keys()
     for same in ("exit_code", "shards", "busy_shards", "rows", "labelled", "quarantined", "rows_open", "stopped", "stages", "remarks"):
-        assert crew[same] == alone[same], same
+        assert pool[same] == alone[same], same
     for same in ("pairs", "statuses", "requests", "prompt_tokens", "output_tokens", "chunks_committed"):
-        assert crew["this_run"][same] == alone["this_run"][same], same
+        assert pool["this_run"][same] == alone["this_run"][same], same
     code, again, _ = relabel(jobs["crew"], "--workers", "3")
     assert (code, again["engine_restarts"]) == (10, 0)
 
@@ -64,7 +64,7 @@ def test_a_small_job_on_more_workers_than_it_has_chunks_counts_each_row_once_eve
     assert did["chunks_lost"] == len(lost)
     metrics = (tmp_path / "m.prom").read_text()
     assert 'relabel_run_rows{job="crew",shard="all",status="ok"} 400.0' in metrics
-    assert f'relabel_run_in_vain_rows{{job="crew",shard="all"}} {did["in_vain"]["pairs"]:.1f}' in metrics
+    assert f'relabel_run_in_vain_rows{{job="pool",shard="all"}} {did["in_vain"]["pairs"]:.1f}' in metrics
 
 
 def test_fewer_shards_than_workers_and_a_chosen_shard_are_fine(tmp_path: Path, undisturbed: dict[str, str]) -> None:

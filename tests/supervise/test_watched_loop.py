@@ -28,14 +28,14 @@ class Probed(TwoStage):
 class Notes:
     """A watch that lays suspicion on one chunk and keeps all it is told."""
 
-    def __init__(self, apart: list[list[int]], condemned: dict[int, str]) -> None:
-        self.apart, self.condemned = apart, condemned
+    def __init__(self, apart: list[list[int]], isolated_rows: dict[int, str]) -> None:
+        self.apart, self.isolated_rows = apart, isolated_rows
         self.told: list[Any] = []
         self.open: set[int] = set()
 
     def begins(self, work: ChunkWork) -> None:
         if work.id.chunk == 1:
-            work.apart, work.condemned = self.apart, self.condemned
+            work.apart, work.isolated_rows = self.apart, self.isolated_rows
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         self.told.append(("tries", [work.pairs[index].row_id for index in indexes], set(self.open)))

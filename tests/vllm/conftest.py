@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from manifests.specs import EngineSpec
 from tests.engines.conftest import make_tokenizer
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from labelers.engines.rows import Row
+from labelers.engines.sequences import Row
 from manifests.asks import Decision, Request, Sampling
 from manifests.errors import ModelError
 from manifests.specs import EngineSpec

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from tests.supervise.crew_jobs import is_worker
+from tests.supervise.pool_jobs import is_worker
 
 from .conftest import KV_CACHE_GIB
 

@@ -149,7 +149,7 @@ def test_a_grammar_is_compiled_once_for_all_requests_of_a_stage(start, monkeypat
     form = AnswerFormat((Text("think", 5), Choice("score", ("0", "2"))))
     run_all(engine, requests_for(12, format=form))
     assert len(compiled) == 1
-    assert not engine._loop._desk._held
+    assert not engine._loop._grammars._held
 
 
 def test_what_vllm_refuses_is_that_requests_error_alone(start, monkeypatch):
@@ -169,7 +169,7 @@ def test_what_vllm_refuses_is_that_requests_error_alone(start, monkeypatch):
     bad, good = run_all(engine, [Request(1, ask_for("q", "d"), 0), Request(2, ask_for("q", "word " * 60), 0)])
     assert (bad.finish, good.finish) == ("error", "stop")
     assert "no such token" in bad.detail
-    assert not engine._loop._desk._held
+    assert not engine._loop._grammars._held
 
 
 def test_a_sampling_that_vllm_does_not_take_is_refused_before_the_first_row(start):
@@ -241,7 +241,9 @@ def test_inline_asks_again_only_for_places_that_never_came_by(start, finished, m
     engine = start(constrain=False, decisions="inline")
     probes = []
     plain = StepLoop._params
-    monkeypatch.setattr(StepLoop, "_params", lambda loop, row, ticket: probes.append(row.asker is not None) or plain(loop, row, ticket))
+    monkeypatch.setattr(
+        StepLoop, "_params", lambda loop, row, grammar_id: probes.append(row.asker is not None) or plain(loop, row, grammar_id)
+    )
     requests = [*requests_for(6, **FREE), Request(9, ask_for("q", "d", **(FREE | {"prefill": "<score>1</score><think>"})), 3)]
     answers = run_all(engine, requests)
     assert all("score" in answer.distributions for answer in answers)
@@ -328,9 +330,9 @@ def test_why_inline_is_refused_under_a_grammar(start):
     ask = ask_for("q", "d", decisions=(SCORE,), format=ALONE, prefill="<score>")
     (exact,) = run_all(engine, [Request(1, ask, 0)])
     labels = engine._places.of(ask)[0].label_ids
-    ticket = engine._loop._desk.leave(engine._compiler.matcher(ALONE, prefill="<score>"))
+    grammar_id = engine._loop._grammars.leave(engine._compiler.matcher(ALONE, prefill="<score>"))
     params = SamplingParams(
-        max_tokens=1, temperature=0, logprob_token_ids=list(labels), structured_outputs=StructuredOutputsParams(grammar=ticket)
+        max_tokens=1, temperature=0, logprob_token_ids=list(labels), structured_outputs=StructuredOutputsParams(grammar=grammar_id)
     )
     prompt = engine._encoder.encode(ask, max_prompt_tokens=500).ids
     engine._engine.add_request("inline", tokens_input(prompt), params)

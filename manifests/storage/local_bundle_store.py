@@ -14,21 +14,21 @@ from pathlib import Path
 
 from manifests.digests import sha256_bytes
 from manifests.errors import StoreError
-from manifests.storage.depot_ports import BLOCK_BYTES, LOCKS, Entry, Held, Tagged, Tick, changed, check_record_size, digest_of_blocks
+from manifests.storage.bundle_store_ports import BLOCK_BYTES, LOCKS, Entry, Held, Tagged, Tick, changed, check_record_size, digest_of_blocks
 from manifests.storage.disk_errors import told
 from manifests.storage.file_locks import FileLock
-from manifests.storage.local_store import TEMP_PREFIX, LocalStore, sync_folder
+from manifests.storage.local_run_store import TEMP_PREFIX, LocalRunStore, sync_folder
 
 
-class LocalDepot:
-    """A depot in a folder on a file system that several hosts may share.
+class LocalBundleStore:
+    """A bundle store in a folder on a file system that several hosts may share.
 
     Args:
         root: the folder; made at the first write.
     """
 
     def __init__(self, root: Path) -> None:
-        self._store = LocalStore(root)
+        self._store = LocalRunStore(root)
         self._root = root
 
     @property

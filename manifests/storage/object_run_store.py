@@ -18,8 +18,8 @@ from manifests.secrets.redaction import redacted
 from manifests.storage.filesystems import filesystem_of, scheme_of
 from manifests.storage.leases import LEASE_S, Lease, LeaseKeeper
 from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
-from manifests.storage.ports import parts_of
 from manifests.storage.retries import Retries
+from manifests.storage.run_store_ports import parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ LOG_PART_CHARS = 1 << 20
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
-def open_object_store(url: str, *, single_writer: bool = False, lease_s: float | None = None) -> ObjectStore:
+def open_object_run_store(url: str, *, single_writer: bool = False, lease_s: float | None = None) -> ObjectRunStore:
     """The store behind a URL. Touches nothing yet.
 
     Raises:
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
     """
     objects, path = objects_of(url)
-    return ObjectStore(objects, path, root=url.rstrip("/"), single_writer=single_writer, lease_s=LEASE_S if lease_s is None else lease_s)
+    return ObjectRunStore(objects, path, root=url.rstrip("/"), single_writer=single_writer, lease_s=LEASE_S if lease_s is None else lease_s)
 
 
 def objects_of(url: str) -> tuple[Objects, str]:
@@ -58,7 +58,7 @@ def objects_of(url: str) -> tuple[Objects, str]:
     return FsspecObjects(filesystem, url), path.rstrip("/")
 
 
-class ObjectStore:
+class ObjectRunStore:
     """A run's objects below one key.
 
     Args:

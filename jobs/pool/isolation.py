@@ -28,15 +28,15 @@ class ChunkCase:
     """
 
     groups: list[list[int]] = field(default_factory=list)
-    condemned: dict[int, str] = field(default_factory=dict)
+    isolated_rows: dict[int, str] = field(default_factory=dict)
 
 
-class Suspects:
+class Isolation:
     """Every chunk's case. Row ids are unique in a run, so that one count serves all chunks."""
 
     def __init__(self) -> None:
         self.cases: dict[ChunkId, ChunkCase] = {}
-        self.num_condemned = 0
+        self.num_isolated = 0
         self._caught: Counter[int] = Counter()
 
     def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
@@ -44,7 +44,7 @@ class Suspects:
         size = _piece(sum(map(len, in_flight.values())))
         for chunk, rows in in_flight.items():
             case = self.cases.setdefault(chunk, ChunkCase())
-            known = {row for group in case.groups for row in group} | set(case.condemned)
+            known = {row for group in case.groups for row in group} | set(case.isolated_rows)
             case.groups += _cut([row for row in rows if row not in known], size)
 
     def crashed_apart(self, chunk: ChunkId, in_flight: list[int], reason: str) -> int | None:
@@ -62,14 +62,14 @@ class Suspects:
             case.groups[:0] = _cut(in_flight, _piece(len(in_flight)))
             return None
         row = in_flight[0]
-        if row in case.condemned:  # by another worker that was at the same chunk
+        if row in case.isolated_rows:  # by another worker that was at the same chunk
             return row
         self._caught[row] += 1
         if self._caught[row] < TIMES_CAUGHT:
             case.groups.insert(0, [row])
             return None
-        case.condemned[row] = f"the engine went down {self._caught[row]} times while it was asked this row and nothing else: {reason}"
-        self.num_condemned += 1
+        case.isolated_rows[row] = f"the engine went down {self._caught[row]} times while it was asked this row and nothing else: {reason}"
+        self.num_isolated += 1
         return row
 
     def cleared(self, chunk: ChunkId, rows: list[int]) -> None:
@@ -82,7 +82,7 @@ class Suspects:
     def committed(self, chunk: ChunkId) -> None:
         """A chunk is durable: its case is closed."""
         case = self.cases.pop(chunk, None)
-        for row in case.condemned if case is not None else ():
+        for row in case.isolated_rows if case is not None else ():
             self._caught.pop(row, None)
 
     @staticmethod

@@ -31,7 +31,7 @@ class Tagged(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A file in a listing: when it was written is by the depot's own clock."""
+    """A file in a listing: when it was written is by the bundle store's own clock."""
 
     name: str
     size_bytes: int
@@ -39,13 +39,13 @@ class Entry(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a depot holds under a name."""
+    """What a bundle store holds under a name."""
 
     size_bytes: int
     sha256: str
 
 
-class Depot(Protocol):
+class BundleStore(Protocol):
     """The verbs of a place to publish to. Reads raise FileNotFoundError where there is nothing of that name.
 
     Attributes:
@@ -88,7 +88,7 @@ class Depot(Protocol):
         """
 
     def digest(self, name: str, tick: Tick) -> Held:
-        """Size and sha256 of what the depot now holds: its own checksum if it keeps one of the whole file, else by reading it back."""
+        """Size and sha256 of what is held now: by the store's own checksum of the whole file, else by reading it back."""
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on."""
@@ -100,7 +100,7 @@ class Depot(Protocol):
         """Names of the folders right inside the root, sorted."""
 
     def now_s(self) -> float:
-        """The depot's own clock, seconds since the epoch."""
+        """The bundle store's own clock, seconds since the epoch."""
 
     def sweep(self, older_s: float) -> int:
         """Remove what killed uploads left and that is older than so many seconds; returns how many."""

@@ -17,7 +17,7 @@ from manifests import failpoints
 from manifests.secrets.redaction import redacted
 from manifests.storage.disk_errors import told
 from manifests.storage.file_locks import FileLock
-from manifests.storage.ports import parts_of
+from manifests.storage.run_store_ports import parts_of
 
 TEMP_PREFIX = ".tmp-"
 ABANDONED_S = 3600.0
@@ -25,7 +25,7 @@ ABANDONED_S = 3600.0
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
-class LocalStore:
+class LocalRunStore:
     """A run's folder on a local or network file system.
 
     Args:

@@ -1,6 +1,6 @@
 """A worker process: an ordinary worker of a run, watched over by the process that started it (`supervise.py`).
 
-Started as `python -P -m jobs.crew.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say what is suspect and when to
+Started as `python -P -m jobs.pool.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say what is suspect and when to
 stop; the end of stdin means that its supervisor is gone, and it ends at once with all that its engine started. It reports in JSON lines:
 which chunk it began, which rows its engine is at, what it committed. Receipts stay the truth; reports only say what a crash cost.
 """
@@ -18,10 +18,10 @@ import traceback
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from jobs.crew.assignments import Assignment, deadline_of, read_cases, worker_name
-from jobs.crew.process_guard import kill_group
 from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
+from jobs.pool.assignments import Assignment, deadline_of, read_cases, worker_name
+from jobs.pool.process_guard import kill_group
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import COUNTED, Progress
 from jobs.running.labeling import work
@@ -66,7 +66,7 @@ class Reporter:
             places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
             groups = [[places[row] for row in group if row in places] for group in case.groups]
             work.apart = [group for group in groups if group]
-            work.condemned = {places[row]: why for row, why in case.condemned.items() if row in places}
+            work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         """Say so before their first ask."""

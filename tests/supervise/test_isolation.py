@@ -7,43 +7,43 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.crew.suspects import PIECES, TIMES_CAUGHT, Suspects
+from jobs.pool.isolation import PIECES, TIMES_CAUGHT, Isolation
 from manifests.runs.receipts import ChunkId
 
 
-def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Suspects, dict[int, str], int]:
+def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Isolation, dict[int, str], int]:
     """Ask chunk by chunk, as a worker does, with an engine that goes down whenever a poisonous row is in flight."""
-    suspects, condemned, crashes = Suspects(), {}, 0
+    isolation, isolated_rows, crashes = Isolation(), {}, 0
     left = dict(chunks)
     while left:
         for chunk, rows in list(left.items()):
-            case = suspects.cases.get(chunk)
+            case = isolation.cases.get(chunk)
             groups = [list(group) for group in case.groups] if case is not None else []
             crashed = False
             for group in groups:
                 if poison & set(group):
-                    suspects.crashed_apart(chunk, group, "died")
+                    isolation.crashed_apart(chunk, group, "died")
                     crashed = True
                     break
-                suspects.cleared(chunk, group)
-            set_aside = set(case.condemned) if case is not None else set()
+                isolation.cleared(chunk, group)
+            set_aside = set(case.isolated_rows) if case is not None else set()
             apart = {row for group in groups for row in group}
             ordinary = [row for row in rows if row not in apart | set_aside]
             if not crashed:
                 for start in range(0, len(ordinary), width):
                     window = ordinary[start : start + width]
                     if poison & set(window):
-                        suspects.crashed({chunk: window})
+                        isolation.crashed({chunk: window})
                         crashed = True
                         break
             if crashed:
                 crashes += 1
                 break
             if case is not None:
-                condemned.update(case.condemned)
-            suspects.committed(chunk)
+                isolated_rows.update(case.isolated_rows)
+            isolation.committed(chunk)
             del left[chunk]
-    return suspects, condemned, crashes
+    return isolation, isolated_rows, crashes
 
 
 @st.composite
@@ -62,32 +62,32 @@ def test_exactly_the_poisonous_rows_are_condemned_and_the_number_of_crashes_is_b
     case: tuple[dict[ChunkId, list[int]], set[int], int],
 ) -> None:
     chunks, poison, width = case
-    suspects, condemned, crashes = drive(chunks, poison, width=width)
-    assert set(condemned) == poison
-    assert suspects.num_condemned == len(poison)
-    assert not suspects.cases
+    isolation, isolated_rows, crashes = drive(chunks, poison, width=width)
+    assert set(isolated_rows) == poison
+    assert isolation.num_isolated == len(poison)
+    assert not isolation.cases
     levels = math.ceil(math.log(max(map(len, chunks.values())), PIECES)) + 1
     assert crashes <= len(poison) * (1 + levels + TIMES_CAUGHT)
 
 
 def test_one_row_among_512_is_found_after_five_crashes() -> None:
-    _, condemned, crashes = drive({ChunkId(0, 0): list(range(512))}, {300}, width=512)
-    assert (set(condemned), crashes) == ({300}, 5)
+    _, isolated_rows, crashes = drive({ChunkId(0, 0): list(range(512))}, {300}, width=512)
+    assert (set(isolated_rows), crashes) == ({300}, 5)
 
 
 def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
-    suspects, chunk = Suspects(), ChunkId(0, 0)
-    suspects.crashed({chunk: [1]})
-    assert suspects.crashed_apart(chunk, [1], "died") is None
-    suspects.cleared(chunk, [1])
-    assert suspects.cases[chunk].groups == []
-    suspects.crashed({chunk: [1]})
-    assert suspects.crashed_apart(chunk, [1], "died") is None, "caught once, by chance; then answered; this is the first time again"
+    isolation, chunk = Isolation(), ChunkId(0, 0)
+    isolation.crashed({chunk: [1]})
+    assert isolation.crashed_apart(chunk, [1], "died") is None
+    isolation.cleared(chunk, [1])
+    assert isolation.cases[chunk].groups == []
+    isolation.crashed({chunk: [1]})
+    assert isolation.crashed_apart(chunk, [1], "died") is None, "caught once, by chance; then answered; this is the first time again"
 
 
 def test_two_workers_that_catch_one_row_at_the_same_time_condemn_it_once() -> None:
-    suspects, chunk = Suspects(), ChunkId(0, 0)
+    isolation, chunk = Isolation(), ChunkId(0, 0)
     for _ in range(3):
-        suspects.crashed_apart(chunk, [1], "died")
-    assert suspects.num_condemned == 1
-    assert list(suspects.cases[chunk].condemned) == [1]
+        isolation.crashed_apart(chunk, [1], "died")
+    assert isolation.num_isolated == 1
+    assert list(isolation.cases[chunk].isolated_rows) == [1]

@@ -62,15 +62,17 @@ def _numbers(text: str) -> list[int] | None:
     return numbers
 
 
-def gpu_groups(names: Sequence[str], each: int) -> list[list[str]]:
+def gpu_groups(names: Sequence[str], map_concurrent: int) -> list[list[str]]:
     """The GPUs of each worker, as many a worker as its engine spreads over; those left over belong to none.
 
     Raises:
         MissingExtraError: there are not enough for one.
     """
-    if len(names) < each:
-        raise MissingExtraError(f"engine.args.tensor_parallel_size is {each}, and {len(names)} GPU(s) were given; give more, or lower it.")
-    return [list(names[start : start + each]) for start in range(0, len(names) - each + 1, each)]
+    if len(names) < map_concurrent:
+        raise MissingExtraError(
+            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give more, or lower it."
+        )
+    return [list(names[start : start + map_concurrent]) for start in range(0, len(names) - map_concurrent + 1, map_concurrent)]
 
 
 def _count() -> int:

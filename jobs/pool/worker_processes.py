@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobs.crew.assignments import Assignment, plain_cases
-from jobs.crew.done import Done
-from jobs.crew.process_guard import ProcessGuard, kill_group
-from jobs.crew.suspects import ChunkCase
+from jobs.pool.assignments import Assignment, plain_cases
+from jobs.pool.done import Done
+from jobs.pool.isolation import ChunkCase
+from jobs.pool.process_guard import ProcessGuard, kill_group
 from manifests.runs.receipts import ChunkId
 
 READ_BYTES = 1 << 16
 
 
-class Life:
+class WorkerProcess:
     """A worker from its start to its end.
 
     Args:
@@ -59,7 +59,7 @@ class Life:
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "jobs.crew.workers", str(write_end)],
+                [sys.executable, "-P", "-u", "-m", "jobs.pool.workers", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -218,13 +218,13 @@ class Life:
         self.failure = report
 
 
-_TAKERS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
-    "begins": Life._begins,
-    "rows": Life._rows,
-    "tries": Life._tries,
-    "commits": Life._commits,
-    "counts": Life._counts,
-    "engine": Life._engine,
-    "ends": Life._ends,
-    "fails": Life._fails,
+_TAKERS: dict[str, Callable[[WorkerProcess, dict[str, Any]], None]] = {
+    "begins": WorkerProcess._begins,
+    "rows": WorkerProcess._rows,
+    "tries": WorkerProcess._tries,
+    "commits": WorkerProcess._commits,
+    "counts": WorkerProcess._counts,
+    "engine": WorkerProcess._engine,
+    "ends": WorkerProcess._ends,
+    "fails": WorkerProcess._fails,
 }

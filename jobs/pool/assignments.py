@@ -8,9 +8,9 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from jobs.crew.suspects import ChunkCase
 from jobs.planning.job_files import STORAGE_KEY, Job, build_job, read_secrets
 from jobs.planning.spec_places import absolute
+from jobs.pool.isolation import ChunkCase
 from jobs.running.deadlines import Deadline
 from jobs.running.sessions import Session
 from manifests.runs.receipts import ChunkId
@@ -92,9 +92,9 @@ def deadline_of(assignment: Assignment) -> Deadline | None:
 
 def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
     """Cases as JSON holds them."""
-    return [[list(chunk), case.groups, list(case.condemned.items())] for chunk, case in cases.items()]
+    return [[list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in cases.items()]
 
 
 def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
     """The inverse of `plain_cases`."""
-    return {ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in condemned}) for chunk, groups, condemned in plain}
+    return {ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows}) for chunk, groups, isolated_rows in plain}

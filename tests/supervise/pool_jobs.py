@@ -94,6 +94,6 @@ def processes_of(job: Path) -> list[psutil.Process]:
 def is_worker(process: psutil.Process) -> bool:
     """Whether it is a worker; one that is ending has no command line any more."""
     try:
-        return "jobs.crew.workers" in " ".join(process.cmdline())
+        return "jobs.pool.workers" in " ".join(process.cmdline())
     except psutil.Error:
         return False

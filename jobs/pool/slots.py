@@ -1,13 +1,13 @@
-"""The places of a crew's workers: which GPUs each has, and what became of it."""
+"""The places of a worker pool's workers: which GPUs each has, and what became of it."""
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
 
-from jobs.crew.done import Done
-from jobs.crew.gpus import VISIBLE
-from jobs.crew.lives import Life
+from jobs.pool.done import Done
+from jobs.pool.gpus import VISIBLE
+from jobs.pool.worker_processes import WorkerProcess
 from manifests.errors import RelabelError
 
 
@@ -25,8 +25,8 @@ class Slot:
     name: str
     variables: dict[str, str]
     starts_s: float | None = 0.0
-    life: Life | None = None
-    num_lives: int = 0
+    process: WorkerProcess | None = None
+    num_processes: int = 0
     crashes: int = 0
     error: RelabelError | RuntimeError | None = None
     past: Done = field(default_factory=Done)

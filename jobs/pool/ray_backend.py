@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.crew.assignments import Assignment, assign, deadline_of
-from jobs.crew.done import Done, show
-from jobs.crew.results import Results
-from jobs.crew.slots import Slot
-from jobs.crew.supervise import GRACE_S, Supervisor, error_of
 from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
+from jobs.pool.assignments import Assignment, assign, deadline_of
+from jobs.pool.done import Done, show
+from jobs.pool.results import Results
+from jobs.pool.slots import Slot
+from jobs.pool.supervise import GRACE_S, Supervisor, error_of
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
@@ -250,7 +250,7 @@ class Driver:
                 if has_news or time.perf_counter() >= next_look_s:
                     next_look_s = time.perf_counter() + LOOK_EVERY_S
                     if not self._session.left.open_shards():
-                        self._listen(patience_s=AGAIN_S)
+                        self._listen(stall_s=AGAIN_S)
                         return
                     self._grow()
                 if all(actor.call is None and (actor.again_s is None or self._is_ending) for actor in self._actors):
@@ -278,14 +278,14 @@ class Driver:
             if actor.call is not None and actor.looks is None:
                 actor.looks = actor.handle.look.remote()
 
-    def _listen(self, patience_s: float = LISTEN_S) -> bool:
+    def _listen(self, stall_s: float = LISTEN_S) -> bool:
         """Take what is ready; whether an actor has ended its work."""
         calls = {actor.call: actor for actor in self._actors if actor.call is not None}
         looks = {actor.looks: actor for actor in self._actors if actor.looks is not None}
         if not calls:
             time.sleep(LISTEN_S)
             return False
-        self._ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)
+        self._ray.wait(list(calls), num_returns=len(calls), timeout=stall_s)
         ready, _ = self._ray.wait([*calls, *looks], num_returns=len(calls) + len(looks), timeout=0)
         for reference in ready:
             if reference in looks:
@@ -348,7 +348,7 @@ class Driver:
                 actor.call = None
 
     def _count(self) -> None:
-        show(self._session.progress, [life["done"] for actor in self._actors for life in actor.lives.values()])
+        show(self._session.progress, [process["done"] for actor in self._actors for process in actor.lives.values()])
 
 
 def passed_on(session: Session, environment: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Lock(Protocol):
         """Let go; safe to call twice."""
 
 
-class Store(Protocol):
+class RunStore(Protocol):
     """A run's output.
 
     Attributes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from manifests.storage.filesystems import is_url
-from manifests.storage.ports import Lock, Store
+from manifests.storage.run_store_ports import Lock, RunStore
 
 
-def open_store(url: str | Path, *, single_writer: bool = False, lease_s: float | None = None) -> Store:
+def open_run_store(url: str | Path, *, single_writer: bool = False, lease_s: float | None = None) -> RunStore:
     """The store behind a path or URL. Touches nothing yet.
 
     Args:
@@ -26,15 +26,15 @@ def open_store(url: str | Path, *, single_writer: bool = False, lease_s: float |
     if text.startswith(("file://", "local://")):
         text = text.partition("://")[2]
     if not is_url(text):
-        from manifests.storage.local_store import LocalStore
+        from manifests.storage.local_run_store import LocalRunStore
 
-        return LocalStore(text)
-    from manifests.storage.object_store import open_object_store
+        return LocalRunStore(text)
+    from manifests.storage.object_run_store import open_object_run_store
 
-    return open_object_store(text, single_writer=single_writer, lease_s=lease_s)
+    return open_object_run_store(text, single_writer=single_writer, lease_s=lease_s)
 
 
-def shard_lock(store: Store, shard: int) -> Lock:
+def shard_lock(store: RunStore, shard: int) -> Lock:
     """The lock of one shard."""
     return store.lock(shard_lock_name(shard), f"shard {shard}")
 

@@ -18,7 +18,7 @@ LONGEST_STEP_S = 5.0
 """Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a request waiting."""
 
 
-class Patience:
+class StallDetection:
     """Polls one engine and keeps its clock.
 
     Args:
@@ -62,7 +62,7 @@ class Patience:
         self._hasty_polls = 0 if answers or took_s > POLL_S / 100 else self._hasty_polls + 1
         return answers
 
-    def look_for_haste(self, num_in_flight: int) -> None:
+    def idle_poll_s(self, num_in_flight: int) -> None:
         """Raise EngineCrashError for an engine that comes back at once, again and again, with nothing."""
         if self._hasty_polls > HASTY_POLLS and num_in_flight:
             raise EngineCrashError(f"the engine says nothing of {num_in_flight} requests, and does not work on them either.")

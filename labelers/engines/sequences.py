@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Place(NamedTuple):
+class DecisionPlace(NamedTuple):
     """Where a decision is taken: its name, its marker as bytes, and its labels' token ids."""
 
     name: str
@@ -48,7 +48,7 @@ class Row:
     request: Request
     prompt: NDArray[np.int64]
     max_new: int
-    places: Sequence[Place] = ()
+    places: Sequence[DecisionPlace] = ()
     prefill: bytes = b""
     num_prefill: int = 0
     matcher: Any = None
@@ -83,16 +83,16 @@ class Row:
         """Columns that it may come to use."""
         return len(self.prompt) + self.max_new
 
-    def places_here(self) -> list[Place]:
+    def places_here(self) -> list[DecisionPlace]:
         """Decisions whose marker ends exactly here."""
         return [place for place in self.places if self.written.endswith(place.marker)]
 
-    def look(self, logits_V: NDArray[np.float32], here: Sequence[Place]) -> None:
+    def look(self, logits_V: NDArray[np.float32], here: Sequence[DecisionPlace]) -> None:
         """Take the distributions of the decisions that are taken here, from raw logits."""
         for place in here:
             self.note(place, distribution(logits_V, place.label_ids))
 
-    def note(self, place: Place, found: Distribution) -> None:
+    def note(self, place: DecisionPlace, found: Distribution) -> None:
         """Keep what was found at a place that is here."""
         self.found[place.name] = (len(self.written), found)
 
@@ -109,7 +109,7 @@ class Row:
         del self.ends[-len(raws) - 1]  # where the first one begins
         self.written += b"".join(raws)
 
-    def missing(self) -> list[tuple[Place, int]]:
+    def missing(self) -> list[tuple[DecisionPlace, int]]:
         """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it is."""
         return [
             (place, end)
@@ -117,7 +117,7 @@ class Row:
             if (end := self._only_end(place.marker)) is not None and self.found.get(place.name, (-1, None))[0] != end
         ]
 
-    def probe_for(self, place: Place, end: int, encode: Callable[[str], list[int]]) -> Row:
+    def probe_for(self, place: DecisionPlace, end: int, encode: Callable[[str], list[int]]) -> Row:
         """A row that runs up to a place: the tokens that end before it as they are, and the rest of the text encoded apart."""
         whole = sum(token_end <= end for token_end in self.ends)
         start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt

@@ -2,7 +2,7 @@
 
 Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that nothing here can lose or
 double a row. What is decided here is what follows a crash: the worker is started again, the rows that its engine was at become suspects
-(`suspects.py`), and one that goes down again and again without getting anything done is given up.
+(`isolation.py`), and one that goes down again and again without getting anything done is given up.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jobs.crew.assignments import Assignment, assign, plain_cases, worker_name
-from jobs.crew.done import Done, show
-from jobs.crew.lives import Life
-from jobs.crew.process_guard import ProcessGuard
-from jobs.crew.results import Results
-from jobs.crew.slots import Slot, log_name
-from jobs.crew.suspects import Suspects
+from jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
+from jobs.pool.done import Done, show
+from jobs.pool.isolation import Isolation
+from jobs.pool.process_guard import ProcessGuard
+from jobs.pool.results import Results
+from jobs.pool.slots import Slot, log_name
+from jobs.pool.worker_processes import WorkerProcess
 from jobs.running.conclusions import RunReport
 from jobs.running.sessions import Session
 from manifests import errors
@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 
     crashes: int = 3
     backoff_s: float = 1.0
-    condemned: int = 8
+    isolated_rows: int = 8
     condemned_share: float = 0.01
 
 
@@ -74,7 +74,7 @@ class Supervisor:
     ) -> None:
         self.session = session
         self.slots = slots
-        self.suspects = Suspects()
+        self.isolation = Isolation()
         self._limits = limits
         self._environment = environment
         self._say = say
@@ -122,8 +122,8 @@ class Supervisor:
                     for key, _ in self._selector.select(LISTEN_S):
                         key.data()
                     for slot in self.slots:
-                        if slot.life is not None and slot.life.has_ended(self._selector):
-                            self._ended(slot, slot.life)
+                        if slot.process is not None and slot.process.has_ended(self._selector):
+                            self._ended(slot, slot.process)
                     self._mind_stop()
                     self._mind_silence()
                     self._count()
@@ -135,34 +135,34 @@ class Supervisor:
 
     def _is_busy(self) -> bool:
         may_start = self.session.stop.reason is None and self._error is None
-        return any(slot.life is not None or (may_start and slot.starts_s is not None) for slot in self.slots)
+        return any(slot.process is not None or (may_start and slot.starts_s is not None) for slot in self.slots)
 
     def _begin_due(self) -> None:
         if self.session.stop.reason is not None or self._error is not None:
             return
         for slot in self.slots:
-            if slot.life is None and slot.starts_s is not None and time.perf_counter() >= slot.starts_s:
+            if slot.process is None and slot.starts_s is not None and time.perf_counter() >= slot.starts_s:
                 self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:
         assert self._guard is not None
         assert self._assignment is not None
         slot.starts_s = None
-        self.results.restarts += slot.num_lives > 0
-        slot.num_lives += 1
-        slot.life = Life(
+        self.results.restarts += slot.num_processes > 0
+        slot.num_processes += 1
+        slot.process = WorkerProcess(
             self._assignment.named(slot.name),
             {**self._environment, **slot.variables},
-            self.suspects.cases,
+            self.isolation.cases,
             guard=self._guard,
             on_report=lambda report: self._heard(slot, report),
             on_log=lambda line: self._log(slot, line),
         )
-        slot.life.register(self._selector)
+        slot.process.register(self._selector)
 
     def _heard(self, slot: Slot, report: dict[str, Any]) -> None:
-        life = slot.life
-        assert life is not None
+        process = slot.process
+        assert process is not None
         match report["event"]:
             case "engine":
                 self.session.progress.engine_starts += 1
@@ -175,15 +175,15 @@ class Supervisor:
                     if line not in self._said:
                         self._said.add(line)
                         self._say(line)
-            case "rows" if life.apart is not None:
-                number, rows = life.apart
+            case "rows" if process.apart is not None:
+                number, rows = process.apart
                 ended = set(report["ended"]) & set(rows)
-                if ended and number in life.chunks:
-                    self.suspects.cleared(life.chunks[number], sorted(ended))
+                if ended and number in process.chunks:
+                    self.isolation.cleared(process.chunks[number], sorted(ended))
             case "commits":
                 slot.crashes = 0
                 if report["chunk"] is not None:
-                    self.suspects.committed(report["chunk"])
+                    self.isolation.committed(report["chunk"])
 
     def _log(self, slot: Slot, line: str) -> None:
         """A worker's line: to the user with its name before it, and to its file."""
@@ -197,20 +197,20 @@ class Supervisor:
             self._can_log = False
             logger.warning("%s/logs: can't be written (%s); going on without logs", self.session.opened.store.root, exc.strerror)
 
-    def _ended(self, slot: Slot, life: Life) -> None:
+    def _ended(self, slot: Slot, process: WorkerProcess) -> None:
         """A worker's process is gone: take note of what it did, and decide what follows."""
-        slot.life = None
-        if life.end is None:
-            life.did.cut_off()
-        slot.past.add(life.did)
-        if life.end is not None:
-            self._finished(life.end)
+        slot.process = None
+        if process.end is None:
+            process.did.cut_off()
+        slot.past.add(process.did)
+        if process.end is not None:
+            self._finished(process.end)
             return
         if self._is_ending or self.session.stop.reason is not None:
             return  # it was asked to end, or crashed at a time when nothing is begun any more
-        failure = life.failure
+        failure = process.failure
         if failure is None or failure["error"] == "EngineCrashError" or not failure["is_ours"]:
-            self._crashed(slot, life)
+            self._crashed(slot, process)
             return
         error = error_of(failure)
         if isinstance(error, errors.ModelError | errors.MissingExtraError):  # one device may be off where the others are not
@@ -225,17 +225,17 @@ class Supervisor:
         if end["stopped"] is not None:
             self.session.stop.drain(end["stopped"])
 
-    def _crashed(self, slot: Slot, life: Life) -> None:
-        words = life.last_words()
-        self.results.taken.update(chunk.shard for chunk in life.chunks.values())
-        if self._committed_unheard(slot, life):
+    def _crashed(self, slot: Slot, process: WorkerProcess) -> None:
+        words = process.last_words()
+        self.results.taken.update(chunk.shard for chunk in process.chunks.values())
+        if self._committed_unheard(slot, process):
             slot.crashes = 0
-        in_flight = life.rows_in_flight()
+        in_flight = process.rows_in_flight()
         rows = [row for rows in in_flight.values() for row in rows]
-        number, group = life.apart if life.apart is not None else (-1, [])
-        if rows and number in life.chunks and set(rows) <= set(group):
-            chunk = life.chunks[number]
-            row = self.suspects.crashed_apart(chunk, rows, words)
+        number, group = process.apart if process.apart is not None else (-1, [])
+        if rows and number in process.chunks and set(rows) <= set(group):
+            chunk = process.chunks[number]
+            row = self.isolation.crashed_apart(chunk, rows, words)
             if row is None:
                 note = f"{len(rows)} row(s) of chunk {chunk.chunk} of shard {chunk.shard} were in flight and nothing else"
             else:
@@ -244,46 +244,46 @@ class Supervisor:
                 note = f"row {row} was alone in flight again: it goes to quarantine as `engine`"
         else:
             slot.crashes += 1
-            self.suspects.crashed(in_flight)
+            self.isolation.crashed(in_flight)
             note = f"{len(rows)} row(s) were in flight; they will be asked apart" if rows else "no row was in flight"
         self._log(slot, f"the engine went down ({words}); {note}.")
         if self._is_not_the_rows():
             self._error = EngineLostError(
-                f"engines went down over {self.suspects.num_condemned} single rows, beside {self._committed_rows():,} that are done: "
+                f"engines went down over {self.isolation.num_isolated} single rows, beside {self._committed_rows():,} that are done: "
                 f"it is not the rows. The last words were: {words}. {self._see_log(slot)}"
             )
             self._drain_all("an error")
         elif slot.crashes >= self._limits.crashes:
-            self._give_up(slot, self._lost(slot, life, words))
+            self._give_up(slot, self._lost(slot, process, words))
         else:
             delay_s = self._limits.backoff_s * 2 ** (slot.crashes - 1) if slot.crashes else 0.0
             slot.starts_s = time.perf_counter() + delay_s
         self._share_cases()
 
-    def _committed_unheard(self, slot: Slot, life: Life) -> bool:
+    def _committed_unheard(self, slot: Slot, process: WorkerProcess) -> bool:
         """Whether this life committed a chunk that it did not live to tell of. Forgets the chunks that have a receipt, whoever's it is."""
         folder = self.session.opened.folder
-        done = {shard: folder.attempts(shard) for shard in {chunk.shard for chunk in life.chunks.values()}}
-        found = [number for number, chunk in life.chunks.items() if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])]
-        chunks = [life.chunks.pop(number) for number in found]
+        done = {shard: folder.attempts(shard) for shard in {chunk.shard for chunk in process.chunks.values()}}
+        found = [number for number, chunk in process.chunks.items() if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])]
+        chunks = [process.chunks.pop(number) for number in found]
         for chunk in chunks:
-            self.suspects.committed(chunk)
-        name = worker_name(life.process.pid, slot.name)
+            self.isolation.committed(chunk)
+        name = worker_name(process.process.pid, slot.name)
         return any(load_receipt(folder.store, chunk.receipt_name).worker == name for chunk in chunks)
 
     def _is_not_the_rows(self) -> bool:
-        count = self.suspects.num_condemned
-        return count > self._limits.condemned and count > self._limits.condemned_share * self._committed_rows()
+        count = self.isolation.num_isolated
+        return count > self._limits.isolated_rows and count > self._limits.condemned_share * self._committed_rows()
 
     def _committed_rows(self) -> int:
         return sum(done.committed["pairs"] for done in self.done())
 
-    def _lost(self, slot: Slot, life: Life, words: str) -> RelabelError | RuntimeError:
+    def _lost(self, slot: Slot, process: WorkerProcess, words: str) -> RelabelError | RuntimeError:
         text = (
             f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last words were: {words}. "
             f"{self._see_log(slot)}"
         )
-        is_fault = life.failure is not None and not life.failure["is_ours"]
+        is_fault = process.failure is not None and not process.failure["is_ours"]
         return RuntimeError(text) if is_fault else EngineLostError(text)
 
     def _see_log(self, slot: Slot) -> str:
@@ -311,10 +311,10 @@ class Supervisor:
         return True
 
     def _share_cases(self) -> None:
-        cases = plain_cases(self.suspects.cases)
+        cases = plain_cases(self.isolation.cases)
         for slot in self.slots:
-            if slot.life is not None:
-                slot.life.tell(cases=cases)
+            if slot.process is not None:
+                slot.process.tell(cases=cases)
 
     def _mind_stop(self) -> None:
         """Pass a wish to stop on, once; and end those that take too long over it."""
@@ -332,42 +332,44 @@ class Supervisor:
         self._is_ending = True
         for slot in self.slots:
             slot.starts_s = None
-            if slot.life is None:
+            if slot.process is None:
                 continue
-            if slot.life.is_engine_up:
-                slot.life.tell(drain=reason)
+            if slot.process.is_engine_up:
+                slot.process.tell(drain=reason)
             else:
-                slot.life.kill()  # it has begun nothing
+                slot.process.kill()  # it has begun nothing
 
     def _mind_silence(self) -> None:
         """A worker whose loop does not turn, or that can't end."""
         now_s = time.perf_counter()
         limits = self.session.opened.job.spec.run
         for slot in self.slots:
-            life = slot.life
-            if life is None:
+            process = slot.process
+            if process is None:
                 continue
-            silent_s = now_s - life.heard_s
-            if life.end is not None or life.failure is not None:
+            silent_s = now_s - process.heard_s
+            if process.end is not None or process.failure is not None:
                 if silent_s > CLOSING_S:
-                    life.kill()
-            elif life.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
-                rows = len(life.in_flight)
-                life.kill(f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is {limits.ask_timeout_s:g}).")
-            elif not life.is_engine_up and silent_s > limits.start_timeout_s:
-                life.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")
+                    process.kill()
+            elif process.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
+                rows = len(process.in_flight)
+                process.kill(
+                    f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is {limits.ask_timeout_s:g})."
+                )
+            elif not process.is_engine_up and silent_s > limits.start_timeout_s:
+                process.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")
 
     def _end_all(self) -> None:
         for slot in self.slots:
-            if slot.life is not None:
-                slot.life.kill()
+            if slot.process is not None:
+                slot.process.kill()
         for slot in self.slots:
-            if slot.life is not None:
-                slot.life.process.wait()
-                life = slot.life
-                if life.has_ended(self._selector):
+            if slot.process is not None:
+                slot.process.process.wait()
+                process = slot.process
+                if process.has_ended(self._selector):
                     self._is_ending = True
-                    self._ended(slot, life)
+                    self._ended(slot, process)
 
     def _count(self) -> None:
         """Bring the session's progress up to date: what was committed, and what living workers have in hand."""
@@ -375,8 +377,8 @@ class Supervisor:
 
     def done(self) -> list[Done]:
         """What each worker did, in its lives before and in this one."""
-        lives = [slot.life for slot in self.slots]
-        return [slot.past for slot in self.slots] + [life.did for life in lives if life is not None]
+        lives = [slot.process for slot in self.slots]
+        return [slot.past for slot in self.slots] + [process.did for process in lives if process is not None]
 
 
 def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:

@@ -22,12 +22,12 @@ from manifests import failpoints
 from manifests.digests import sha256_file
 from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError
 from manifests.runs.run_folder import MANIFEST_NAME
-from manifests.storage.depot_ports import Depot, Held
-from manifests.storage.depots import open_depot
+from manifests.storage.bundle_store_ports import BundleStore, Held
+from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.file_locks import FileLock
 from manifests.storage.filesystems import is_url, scheme_of
-from manifests.storage.ports import Lock
-from manifests.storage.store import open_store
+from manifests.storage.run_store_ports import Lock
+from manifests.storage.run_stores import open_run_store
 
 CHECKPOINTS = "checkpoints"
 CLAIM_NAME = "training.json"
@@ -40,7 +40,7 @@ LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Home:
+class OutputLocation:
     """A student's place.
 
     Args:
@@ -93,7 +93,7 @@ class Home:
             if self.url is None or (leases and not leases[-1].is_lost):
                 return
             parent, name = _split(self.url)
-            lease = open_store(f"{parent}/{LOCKS}", lease_s=LEASE_S).lock(f"distill-{name}", what)
+            lease = open_run_store(f"{parent}/{LOCKS}", lease_s=LEASE_S).lock(f"distill-{name}", what)
             _take(lease)
             leases.append(lease)
 
@@ -128,7 +128,7 @@ class Home:
         if self.url is None:
             return self.local_manifest()
         try:
-            return parse_student_manifest(open_depot(self.url).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}")
+            return parse_student_manifest(open_bundle_store(self.url).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}")
         except FileNotFoundError:
             return None
 
@@ -146,15 +146,15 @@ class Home:
             shutil.rmtree(self.checkpoints)
             return
         parent, name = _split(self.url)
-        depot = open_depot(parent)
+        bundle_store = open_bundle_store(parent)
         data = (self.folder / MANIFEST_NAME).read_bytes()
-        held = _record(depot, f"{name}/{MANIFEST_NAME}")
+        held = _record(bundle_store, f"{name}/{MANIFEST_NAME}")
         if held != data:
             if held is not None:
                 if not is_replacing:
-                    raise _is_taken(depot, name)
-                depot.delete(f"{name}/{MANIFEST_NAME}")
-            self._copy(depot, name, data, is_replacing=is_replacing)
+                    raise _is_taken(bundle_store, name)
+                bundle_store.delete(f"{name}/{MANIFEST_NAME}")
+            self._copy(bundle_store, name, data, is_replacing=is_replacing)
         self.forget()
 
     def forget(self) -> None:
@@ -163,22 +163,22 @@ class Home:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             shutil.rmtree(self.folder)
 
-    def _copy(self, depot: Depot, name: str, data: bytes, *, is_replacing: bool) -> None:
+    def _copy(self, bundle_store: BundleStore, name: str, data: bytes, *, is_replacing: bool) -> None:
         """Files, then the manifest, to a place that has none."""
         files = sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
         for file in files:
             if file.name != MANIFEST_NAME:
                 failpoints.hit("before_student_upload")
-                depot.upload(f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None)
+                bundle_store.upload(f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None)
         if is_replacing:
-            _remove_others(depot, name, {file.name for file in files})
+            _remove_others(bundle_store, name, {file.name for file in files})
         failpoints.hit("before_student_manifest")
-        if not depot.create(f"{name}/{MANIFEST_NAME}", data) and _record(depot, f"{name}/{MANIFEST_NAME}") != data:
-            raise _is_taken(depot, name)
+        if not bundle_store.create(f"{name}/{MANIFEST_NAME}", data) and _record(bundle_store, f"{name}/{MANIFEST_NAME}") != data:
+            raise _is_taken(bundle_store, name)
         failpoints.hit("after_student_manifest")
 
 
-def home_of(output: str, *, cache_dir: Path) -> Home:
+def output_location_of(output: str, *, cache_dir: Path) -> OutputLocation:
     """The home behind a spec's `output`.
 
     Raises:
@@ -186,15 +186,15 @@ def home_of(output: str, *, cache_dir: Path) -> Home:
     """
     scheme, _, rest = output.partition("://")
     if is_url(output) and scheme.lower() in ("file", "local"):
-        return Home(output, Path(rest))
+        return OutputLocation(output, Path(rest))
     if not is_url(output):
-        return Home(output, Path(output))
+        return OutputLocation(output, Path(output))
     url = output.rstrip("/")
     if scheme_of(url) != "s3":
         raise ConfigError(f"`output` = {output}: students go to local folders and to s3://. Name one of these.")
     if not _split(url)[0].partition("://")[2]:
         raise ConfigError(f"`output` = {output}: names a whole bucket. Name a folder in it, which the student then owns.")
-    return Home(output, cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
+    return OutputLocation(output, cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
 
 
 def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:
@@ -232,22 +232,23 @@ def _split(url: str) -> tuple[str, str]:
     return parent.rstrip("/") if not parent.endswith("//") else parent, name
 
 
-def _record(depot: Depot, name: str) -> bytes | None:
+def _record(bundle_store: BundleStore, name: str) -> bytes | None:
     try:
-        return depot.read(name).data
+        return bundle_store.read(name).data
     except FileNotFoundError:
         return None
 
 
-def _is_taken(depot: Depot, name: str) -> StaleRunError:
+def _is_taken(bundle_store: BundleStore, name: str) -> StaleRunError:
     return StaleRunError(
-        f"{depot.url}/{name}/{MANIFEST_NAME}: somebody put another student there while this one was trained. Look at it; --restart puts "
+        f"{bundle_store.url}/{name}/{MANIFEST_NAME}: somebody put another student there while this one was trained. "
+        f"Look at it; --restart puts "
         "this spec's in its place."
     )
 
 
-def _remove_others(depot: Depot, name: str, kept: set[str]) -> None:
+def _remove_others(bundle_store: BundleStore, name: str, kept: set[str]) -> None:
     """Files of the student that was there and that the new one does not have: a loader would take them for its own."""
-    for entry in list(depot.entries(name)):
+    for entry in list(bundle_store.entries(name)):
         if entry.name.partition("/")[2] not in kept:
-            depot.delete(entry.name)
+            bundle_store.delete(entry.name)

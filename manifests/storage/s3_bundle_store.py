@@ -1,4 +1,4 @@
-"""A depot on S3: conditional puts, multipart uploads with the store's own checks of sha256, ranged reads; retried by the one policy.
+"""A bundle store on S3: conditional puts, multipart uploads with the store's own checks of sha256, ranged reads; retried by the one policy.
 
 Every upload carries its sha256, so that a store refuses bytes that changed on the way.
 """
@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import RelabelError, StoreError
-from manifests.storage.depot_ports import LOCKS, MAX_RECORD_BYTES, Entry, Held, Tagged, Tick, changed, check_record_size, digest_of_blocks
+from manifests.storage.bundle_store_ports import (
+    LOCKS,
+    MAX_RECORD_BYTES,
+    Entry,
+    Held,
+    Tagged,
+    Tick,
+    changed,
+    check_record_size,
+    digest_of_blocks,
+)
 from manifests.storage.filesystems import filesystem_of
-from manifests.storage.object_store import PROBE_NAME, ObjectStore
+from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
 from manifests.storage.objects import ConditionFailedError
-from manifests.storage.ports import parts_of
 from manifests.storage.retries import Retries, TryAgainError
+from manifests.storage.run_store_ports import parts_of
 from manifests.storage.s3_objects import S3Objects, field
 
 BLOCK_BYTES = 16 << 20
@@ -34,8 +44,8 @@ ASKED_AT_ONCE = 16
 """Objects looked at side by side."""
 
 
-class S3Depot:
-    """A depot in a bucket.
+class S3BundleStore:
+    """A bundle store in a bucket.
 
     Args:
         url: `s3://bucket/prefix`.
@@ -49,7 +59,7 @@ class S3Depot:
         self._prefix = f"{path.strip('/')}/"
         self._part_bytes = part_bytes
         self._retries = Retries()
-        self._records = ObjectStore(self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}")
+        self._records = ObjectRunStore(self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}")
 
     def read(self, name: str) -> Tagged:
         found = self._retried(functools.partial(self._objects.get, self._key(name), start=0, end=MAX_RECORD_BYTES), name, "reading it")
@@ -81,7 +91,7 @@ class S3Depot:
             return dict(zip(names, pool.map(self.size, names), strict=True))
 
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
-        """See `Depot.upload`.
+        """See `BundleStore.upload`.
 
         Raises:
             InputError: the local file is no longer what it was.

@@ -1,7 +1,8 @@
 """Where bundles are published: big files in and out in blocks, small records by conditional writes, all in one flat space of names.
 
-A depot differs from a run's store in what it holds: files too big for memory, addressed by their digests, and records that are replaced
-only if they are still as they were read (compare and swap). `LocalDepot` keeps to a folder; `s3_depots.py` has the same verbs for S3.
+A bundle store differs from a run's store in what it holds: files too big for memory, addressed by their digests, and records that
+are replaced only if they are still as they were read (compare and swap). `LocalBundleStore` keeps to a folder, `S3BundleStore` to a
+bucket.
 Names are relative, with `/`, and can't leave the root. A write is durable when the call returns.
 """
 
@@ -10,13 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from manifests.errors import UsageError
-from manifests.storage.depot_ports import Depot
+from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.filesystems import is_url, scheme_of
-from manifests.storage.local_depot import LocalDepot
+from manifests.storage.local_bundle_store import LocalBundleStore
 
 
-def open_depot(url: str) -> Depot:
-    """The depot behind a local path or an `s3://` URL. Touches nothing yet.
+def open_bundle_store(url: str) -> BundleStore:
+    """The bundle store behind a local path or an `s3://` URL. Touches nothing yet.
 
     Raises:
         UsageError: neither.
@@ -25,9 +26,9 @@ def open_depot(url: str) -> Depot:
     if url.startswith("file://"):
         url = url.removeprefix("file://")
     if not is_url(url):
-        return LocalDepot(Path(url))
+        return LocalBundleStore(Path(url))
     if scheme_of(url) == "s3":
-        from manifests.storage.s3_depots import S3Depot
+        from manifests.storage.s3_bundle_store import S3BundleStore
 
-        return S3Depot(url)
+        return S3BundleStore(url)
     raise UsageError(f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely.")

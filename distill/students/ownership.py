@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from distill.students.disk_errors import writing
 from distill.students.examples import Examples
-from distill.students.homes import CLAIM_NAME, Home
+from distill.students.output_locations import CLAIM_NAME, OutputLocation
 from distill.students.specs import DistillSpec
-from distill.students.writes import writing
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import StaleRunError
 from manifests.runs.run_folder import MANIFEST_NAME
@@ -61,7 +61,7 @@ def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: s
     return held
 
 
-def claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> None:
+def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacing: bool) -> None:
     """Make the checkpoints' folder ours, or say whose it is.
 
     Args:
@@ -69,10 +69,10 @@ def claim(home: Home, fingerprint: str, start: str, *, is_replacing: bool) -> No
     Raises:
         StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
     """
-    folder = home.checkpoints
+    folder = location.checkpoints
     if start == "restart":
-        if home.url is not None:
-            (home.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        if location.url is not None:
+            (location.folder / MANIFEST_NAME).unlink(missing_ok=True)
         note_claim(folder, "", is_replacing=False)  # nobody's while they go, and the folder is still known as a student's
         for path in folder.iterdir():
             if path.is_dir():

@@ -1,4 +1,4 @@
-"""What a crew's workers did, put together."""
+"""What a worker pool's workers did, put together."""
 
 from __future__ import annotations
 

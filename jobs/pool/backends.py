@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.crew.gpus import choose_gpus, gpu_groups, visible_gpus
+from jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
 from jobs.running.conclusions import RunReport
 from jobs.running.labeling import label
 from jobs.running.sessions import Session
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
-from manifests.storage.concurrency import each
-from manifests.storage.store import shard_lock_name
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.run_stores import shard_lock_name
 
 BACKENDS = ("local", "ray")
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerPool:
     """What was asked for on the command line.
 
     Args:
@@ -65,20 +65,20 @@ def _is_held_by_others(session: Session) -> bool:
     open_shards = [] if session.helps else session.left.open_shards()
     some = max(1, store.readers)  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
     return bool(open_shards) and all(
-        all(each(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
+        all(map_concurrent(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
         for start in range(0, len(open_shards), some)
     )
 
 
 def label_with(
-    crew: Crew,
+    pool: WorkerPool,
     session: Session,
     *,
     tick: Callable[[], None],
     say: Callable[[str], None],
     on_engine: Callable[[EngineFacts, list[str]], None],
 ) -> RunReport:
-    """Have a session's work done by a crew, and conclude the run.
+    """Have a session's work done by a worker pool, and conclude the run.
 
     Raises:
         MissingExtraError: no such GPU, or no Ray, here.
@@ -87,24 +87,24 @@ def label_with(
     if _is_held_by_others(session):
         return label(session, tick=tick, on_engine=on_engine)  # which finds that out under the locks, and starts nothing
     spec = session.opened.job.spec
-    if crew.may_be_many and spec.run.single_writer:
+    if pool.may_be_many and spec.run.single_writer:
         raise UsageError(
             "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start several. Drop one."
         )
-    if crew.backend == "ray":
-        from jobs.crew.ray_backend import label_on_ray
+    if pool.backend == "ray":
+        from jobs.pool.ray_backend import label_on_ray
 
-        return label_on_ray(session, workers=crew.workers, address=crew.address, gpus_each=gpus_each(session), tick=tick, say=say)
-    if crew.gpus is None and crew.workers is None:
+        return label_on_ray(session, workers=pool.workers, address=pool.address, gpus_each=gpus_each(session), tick=tick, say=say)
+    if pool.gpus is None and pool.workers is None:
         return label(session, tick=tick, on_engine=on_engine)
-    from jobs.crew.slots import cpu_slots, gpu_slots
-    from jobs.crew.supervise import Supervisor
+    from jobs.pool.slots import cpu_slots, gpu_slots
+    from jobs.pool.supervise import Supervisor
 
-    if crew.workers is not None:
-        slots = cpu_slots(crew.workers)
+    if pool.workers is not None:
+        slots = cpu_slots(pool.workers)
     else:
-        assert crew.gpus is not None
-        chosen = choose_gpus(crew.gpus, visible_gpus())
+        assert pool.gpus is not None
+        chosen = choose_gpus(pool.gpus, visible_gpus())
         groups = gpu_groups(chosen, gpus_each(session))
         if spare := len(chosen) - sum(map(len, groups)):
             say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {gpus_each(session)}")
