@@ -329,7 +329,7 @@ def test_a_retry_that_was_cut_short_says_partial_and_one_that_ended_does_not(
     assert relabel("retry", path, "--for", "1h").code == 0
 
 
-@pytest.mark.parametrize("crew", [(), ("--workers", "2")])
+@pytest.mark.parametrize("pool", [(), ("--workers", "2")])
 def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, relabel: Callable[..., Any], pool: tuple[str, ...]) -> None:
     with process_of("run", slow_job, "--shard", "0/4", *pool) as first:
         deadline = time.perf_counter() + 60
