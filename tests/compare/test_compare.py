@@ -379,3 +379,20 @@ def test_a_long_query_of_a_flip_is_cut(compare: Callable[..., Any], folder: Path
     for number, name in enumerate("ab"):
         forge_run(folder / name, path, lambda pair, number=number: Judgment((pair.row_id + number) % 3), name=name)
     assert all(len(one["query"]) < 1_100 for one in compare("a", "b")["flips"]["examples"])
+
+
+@pytest.mark.parametrize("qrels", [(), ("--qrels", "pairs.parquet")], ids=["alone", "judged"])
+def test_what_is_printed_is_golden_down_to_the_order_of_keys(
+    two_runs: TwoRuns, relabel: Callable[..., Any], golden: Callable[[str, str], None], qrels: tuple[str, ...]
+) -> None:
+    """Floats to 9 digits: the last ones are the processor's. Fingerprints hold the version of pyarrow that wrote the input."""
+    two_runs(8, 5)
+    options = ("a", "b", *qrels, "--examples", "3", "--queries", "3", "--resamples", "50")
+    name = "judged" if qrels else "alone"
+    golden(f"compare/{name}.txt", relabel("compare", *options).out)
+    found = relabel("compare", *options, "--output", "json").out
+    found = re.sub(r'"fingerprint": "[0-9a-f]{64}"', '"fingerprint": "…"', found)
+    golden(
+        f"compare/{name}.json",
+        json.dumps(json.loads(found, parse_float=lambda text: float(f"{float(text):.9g}")), ensure_ascii=False, indent=1) + "\n",
+    )
