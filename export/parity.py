@@ -21,8 +21,8 @@ from export.loader import Encoder
 from export.orders import kept_orders, told_apart_from
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
-from manifests.metrics.agreement import confusion_by_group, count_figures
-from manifests.metrics.bootstrap import of_sums, paired_bootstrap
+from manifests.metrics.agreement import confusion_by_group, f1_macro
+from manifests.metrics.bootstrap import Statistic, paired_bootstrap
 from manifests.metrics.ranking import rank_queries
 
 # N pairs, K grades of a head, G queries
@@ -172,9 +172,9 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
         confusion_by_group(grade_N, probs_NK[rows].argmax(1), query_N, num_groups=queries, grades=grades)
         for probs_NK in (ours_NK, theirs_NK)
     ]
-    ours, theirs = (float(count_figures(count_GKK.sum(0))["f1_macro"]) for count_GKK in counts)
-    statistics = [[of_sums(count_GKK, lambda sums: {"f1_macro": count_figures(sums)["f1_macro"]})] for count_GKK in counts]
-    drawn = paired_bootstrap(*statistics, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
+    ours, theirs = (float(_f1_macro(count_GKK.sum(0))) for count_GKK in counts)
+    first, second = (_resampled(count_GKK) for count_GKK in counts)
+    drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
     loss = (ours - theirs) * POINTS
     low, high = (-drawn["f1_macro"].high * POINTS, -drawn["f1_macro"].low * POINTS) if drawn else (loss, loss)
     docs = [str(row) for row in rows.tolist()]
@@ -189,6 +189,16 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
         "f1_macro": {"student": ours, "model": theirs, "loss_points": loss, "loss_low": low, "loss_high": high},
         "ndcg@10": {"student": ndcg[0], "model": ndcg[1], "loss": None if None in ndcg else ndcg[0] - ndcg[1]},  # type: ignore[operator]
     }
+
+
+def _f1_macro(counts_KK: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return f1_macro(counts_KK)
+
+
+def _resampled(counts_GKK: np.ndarray) -> Statistic:
+    """Macro F1 of weighted queries."""
+    return lambda weight_RG: {"f1_macro": _f1_macro(np.tensordot(weight_RG, counts_GKK, axes=1))}
 
 
 def _check(name: str, value: float, bound: float, has_passed: bool) -> dict[str, Any]:

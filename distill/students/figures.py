@@ -1,22 +1,20 @@
 """Figures of a student on some rows: by trusted grades, by the labels, and how far it lies from its teacher.
 
-From counts and sums alone (`manifests.metrics.agreement.count_figures`), so that they cost nothing while training; `relabel evaluate`
-gives more of them, with intervals.
+From counts and sums alone (`count_metrics`), so that they cost nothing while training; `relabel evaluate` gives more of
+them, with intervals.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from manifests.metrics.agreement import confusion_by_group, count_figures
+from manifests.metrics.agreement import confusion_by_group
 from manifests.metrics.calibration import TINY, brier_rows, ece
-from manifests.metrics.ranking import auc_statistic, cut_names
+from manifests.metrics.metric import finite
+from manifests.metrics.ranking import auc, cut_names
+from manifests.metrics.registry import count_metrics
 
 # N rows, K grades
-
-SHOWN = ("accuracy", "f1_macro", "f1_weighted", "kappa", "kappa_quadratic", "irrelevant_precision", "irrelevant_recall", "irrelevant_f1")
 
 
 def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
@@ -26,7 +24,7 @@ def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float 
         probs_NK: rows sum to 1; the label is the most probable grade, the lower of equals.
         gold_N: grades 0..K-1.
     Returns:
-        Those of `SHOWN`, `f1_<k>`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative log-likelihood, nats), `rows`.
+        Those of `count_metrics`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative log-likelihood, nats), `rows`.
     """
     grades = probs_NK.shape[1]
     found: dict[str, float | None] = graded_counts(probs_NK.argmax(1), gold_N, grades=grades)
@@ -45,22 +43,16 @@ def graded_counts(label_N: np.ndarray, gold_N: np.ndarray, *, grades: int) -> di
     found: dict[str, float | None] = {"rows": len(gold_N)}
     if len(gold_N):
         counts_KK = confusion_by_group(gold_N, label_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1, grades=grades)[0]
-        held = count_figures(counts_KK)
-        found |= {name: _finite(float(held[name])) for name in (*SHOWN, *(f"f1_{grade}" for grade in range(grades)))}
+        found |= {name: finite(float(value)) for name, value in count_metrics(counts_KK).items()}
     return found
 
 
 def _aucs(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
     """AUC of P(k ≥ j) against [gold ≥ j] by cut, and the mean of those that are defined."""
-    group_N = np.zeros(len(gold_N), dtype=np.int64)
-    found: dict[str, float | None] = {}
-    for cut, name in enumerate(cut_names(probs_NK.shape[1]), start=1):
-        is_above_N = gold_N >= cut
-        value = None
-        if is_above_N.any() and not is_above_N.all():
-            statistic = auc_statistic("auc", probs_NK[:, cut:].sum(1), is_above_N, group_N)
-            value = _finite(float(next(iter(statistic(np.ones((1, 1))).values()))[0]))
-        found[f"auc_{name}"] = value
+    found = {
+        f"auc_{name}": finite(auc(probs_NK[:, cut:].sum(1), gold_N >= cut))
+        for cut, name in enumerate(cut_names(probs_NK.shape[1]), start=1)
+    }
     defined = [value for value in found.values() if value is not None]
     return {**found, "auc": float(np.mean(defined)) if defined else None}
 
@@ -86,7 +78,3 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
         kl = float((p_NK * (np.log(np.maximum(p_NK, TINY)) - np.log(q_NK))).sum(1).mean())
     counts = graded_counts(probs_NK.argmax(1), teacher_N, grades=probs_NK.shape[1])
     return {"rows": len(teacher_N), "agreement": counts["accuracy"], "f1_macro": counts["f1_macro"], "kl": kl}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -134,7 +134,7 @@ def ratio_of(measured: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio
         return {"median": (ratio_N[order][lower] + ratio_N[order][upper]) / 2}
 
     is_enough = len(ratio_N) >= samples_needed(0.5)
-    drawn = bootstrap([statistic], num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median") if is_enough else None
+    drawn = bootstrap(statistic, num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median") if is_enough else None
     return Ratio(
         float(np.median(ratio_N)),
         drawn and drawn.low,

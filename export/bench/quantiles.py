@@ -81,7 +81,7 @@ def _intervals(latency_s: np.ndarray, known: Mapping[str, float], *, seed: int) 
             found["mean"] = (weight_RN * sorted_N).sum(1) / total_R1[:, 0]
         return found
 
-    drawn = bootstrap([statistic], num_groups=groups, resamples=RESAMPLES, seed=seed, width=count)
+    drawn = bootstrap(statistic, num_groups=groups, resamples=RESAMPLES, seed=seed, width=count)
     return {name: (one.low, one.high) for name, one in drawn.items()}
 
 

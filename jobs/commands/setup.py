@@ -28,7 +28,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
     "vllm": ("the vLLM engine", ("vllm",)),
     "openai": ("the openai engine", ("httpx",)),
-    "eval": ("relabel evaluate, convert, compare", ("scikit-learn", "scipy", "ir_measures", "krippendorff", "polars")),
+    "eval": ("relabel evaluate, convert, compare", ("scikit-learn", "scipy", "polars")),
     "pairs": ("relabel pairs", ("polars", "bm25s")),
     "ray": ("the Ray backend", ("ray",)),
     "s3": ("object storage", ("s3fs",)),

@@ -5,25 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.evaluate.comparison_text import signed_text
-from jobs.evaluate.text import aligned, confusion_text, figure_name, interval_text, notes_text, sides_title, value_text
+from jobs.evaluate.text import aligned, confusion_text, interval_text, notes_text, sides_title, value_text
 from jobs.output import table
+from manifests.metrics.paired_labels import PAIRED
+from manifests.metrics.registry import title_of
 
-NAMES = {
-    "agreement": "agreement",
-    "kappa": "Cohen kappa",
-    "kappa_quadratic": "Cohen kappa, quadratic",
-    "mean_grade_a": "mean grade, A",
-    "mean_grade_b": "mean grade, B",
-    "mean_grade_difference": "mean grade, B - A",
-    "mean_expected_a": "mean expected grade, A",
-    "mean_expected_b": "mean expected grade, B",
-    "mean_expected_difference": "mean expected grade, B - A",
-    "kl_a_b": "mean KL(A ‖ B), nats",
-    "kl_b_a": "mean KL(B ‖ A), nats",
-    "js": "mean Jensen-Shannon, nats",
-    "kendall_tau": "Kendall tau, by query",
-    "first_changed": "queries with another first",
-}
 SHOWN = 60
 
 
@@ -47,9 +33,7 @@ def runs_text(result: dict[str, Any]) -> str:
 
 def name_of(figure: str) -> str:
     """What the report calls a figure."""
-    if figure.startswith("overlap@"):
-        return f"share of the top {figure.partition('@')[2]} that stays"
-    return NAMES.get(figure) or figure_name(figure)
+    return title_of(figure, PAIRED)
 
 
 def difference_text(result: dict[str, Any]) -> str:

@@ -6,13 +6,8 @@ from typing import Any
 
 from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
 from jobs.output import table
-
-AGAINST_TEACHER = {
-    "kl": "mean KL(teacher ‖ student), nats",
-    "agreement": "agreement",
-    "kappa": "Cohen kappa",
-    "kendall_tau": "Kendall tau of expected grades, by query",
-}
+from manifests.metrics.registry import title_of
+from manifests.metrics.triangle import AGAINST_TEACHER
 
 
 def comparison_text(result: dict[str, Any]) -> str:
@@ -54,7 +49,9 @@ def _counts(one: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]
 def _against_teacher(figures: dict[str, dict[str, Any]]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append((AGAINST_TEACHER[name], value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+        rows.append(
+            (title_of(name, AGAINST_TEACHER), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}")
+        )
     return aligned(rows)
 
 

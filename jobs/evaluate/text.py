@@ -6,24 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.output import table
-
-NAMES = {
-    "accuracy": "accuracy",
-    "f1_macro": "F1, macro",
-    "f1_weighted": "F1, weighted",
-    "kappa": "Cohen kappa",
-    "kappa_quadratic": "Cohen kappa, quadratic",
-    "alpha_ordinal": "Krippendorff alpha, ordinal",
-    "alpha_nominal": "Krippendorff alpha, nominal",
-    "irrelevant_precision": "irrelevant: precision",
-    "irrelevant_recall": "irrelevant: recall",
-    "irrelevant_f1": "irrelevant: F1",
-    "kendall_tau": "Kendall tau",
-    "ndcg@10": "nDCG@10",
-    "bad_case_rate": "bad-case rate",
-    "ece": "ECE",
-    "brier": "Brier",
-}
+from manifests.metrics.registry import CALIBRATION, title_of
 
 
 def evaluation_text(result: dict[str, Any]) -> str:
@@ -89,14 +72,6 @@ def _figures(figures: dict[str, dict[str, Any]]) -> str:
     return aligned(rows)
 
 
-def figure_name(figure: str) -> str:
-    """What the report calls a figure."""
-    if figure in NAMES:
-        return NAMES[figure]
-    kind, _, rest = figure.partition("_")
-    return {"f1": f"F1 of grade {rest}", "auc": f"AUC {rest}"}.get(kind, figure)
-
-
 def figure_title(figure: str, is_by_grade: Mapping[str, bool]) -> str:
     """A figure's name, with a word where it ranks by the written grade for want of distributions.
 
@@ -105,9 +80,9 @@ def figure_title(figure: str, is_by_grade: Mapping[str, bool]) -> str:
     """
     sides = [side for side, is_so in is_by_grade.items() if is_so]
     if not sides:
-        return figure_name(figure)
+        return title_of(figure)
     whose = "" if len(sides) == len(is_by_grade) else f" of {' and '.join(sides)}"
-    return f"{figure_name(figure)} by written grade{whose}"
+    return f"{title_of(figure)} by written grade{whose}"
 
 
 def sides_title(figure: str, sides: Mapping[str, Mapping[str, Any]]) -> str:
@@ -148,11 +123,9 @@ def _reliability(bins: list[dict[str, float]]) -> str:
 def _calibration(found: dict[str, Any]) -> str:
     unit = found["split_by"]
     rows = [("held out", "before", "95 % interval", "after", "95 % interval")]
-    for name in ("ece", "brier"):
+    for name in (metric.name for metric in CALIBRATION):
         before, after = found["before"][name], found["after"][name]
-        rows.append(
-            (figure_name(name), value_text(before["value"]), interval_text(before), value_text(after["value"]), interval_text(after))
-        )
+        rows.append((title_of(name), value_text(before["value"]), interval_text(before), value_text(after["value"]), interval_text(after)))
     said = f"temperature {found['parameters']['temperature']:.3f}" if found["method"] == "temperature" else "isotonic, one a cut"
     fitted, held = found["fitted_on"], found["held_out"]
     sizes = f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"

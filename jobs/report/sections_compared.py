@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.evaluate.comparing import Comparison, compare_sets
-from jobs.evaluate.comparison_text import AGAINST_TEACHER
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
@@ -17,6 +16,8 @@ from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice
 from jobs.report.plots import draw_intervals
 from jobs.report.sections_judged import RESAMPLES, shown_figures
+from manifests.metrics.registry import title_of
+from manifests.metrics.triangle import AGAINST_TEACHER
 from manifests.secrets.redaction import shortened
 
 
@@ -113,7 +114,7 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
 
 def _against_name(figure: str, teacher: str, student: str) -> str:
     """A figure's name, by the names of the runs: two runs beside each other need not be teacher and student."""
-    return f"mean KL({shortened(teacher, 20)} ‖ {shortened(student, 20)}), nats" if figure == "kl" else AGAINST_TEACHER[figure]
+    return f"mean KL({shortened(teacher, 20)} ‖ {shortened(student, 20)}), nats" if figure == "kl" else title_of(figure, AGAINST_TEACHER)
 
 
 def _said(value: Any) -> str:

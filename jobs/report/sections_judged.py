@@ -20,14 +20,13 @@ from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
 from jobs.report.plots import Bars, Interval, Line, draw_histogram, draw_intervals, draw_reliability
 from manifests.metrics.evaluation import Evaluation, evaluate
-from manifests.metrics.evaluation import Figure as EvaluatedFigure
+from manifests.metrics.metric import MetricValue
 from manifests.metrics.ranking import DEPTH, rank_queries
+from manifests.metrics.registry import METRICS
 
 RESAMPLES = 1000
 BINS = 20
 WORST = 15
-DRAWN = ("accuracy", "f1_macro", "kappa", "alpha_ordinal", "ndcg@10", "kendall_tau", "bad_case_rate", "ece")
-"""Figures between 0 and 1 that the drawings show; tables and downloads have all."""
 _FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit")
 
 
@@ -141,13 +140,13 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     return [Figure("Agreement with humans", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 
 
-def shown_figures(figures: Mapping[str, EvaluatedFigure]) -> list[Interval]:
-    """The figures of `DRAWN` that are defined."""
-    held = [(name, figures[name]) for name in DRAWN if name in figures]
+def shown_figures(figures: Mapping[str, MetricValue]) -> list[Interval]:
+    """The metrics that are drawn, where they are defined."""
+    held = [(metric.name, figures[metric.name]) for metric in METRICS if metric.is_drawn and metric.name in figures]
     return [Interval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None]
 
 
-def _title(name: str, figure: EvaluatedFigure) -> str:
+def _title(name: str, figure: MetricValue) -> str:
     return figure_title(name, {"labels": figure.is_by_grade})
 
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
-from jobs.evaluate.text import figure_name
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Line, draw_lines
 from manifests.errors import ManifestError
+from manifests.metrics.registry import title_of
 
 POINTS = 400
 """Most points of a curve that is drawn; its download has all."""
@@ -127,4 +127,4 @@ _MORE_NAMES = {"auc": "AUC, mean of all cuts", "nll": "negative log-likelihood, 
 
 
 def _name(name: str) -> str:
-    return _MORE_NAMES.get(name) or figure_name(name)
+    return _MORE_NAMES.get(name) or title_of(name)

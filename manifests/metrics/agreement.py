@@ -1,19 +1,14 @@
 """Agreement of labels with human grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion matrix.
 
-`count_figures` takes any number of matrices at once, which makes a bootstrap cheap: a resample of queries is a weighted sum of their
-matrices. `agreement_figures` is the figure itself, from scikit-learn and krippendorff; tests hold the two equal.
+Each takes any number of matrices at once, [..., K, K], of counts or sums of weights, and gives [...]; NaN where it is not defined (0/0), of
+which callers silence numpy's warning. That makes a bootstrap cheap: a resample of queries is a weighted sum of their matrices.
 
 Letters: N rows, K grades, G groups (queries, or rows where there is no query); a confusion matrix has a row a gold grade, a column a label.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
-
-from manifests.extras import require
 
 EXTRA = "eval"
 PURPOSE = "relabel evaluate"
@@ -30,96 +25,73 @@ def confusion_by_group(gold_N: np.ndarray, label_N: np.ndarray, group_N: np.ndar
     return np.bincount(cell_N, minlength=num_groups * grades * grades).reshape(num_groups, grades, grades)
 
 
-def count_figures(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
-    """Every figure that is a function of a confusion matrix; NaN where it is not defined (0/0).
+def accuracy(counts_KK: np.ndarray) -> np.ndarray:
+    """Share of rows whose label is gold."""
+    return np.asarray(_hits(counts_KK).sum(-1) / counts_KK.sum((-2, -1)))
+
+
+def precision(counts_KK: np.ndarray) -> np.ndarray:
+    """Share of labels k whose gold is k: [..., K]."""
+    return np.asarray(_hits(counts_KK) / counts_KK.sum(-2))
+
+
+def recall(counts_KK: np.ndarray) -> np.ndarray:
+    """Share of gold k that is labelled k: [..., K]."""
+    return np.asarray(_hits(counts_KK) / counts_KK.sum(-1))
+
+
+def f1_by_grade(counts_KK: np.ndarray) -> np.ndarray:
+    """2·both / (gold k + labels k): [..., K]."""
+    return np.asarray(2 * _hits(counts_KK) / (counts_KK.sum(-1) + counts_KK.sum(-2)))
+
+
+def f1_macro(counts_KK: np.ndarray) -> np.ndarray:
+    """Mean of F1 over grades that occur in gold or labels."""
+    occurs_K = counts_KK.sum(-1) + counts_KK.sum(-2) > 0
+    return np.asarray(np.where(occurs_K, f1_by_grade(counts_KK), 0).sum(-1) / occurs_K.sum(-1))
+
+
+def f1_weighted(counts_KK: np.ndarray) -> np.ndarray:
+    """Mean of F1 by the number of gold rows."""
+    gold_K = counts_KK.sum(-1)
+    return np.asarray((np.where(gold_K > 0, f1_by_grade(counts_KK), 0) * gold_K).sum(-1) / gold_K.sum(-1))
+
+
+def kappa(counts_KK: np.ndarray, *, power: int) -> np.ndarray:
+    """Cohen 1960 and 1968: 1 - observed cost / cost expected from the two margins.
 
     Args:
-        counts_KK: [..., K, K], counts or sums of weights; leading dimensions are kept in the figures.
-    Returns:
-        `accuracy`, `f1_0`… `f1_macro` (over grades that occur in gold or labels), `f1_weighted` (by gold), `kappa`, `kappa_quadratic`,
-        `alpha_ordinal`, `alpha_nominal`, `irrelevant_precision`, `irrelevant_recall`, `irrelevant_f1`.
+        power: of the distance of two grades, which is their cost: 2, or 0 for a cost of 1 whatever the distance.
     """
-    counts_KK = np.asarray(counts_KK, dtype=np.float64)
-    grades = counts_KK.shape[-1]
     gold_K, label_K = counts_KK.sum(-1), counts_KK.sum(-2)
-    hit_K = np.diagonal(counts_KK, axis1=-2, axis2=-1)
-    total = gold_K.sum(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        f1_K = 2 * hit_K / (gold_K + label_K)
-        found = {"accuracy": hit_K.sum(-1) / total}
-        found |= {f"f1_{grade}": f1_K[..., grade] for grade in range(grades)}
-        occurs_K = gold_K + label_K > 0
-        found["f1_macro"] = np.where(occurs_K, f1_K, 0).sum(-1) / occurs_K.sum(-1)
-        found["f1_weighted"] = (np.where(occurs_K, f1_K, 0) * gold_K).sum(-1) / total
-        step_KK = np.subtract.outer(np.arange(grades), np.arange(grades))
-        found["kappa"] = _kappa(counts_KK, gold_K, label_K, (step_KK != 0).astype(float))
-        found["kappa_quadratic"] = _kappa(counts_KK, gold_K, label_K, step_KK.astype(float) ** 2)
-        found["alpha_ordinal"], found["alpha_nominal"] = _alphas(counts_KK, gold_K + label_K)
-        found["irrelevant_precision"] = hit_K[..., 0] / label_K[..., 0]
-        found["irrelevant_recall"] = hit_K[..., 0] / gold_K[..., 0]
-        found["irrelevant_f1"] = f1_K[..., 0]
-    return found
-
-
-def _kappa(counts_KK: np.ndarray, gold_K: np.ndarray, label_K: np.ndarray, cost_KK: np.ndarray) -> np.ndarray:
-    """Cohen 1960 and 1968: 1 - observed cost / cost expected from the two margins."""
+    step_KK = np.abs(np.subtract.outer(np.arange(counts_KK.shape[-1]), np.arange(counts_KK.shape[-1])))
+    cost_KK = np.where(step_KK > 0, step_KK.astype(float) ** power, 0.0)
     expected = (gold_K[..., :, None] * label_K[..., None, :] * cost_KK).sum((-2, -1))
-    kappa: np.ndarray = 1 - (counts_KK * cost_KK).sum((-2, -1)) * gold_K.sum(-1) / np.where(expected > 0, expected, np.nan)
-    return kappa
+    return np.asarray(1 - (counts_KK * cost_KK).sum((-2, -1)) * gold_K.sum(-1) / np.where(expected > 0, expected, np.nan))
 
 
-def _alphas(counts_KK: np.ndarray, margin_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def alpha(counts_KK: np.ndarray, *, is_ordinal: bool) -> np.ndarray:
     """Krippendorff 2011, two raters and no missing value: 1 - (n-1) Σ o δ² / Σ n_c n_k δ², o = counts + countsᵀ, n = 2N values.
 
-    Ordinal δ_ck = Σ_{g=c..k} n_g - (n_c + n_k)/2, which is the distance between the grades' mid-ranks.
+    Nominal δ is 1 for any two grades; ordinal δ_ck = Σ_{g=c..k} n_g - (n_c + n_k)/2, which is the distance between their mid-ranks.
     """
-    values = margin_K.sum(-1)
+    margin_K = counts_KK.sum(-1) + counts_KK.sum(-2)
     midrank_K = np.cumsum(margin_K, -1) - margin_K / 2
-    ordinal_KK = (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2
-    nominal_KK = 1.0 - np.eye(margin_K.shape[-1])
-    pairs_KK = margin_K[..., :, None] * margin_K[..., None, :]
-    found = []
-    for distance_KK in (ordinal_KK, nominal_KK):
-        expected = (pairs_KK * distance_KK).sum((-2, -1))
-        observed = 2 * (counts_KK * distance_KK).sum((-2, -1))  # δ is symmetric, so counts and their transpose cost the same
-        found.append(1 - (values - 1) * observed / np.where(expected > 0, expected, np.nan))
-    return found[0], found[1]
+    distance_KK = (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2 if is_ordinal else 1.0 - np.eye(margin_K.shape[-1])
+    expected = (margin_K[..., :, None] * margin_K[..., None, :] * distance_KK).sum((-2, -1))
+    observed = 2 * (counts_KK * distance_KK).sum((-2, -1))  # δ is symmetric, so counts and their transpose cost the same
+    return np.asarray(1 - (margin_K.sum(-1) - 1) * observed / np.where(expected > 0, expected, np.nan))
 
 
-def agreement_figures(gold_N: np.ndarray, label_N: np.ndarray, *, grades: int) -> dict[str, float]:
-    """The figures of `count_figures` for all rows at once, by scikit-learn and krippendorff; NaN where one is not defined.
+def auc_of_counts(counts_KK: np.ndarray, cut: int) -> np.ndarray:
+    """Area under the ROC curve of the label itself against gold ≥ cut."""
+    relevant_K, other_K = counts_KK[..., cut:, :].sum(-2), counts_KK[..., :cut, :].sum(-2)
+    below_K = np.cumsum(other_K, -1) - other_K / 2
+    return np.asarray((relevant_K * below_K).sum(-1) / (relevant_K.sum(-1) * other_K.sum(-1)))
 
-    Args:
-        gold_N, label_N: grades 0..K-1, at least one row.
-    Raises:
-        MissingExtraError: scikit-learn or krippendorff is absent.
-    """
-    metrics = require("sklearn.metrics", extra=EXTRA, purpose=PURPOSE)
-    krippendorff = require("krippendorff", extra=EXTRA, purpose=PURPOSE)
-    group_N = np.zeros(len(gold_N), dtype=np.int64)
-    counts_KK = confusion_by_group(gold_N, label_N, group_N, num_groups=1, grades=grades)[0]
-    is_defined = {name: math.isfinite(value) for name, value in count_figures(counts_KK).items()}
-    every = list(range(grades))
-    # the cells of the matrix with their counts as weights are the same rows, K² of them instead of N
-    cells = np.argwhere(counts_KK)
-    gold_C, label_C, weight_C = cells[:, 0], cells[:, 1], counts_KK[cells[:, 0], cells[:, 1]]
-    weighted: dict[str, Any] = {"sample_weight": weight_C}
-    precision_K, recall_K, f1_K, _ = metrics.precision_recall_fscore_support(
-        gold_C, label_C, labels=every, average=None, zero_division=np.nan, **weighted
-    )
-    found = {"accuracy": metrics.accuracy_score(gold_C, label_C, **weighted)}
-    found |= {f"f1_{grade}": f1_K[grade] for grade in every}
-    found["f1_macro"] = metrics.f1_score(gold_C, label_C, average="macro", zero_division=0, **weighted)
-    found["f1_weighted"] = metrics.f1_score(gold_C, label_C, average="weighted", zero_division=0, **weighted)
-    found["irrelevant_precision"], found["irrelevant_recall"], found["irrelevant_f1"] = precision_K[0], recall_K[0], f1_K[0]
-    for name, weights in (("kappa", None), ("kappa_quadratic", "quadratic")):
-        if is_defined[name]:
-            found[name] = metrics.cohen_kappa_score(gold_C, label_C, labels=every, weights=weights, **weighted)
-    for level in ("ordinal", "nominal"):
-        if is_defined[f"alpha_{level}"]:
-            data = np.stack([gold_N, label_N]).astype(float)
-            found[f"alpha_{level}"] = krippendorff.alpha(data, value_domain=every, level_of_measurement=level)
-    return {name: float(found[name]) if is_defined[name] else math.nan for name in is_defined}
+
+def _hits(counts_KK: np.ndarray) -> np.ndarray:
+    return np.diagonal(counts_KK, axis1=-2, axis2=-1)
 
 
 def pass_at_k(num_correct_N: np.ndarray, num_samples_N: np.ndarray, k: int) -> np.ndarray:

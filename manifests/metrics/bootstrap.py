@@ -4,7 +4,7 @@ Rows of one query share its wording, its intent and often its assessor; drawing 
 that are too narrow. A resample is a vector of weights, how often each group was drawn; a statistic turns many such vectors into many
 values at once.
 
-Letters: G groups, R resamples, F features.
+Letters: G groups, R resamples.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95
-CHUNK_VALUES = 2_000_000
-"""Weights held at a time: 16 MB. What a statistic makes of them is a few times that."""
+CHUNK_VALUES = 6_400_000
+"""Weights held at a time: 51 MB."""
+MOST_AT_A_TIME = 128
+"""Resamples at a time: enough for a matrix product, few enough for a processor's cache."""
 
 Statistic = Callable[[np.ndarray], dict[str, np.ndarray]]
-"""Weights [R, G] to figures by name, [R] each, NaN where a figure is not defined for that resample."""
+"""Weights [R, G] to values by name, [R] each, NaN where one is not defined for that resample."""
 
 
 class Interval(NamedTuple):
@@ -31,64 +33,38 @@ class Interval(NamedTuple):
     num_undefined: int
 
 
-def of_sums(feature_GF: np.ndarray, figures: Callable[[np.ndarray], dict[str, np.ndarray]]) -> Statistic:
-    """A statistic that looks at sums over groups only.
-
-    Args:
-        feature_GF: [G, ...] what each group adds.
-        figures: of sums [R, ...].
-    """
-    flat_GF = np.asarray(feature_GF, dtype=np.float64).reshape(len(feature_GF), -1)
-
-    def statistic(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
-        return figures((weight_RG @ flat_GF).reshape(len(weight_RG), *feature_GF.shape[1:]))
-
-    return statistic
-
-
-def of_ratio(name: str, total_G: np.ndarray, count_G: np.ndarray) -> Statistic:
-    """A statistic that is a mean: what the groups add up to, over how many things they hold (0 where a group has none)."""
-
-    def figures(sum_R2: np.ndarray) -> dict[str, np.ndarray]:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return {name: sum_R2[:, 0] / sum_R2[:, 1]}
-
-    return of_sums(np.stack([total_G, count_G], axis=1), figures)
-
-
 def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) -> Iterator[np.ndarray]:
     """Weights of `resamples` resamples, some at a time: float64 [r, G], each row sums to G. The same arguments give the same weights.
 
     Args:
-        width: the widest row that a statistic will make of a resample (the number of rows, say); keeps memory flat.
+        width: the widest row that a statistic will make of a resample, where that is more than G; keeps memory flat.
     """
     random = np.random.default_rng(seed)
-    step = max(1, CHUNK_VALUES // max(num_groups, width, 1))
+    step = max(1, min(MOST_AT_A_TIME, CHUNK_VALUES // max(num_groups, width, 1)))
     for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
-        drawn = random.integers(0, num_groups, size=(rows, num_groups)) + np.arange(rows)[:, None] * num_groups
-        yield np.bincount(drawn.ravel(), minlength=rows * num_groups).reshape(rows, num_groups).astype(np.float64)
+        weight_RG = np.empty((min(step, resamples - start), num_groups))
+        for weight_G in weight_RG:
+            weight_G[:] = np.bincount(random.integers(0, num_groups, size=num_groups), minlength=num_groups)
+        yield weight_RG
 
 
-def resampled(statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, np.ndarray]:
-    """Every figure of every resample, [R] each; the same arguments besides `statistics` give the same resamples.
-
-    Returns:
-        By name; empty where there is nothing to draw (fewer than two groups, or no resamples).
-    """
-    if num_groups < 2 or resamples < 1:
-        return {}
-    found: dict[str, list[np.ndarray]] = {}
-    for weight_RG in draw_weights(num_groups, resamples, seed, width=width):
-        for statistic in statistics:
-            for name, value_R in statistic(weight_RG).items():
-                found.setdefault(name, []).append(value_R)
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+def resampled(
+    statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0
+) -> list[dict[str, np.ndarray]]:
+    """For each statistic its values by name, [R] each, over the same resamples; empty where there is nothing to draw (fewer than two
+    groups, or no resamples)."""
+    found: list[dict[str, list[np.ndarray]]] = [{} for _ in statistics]
+    if num_groups > 1:
+        for weight_RG in draw_weights(num_groups, resamples, seed, width=width):
+            for statistic, values in zip(statistics, found, strict=True):
+                for name, value_R in statistic(weight_RG).items():
+                    values.setdefault(name, []).append(value_R)
+    return [{name: np.concatenate(parts) for name, parts in values.items()} for values in found]
 
 
-def bootstrap(statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, Interval]:
-    """Percentile intervals of all figures, each resample shared by all of them; empty where there is nothing to draw."""
-    found = resampled(statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
+def bootstrap(statistic: Statistic, *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, Interval]:
+    """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw."""
+    (found,) = resampled([statistic], num_groups=num_groups, resamples=resamples, seed=seed, width=width)
     return {name: interval_of(value_R) for name, value_R in found.items()}
 
 
@@ -100,17 +76,13 @@ class Paired(NamedTuple):
     difference: dict[str, Interval]
 
 
-def paired_bootstrap(
-    first: Sequence[Statistic], second: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0
-) -> Paired:
+def paired_bootstrap(first: Statistic, second: Statistic, *, num_groups: int, resamples: int, seed: int) -> Paired:
     """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their difference.
 
     Args:
         first, second: statistics of the same groups, in the same order.
     """
-    ours, theirs = (
-        resampled(statistics, num_groups=num_groups, resamples=resamples, seed=seed, width=width) for statistics in (first, second)
-    )
+    ours, theirs = resampled([first, second], num_groups=num_groups, resamples=resamples, seed=seed)
     both = [name for name in ours if name in theirs]
     return Paired(
         {name: interval_of(value_R) for name, value_R in ours.items()},

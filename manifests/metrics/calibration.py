@@ -13,7 +13,6 @@ import numpy as np
 
 from manifests.extras import require
 from manifests.metrics.agreement import EXTRA, PURPOSE
-from manifests.metrics.bootstrap import Statistic, of_ratio, of_sums
 
 BINS = 15
 """Equal-width bins of confidence, the number of Guo et al. 2017."""
@@ -60,14 +59,6 @@ def ece(probs_NK: np.ndarray, gold_N: np.ndarray) -> float:
     """Expected calibration error of all rows together."""
     bins = reliability_by_group(probs_NK, gold_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1)
     return float(ece_of_bins(bins[0]))
-
-
-def calibration_statistics(probs_NK: np.ndarray, gold_N: np.ndarray, group_N: np.ndarray, *, num_groups: int) -> list[Statistic]:
-    """ECE and Brier score of weighted groups, named `ece` and `brier`."""
-    bins_GB3 = reliability_by_group(probs_NK, gold_N, group_N, num_groups=num_groups)
-    squares_G = np.bincount(group_N, brier_rows(probs_NK, gold_N), minlength=num_groups)
-    rows_G = np.bincount(group_N, minlength=num_groups)
-    return [of_sums(bins_GB3, lambda bins: {"ece": ece_of_bins(bins)}), of_ratio("brier", squares_G, rows_G)]
 
 
 @dataclass(frozen=True)

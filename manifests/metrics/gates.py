@@ -17,9 +17,6 @@ from manifests.errors import ConfigError, UsageError
 from manifests.specs import nearest
 
 TEACHER = "teacher"
-ALIASES = {"macro_f1": "f1_macro", "weighted_f1": "f1_weighted", "ndcg": "ndcg@10", "tau": "kendall_tau"}
-"""Other names that people use → the figure's own (`relabel evaluate --output json` lists those)."""
-
 _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _BOUND = re.compile(rf"(?P<sign>>=|<=|>|<)\s*(?:(?P<number>{_NUMBER})\s*(?:\*\s*(?P<times>{TEACHER}))?|(?P<plain>{TEACHER}))")
@@ -74,7 +71,7 @@ def parse_gate(name: str, text: str) -> Gate:
     """Read a gate.
 
     Args:
-        name: a figure of `relabel evaluate`, or one of `ALIASES`.
+        name: a figure of `relabel evaluate`, or one of a metric's `aliases`.
         text: a sign and a bound: `>=0.62`, `<0.1`, `>=0.9*teacher`, `>=teacher`.
     Raises:
         ConfigError: it is not that.
@@ -83,7 +80,13 @@ def parse_gate(name: str, text: str) -> Gate:
     number = 1.0 if found is None or found["plain"] else float(found["number"])
     if found is None or not name or not math.isfinite(number):
         raise ConfigError(f'require: `{name}: "{text}"` is no gate. Write a sign and a bound, for instance ">=0.62" or ">=0.9*{TEACHER}".')
-    return Gate(name, ALIASES.get(name, name), text.strip(), found["sign"], number, bool(found["times"] or found["plain"]))
+    return Gate(name, _own_name(name), text.strip(), found["sign"], number, bool(found["times"] or found["plain"]))
+
+
+def _own_name(name: str) -> str:
+    from manifests.metrics.registry import METRICS  # brings numpy, which a spec without gates does without
+
+    return next((metric.name for metric in METRICS if name in metric.aliases), name)
 
 
 def parse_gates(require: Mapping[str, str]) -> list[Gate]:

@@ -9,15 +9,18 @@ Letters: N rows, Q queries of one part, G all queries, K grades.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from manifests.metrics.agreement import confusion_by_group, count_figures
-from manifests.metrics.bootstrap import Statistic, bootstrap, of_ratio, of_sums
-from manifests.metrics.evaluation import Figure, Sheet
-from manifests.metrics.triangle import kl_rows, tau_by_query
+from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
+from manifests.metrics.bootstrap import bootstrap
+from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
+from manifests.metrics.ranking import tau_by_query
+from manifests.metrics.statistics import Sums, mean_of_queries
+from manifests.metrics.triangle import kl_rows
 
 LN2 = math.log(2.0)
 
@@ -119,54 +122,124 @@ class PairedSums:
         """Of all queries, in the order in which they came."""
         return QueryMoves(*(np.concatenate(column) for column in zip(*self._moves, strict=True)))
 
-    def figures(self, *, resamples: int, seed: int) -> dict[str, Figure]:
-        """Every figure with its 95 % interval over queries; at least one row was added."""
-        counts_GKK, sums, moves = np.concatenate(self._counts), np.concatenate(self._sums), self.moves
-        sheet, grade_K = Sheet(), np.arange(self.grades)
-        rows, queries = int(moves.rows.sum()), len(moves.rows)
+    def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
+        """Every metric with its 95 % interval over queries; at least one row was added."""
+        queries = len(self.moves.rows)
+        metrics = MetricSet(PAIRED, PairedStatistics(self), num_groups=queries)
+        return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
 
-        def of_counts(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
-            found = count_figures(counts_KK)
-            total = counts_KK.sum((-2, -1))
-            first, second = (counts_KK.sum(axis) @ grade_K / total for axis in (-1, -2))
-            return {
-                "agreement": found["accuracy"],
-                "kappa": found["kappa"],
-                "kappa_quadratic": found["kappa_quadratic"],
-                "mean_grade_a": first,
-                "mean_grade_b": second,
-                "mean_grade_difference": second - first,
-            }
 
-        self._add(sheet, of_counts, counts_GKK, rows)
-        if sums[:, 0].any():
+class PairedStatistics:
+    """Statistics of two label sets, by query."""
 
-            def of_expected(total: np.ndarray) -> dict[str, np.ndarray]:
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    first, second = total[..., 1] / total[..., 0], total[..., 2] / total[..., 0]
-                return {"mean_expected_a": first, "mean_expected_b": second, "mean_expected_difference": second - first}
+    def __init__(self, sums: PairedSums) -> None:
+        moves, by_query = sums.moves, np.concatenate(sums._sums)
+        self.depth = sums.depth
+        self.counts = Sums(np.concatenate(sums._counts), int(moves.rows.sum()))
+        self.expected = Sums(by_query[:, :3], int(by_query[:, 0].sum()))
+        """Rows with expected grades in both sets, sum of those of the first, of the second."""
+        self.distances = [Sums(by_query[:, [place, 3]], int(by_query[:, 3].sum())) for place in (4, 5, 6)]
+        """KL(A ‖ B), KL(B ‖ A) and JS: total, and rows with distributions in both sets."""
+        self.tau = mean_of_queries(moves.tau)
+        self.stayed = mean_of_queries(1 - moves.entered / np.maximum(moves.top, 1))
+        self.first_changed = mean_of_queries(moves.top_changed.astype(float))
 
-            self._add(sheet, of_expected, sums[:, :3], int(sums[:, 0].sum()))
-        if sums[:, 3].any():
-            for place, name in enumerate(("kl_a_b", "kl_b_a", "js"), start=4):
-                mean = float(sums[:, place].sum() / sums[:, 3].sum())
-                sheet.add({name: mean}, int(sums[:, 3].sum()), "rows", of_ratio(name, sums[:, place], sums[:, 3]))
-        is_ordered = ~np.isnan(moves.tau)
-        self._add_ratio(sheet, "kendall_tau", np.where(is_ordered, moves.tau, 0.0), is_ordered)
-        stayed = 1 - moves.entered / np.maximum(moves.top, 1)
-        self._add_ratio(sheet, f"overlap@{self.depth}", stayed, np.ones(queries))
-        self._add_ratio(sheet, "first_changed", moves.top_changed.astype(float), np.ones(queries))
-        return sheet.figures(bootstrap(sheet.statistics, num_groups=queries, resamples=resamples, seed=seed))
 
-    @staticmethod
-    def _add(sheet: Sheet, figures: Statistic, feature: np.ndarray, rows: int) -> None:
-        values = {name: float(value) for name, value in figures(feature.sum(0, dtype=np.float64)).items()}
-        sheet.add(values, rows, "rows", of_sums(feature, figures))
+Measure = Callable[[PairedStatistics], Mapping[str, Measured]]
 
-    @staticmethod
-    def _add_ratio(sheet: Sheet, name: str, total: np.ndarray, count: np.ndarray) -> None:
-        over = int(count.sum())
-        sheet.add({name: float(total.sum() / over) if over else math.nan}, over, "queries", of_ratio(name, total, count))
+
+def _of_counts(formula: Formula) -> Measure:
+    return lambda rows: {"": Measured(rows.counts, formula)}
+
+
+def _of_expected(formula: Formula) -> Measure:
+    return lambda rows: {"": Measured(rows.expected, formula)} if rows.expected.over else {}
+
+
+def _distance(place: int) -> Measure:
+    return lambda rows: {"": Measured(rows.distances[place], mean)} if rows.distances[place].over else {}
+
+
+def _mean_grade(counts_KK: np.ndarray, side: int) -> np.ndarray:
+    """Of the first set (0) or of the second (1)."""
+    grade_K = np.arange(counts_KK.shape[-1])
+    return np.asarray(counts_KK.sum(-1 - side) @ grade_K / counts_KK.sum((-2, -1)))
+
+
+PAIRED = (
+    Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
+    Metric("kappa", "Cohen kappa", "higher", "rows", _of_counts(lambda counts: kappa(counts, power=0)), "the same beyond chance"),
+    Metric(
+        "kappa_quadratic",
+        "Cohen kappa, quadratic",
+        "higher",
+        "rows",
+        _of_counts(lambda counts: kappa(counts, power=2)),
+        "with a disagreement of (a − b)²",
+    ),
+    Metric("mean_grade_a", "mean grade, A", "neither", "rows", _of_counts(lambda counts: _mean_grade(counts, 0)), "of A's labels"),
+    Metric("mean_grade_b", "mean grade, B", "neither", "rows", _of_counts(lambda counts: _mean_grade(counts, 1)), "of B's labels"),
+    Metric(
+        "mean_grade_difference",
+        "mean grade, B - A",
+        "neither",
+        "rows",
+        _of_counts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
+        "how much higher B grades",
+    ),
+    Metric(
+        "mean_expected_a",
+        "mean expected grade, A",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 1] / sums[..., 0]),
+        "of A's distributions",
+    ),
+    Metric(
+        "mean_expected_b",
+        "mean expected grade, B",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 2] / sums[..., 0]),
+        "of B's distributions",
+    ),
+    Metric(
+        "mean_expected_difference",
+        "mean expected grade, B - A",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 2] / sums[..., 0] - sums[..., 1] / sums[..., 0]),
+        "how much higher B's distributions lie",
+    ),
+    Metric("kl_a_b", "mean KL(A ‖ B), nats", "lower", "rows", _distance(0), "over rows where both have a distribution"),
+    Metric("kl_b_a", "mean KL(B ‖ A), nats", "lower", "rows", _distance(1), "over rows where both have a distribution"),
+    Metric("js", "mean Jensen-Shannon, nats", "lower", "rows", _distance(2), "over rows where both have a distribution"),
+    Metric(
+        "kendall_tau",
+        "Kendall tau, by query",
+        "higher",
+        "queries",
+        lambda rows: {"": Measured(rows.tau, mean)},
+        "tau-b of the two orders; mean over queries where both vary",
+    ),
+    Metric(
+        "overlap@{}",
+        "share of the top {} that stays",
+        "higher",
+        "queries",
+        lambda rows: {str(rows.depth): Measured(rows.stayed, mean)},
+        "documents of B's top that are in A's",
+    ),
+    Metric(
+        "first_changed",
+        "queries with another first",
+        "lower",
+        "queries",
+        lambda rows: {"": Measured(rows.first_changed, mean)},
+        "share of queries where another document comes first",
+    ),
+)
+"""Metrics of two label sets of which neither is the truth, in the order in which they are shown."""
 
 
 def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:

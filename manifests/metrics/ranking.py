@@ -1,9 +1,9 @@
-"""How labels order the documents of a query: nDCG@10, Kendall tau, bad cases, and the AUC of graded distributions.
+"""How labels order the documents of a query, for all queries at once: nDCG@10, Kendall tau, bad cases; and the area under the ROC curve.
 
 An item is one document of a query. Equal scores are ordered by document id, descending, as trec_eval does, so that figures
 do not depend on the order of rows.
 
-Letters: N rows, G groups, K grades, R resamples.
+Letters: N rows, M items, G queries.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from manifests.extras import require
-from manifests.metrics.agreement import EXTRA, PURPOSE
-from manifests.metrics.bootstrap import Statistic
 
 DEPTH = 10
 
@@ -39,42 +35,112 @@ def rank_queries(
         doc_N: ids; an id that comes again within its query is one item whose score and gold are the means of its rows.
         score_N: higher is better.
         gold_N: grades, 0 is irrelevant.
-    Raises:
-        MissingExtraError: ir_measures or scipy is absent.
     """
-    stats = require("scipy.stats", extra=EXTRA, purpose=PURPOSE)
-    ndcg_G, tau_G, bad_G = (np.full(num_queries, np.nan) for _ in range(3))
-    run: dict[str, dict[str, float]] = {}
-    qrels: dict[str, dict[str, int]] = {}
-    for query, rows in enumerate(rows_by_group(query_N, num_queries)):
-        if not len(rows):
-            continue
-        docs, scores, golds = _items([doc_N[row] for row in rows], score_N[rows], gold_N[rows])
-        order = sorted(range(len(docs)), key=lambda item: (scores[item], docs[item].encode("utf-8", "replace")), reverse=True)
-        bad_G[query] = any(golds[item] < 0.5 for item in order[:depth])
-        if np.ptp(scores) > 0 and np.ptp(golds) > 0:
-            tau_G[query] = stats.kendalltau(scores, golds, variant="b").statistic
-        if golds.max() > 0:
-            # ranks instead of scores: trec_eval keeps 32 bits of a score, which would tie what differs
-            run[str(query)] = {str(item): float(len(order) - place) for place, item in enumerate(order)}
-            qrels[str(query)] = {str(item): int(np.floor(gold + 0.5)) for item, gold in enumerate(golds)}
-    if run:
-        measures = require("ir_measures", extra=EXTRA, purpose=PURPOSE)
-        for found in measures.iter_calc([measures.nDCG @ depth], qrels, run):
-            if max(qrels[found.query_id].values()) > 0:
-                ndcg_G[int(found.query_id)] = found.value
-    return QueryRanking(ndcg_G, tau_G, bad_G)
+    query_M, rank_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
+    size_G = np.bincount(query_M, minlength=num_queries)
+    order = np.lexsort((-rank_M, -score_M, query_M))
+    place_M = np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]  # query_M[order] ascends, so places run on in each
+    top = order[place_M < depth]
+    discount_T = 1 / np.log2(place_M[place_M < depth] + 2)
+    query_T = query_M[top]
+    gain_M = np.floor(gold_M + 0.5)
+    best = np.lexsort((-gain_M, query_M))[place_M < depth]
+    dcg_G = np.bincount(query_T, gain_M[top] * discount_T, minlength=num_queries)
+    ideal_G = np.bincount(query_T, gain_M[best] * discount_T, minlength=num_queries)
+    bad_G = np.bincount(query_T, gold_M[top] < 0.5, minlength=num_queries) > 0
+    return QueryRanking(
+        dcg_G / np.where(ideal_G > 0, ideal_G, np.nan),
+        tau_by_query(query_M, score_M, gold_M, num_queries=num_queries),
+        np.where(size_G > 0, bad_G, np.nan),
+    )
 
 
-def _items(docs: list[str], scores: np.ndarray, golds: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Rows of one query as items: one an id, scores and grades averaged over its rows."""
-    if len(set(docs)) == len(docs):
-        return docs, scores, golds.astype(float)
-    names = sorted(set(docs))
-    place = {name: number for number, name in enumerate(names)}
-    index = np.array([place[doc] for doc in docs])
-    count = np.bincount(index)
-    return names, np.bincount(index, scores) / count, np.bincount(index, golds) / count
+def _items(
+    query_N: np.ndarray, doc_N: Sequence[str], score_N: np.ndarray, gold_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rows as items, one for each document of a query: query, place of its id among all ids, mean score, mean grade."""
+    rank_N = text_ranks(doc_N)
+    pair_N = query_N * (int(rank_N.max(initial=0)) + 1) + rank_N
+    pair_M, first_M, item_N = np.unique(pair_N, return_index=True, return_inverse=True)
+    if len(pair_M) == len(pair_N):
+        return query_N, rank_N, score_N, gold_N.astype(np.float64)
+    count_M = np.bincount(item_N)
+    return query_N[first_M], rank_N[first_M], np.bincount(item_N, score_N) / count_M, np.bincount(item_N, gold_N) / count_M
+
+
+def text_ranks(texts: Sequence[str]) -> np.ndarray:
+    """The place of each text among all different ones, in the order of their UTF-8: int64 [N]. Equal texts share one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        coded = pa.array(texts, pa.string()).dictionary_encode()
+    except UnicodeEncodeError:  # a lone surrogate, as JSON can hold one
+        coded = pa.array([text.encode("utf-8", "surrogatepass") for text in texts], pa.binary()).dictionary_encode()
+    order = pc.sort_indices(coded.dictionary).to_numpy()
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return np.asarray(rank[coded.indices.to_numpy()])
+
+
+def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray, *, num_queries: int) -> np.ndarray:
+    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same throughout.
+
+    All queries at once, in O(N log N): pairs in the wrong order are the inversions of the second score once rows are sorted by the first
+    (Knight 1966), counted bit by bit of its rank.
+    """
+    first_N, second_N = (_dense_ranks(query_N, score_N, num_queries) for score_N in (first_N, second_N))
+    size_G = np.bincount(query_N, minlength=num_queries)
+    pairs_G = size_G * (size_G - 1) // 2
+    width = int(max(first_N.max(initial=0), second_N.max(initial=0))) + 1
+    ties = [_tied_pairs(query_N, rank_N, num_queries) for rank_N in (first_N, second_N, first_N * width + second_N)]
+    order = np.lexsort((second_N, first_N, query_N))
+    wrong_G = _inversions(query_N[order], second_N[order], num_queries)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tau_G = (pairs_G - ties[0] - ties[1] + ties[2] - 2 * wrong_G) / np.sqrt(pairs_G - ties[0]) / np.sqrt(pairs_G - ties[1])
+    return np.asarray(np.clip(tau_G, -1.0, 1.0))
+
+
+def _dense_ranks(query_N: np.ndarray, score_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """The place of each score among its query's different ones, from 0: int64 [N]."""
+    order = np.lexsort((score_N, query_N))
+    query, score = query_N[order], score_N[order]
+    rises = np.empty(len(order), dtype=np.int64)
+    rises[:1] = 0
+    rises[1:] = (query[1:] != query[:-1]) | (score[1:] != score[:-1])
+    level = np.cumsum(rises)
+    size_G = np.bincount(query_N, minlength=num_queries)
+    start_G = np.cumsum(size_G) - size_G
+    rank_N = np.empty(len(order), dtype=np.int64)
+    rank_N[order] = level - level[start_G[query]]
+    return rank_N
+
+
+def _tied_pairs(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """Pairs of rows with the same rank, of each query: int64 [G]."""
+    cell, count = np.unique(query_N * (int(rank_N.max(initial=0)) + 1) + rank_N, return_counts=True)
+    return np.bincount(cell // (int(rank_N.max(initial=0)) + 1), count * (count - 1) // 2, minlength=num_queries).astype(np.int64)
+
+
+def _inversions(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """Pairs of rows of a query of which the earlier has the higher rank: int64 [G].
+
+    Two ranks differ first at some bit. Rows are kept together by query and by the bits above, in their order; then a 0 after a 1 is one.
+
+    Args:
+        query_N: ascending.
+    """
+    wrong_G = np.zeros(num_queries, dtype=np.int64)
+    for bit in reversed(range(int(rank_N.max(initial=0)).bit_length())):
+        is_one_N = (rank_N >> bit) & 1
+        ones_N = np.cumsum(is_one_N) - is_one_N  # before each row
+        above_N = rank_N >> (bit + 1)
+        starts = np.flatnonzero(np.append(True, (query_N[1:] != query_N[:-1]) | (above_N[1:] != above_N[:-1])))
+        here_N = ones_N - np.repeat(ones_N[starts], np.diff(np.append(starts, len(rank_N))))
+        wrong_G += np.bincount(query_N, np.where(is_one_N == 0, here_N, 0), minlength=num_queries).astype(np.int64)
+        order = np.lexsort((rank_N >> bit, query_N))  # stable
+        rank_N = rank_N[order]
+    return wrong_G
 
 
 def rows_by_group(group_N: np.ndarray, num_groups: int) -> list[np.ndarray]:
@@ -90,33 +156,9 @@ def cut_names(grades: int) -> list[str]:
 
 
 def auc(score_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
-    """Area under the ROC curve, by scikit-learn; NaN where only one kind is there.
-
-    Raises:
-        MissingExtraError: scikit-learn is absent.
-    """
-    if is_relevant_N.all() or not is_relevant_N.any():
+    """Area under the ROC curve: the share of (relevant, other) pairs in the right order, ties a half; NaN where only one kind is there."""
+    relevant, other = score_N[is_relevant_N], np.sort(score_N[~is_relevant_N])
+    if not len(relevant) or not len(other):
         return float("nan")
-    return float(require("sklearn.metrics", extra=EXTRA, purpose=PURPOSE).roc_auc_score(is_relevant_N, score_N))
-
-
-def auc_statistic(name: str, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray) -> Statistic:
-    """AUC of weighted rows, for many weightings at once: the share of (relevant, other) pairs in the right order, ties a half.
-
-    The order never changes, so each relevant row's place among the others is looked up once; a resample then costs one running sum.
-    """
-    order = np.argsort(score_N, kind="stable")
-    relevant, other = order[is_relevant_N[order]], order[~is_relevant_N[order]]
-    first = np.searchsorted(score_N[other], score_N[relevant], side="left")
-    last = np.searchsorted(score_N[other], score_N[relevant], side="right")
-    relevant_group, other_group = group_N[relevant], group_N[other]
-
-    def statistic(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
-        relevant_R = weight_RG[:, relevant_group]
-        below_R = np.zeros((len(weight_RG), len(other) + 1))
-        np.cumsum(weight_RG[:, other_group], axis=1, out=below_R[:, 1:])
-        won_R = (np.einsum("rn,rn->r", relevant_R, below_R[:, first]) + np.einsum("rn,rn->r", relevant_R, below_R[:, last])) / 2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return {name: won_R / (relevant_R.sum(1) * below_R[:, -1])}
-
-    return statistic
+    won = np.searchsorted(other, relevant, side="left").sum() + np.searchsorted(other, relevant, side="right").sum()
+    return float(won / 2 / (len(relevant) * len(other)))

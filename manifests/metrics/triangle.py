@@ -8,20 +8,20 @@ Letters: N rows, G queries, K grades.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from manifests.extras import require
-from manifests.metrics.agreement import EXTRA, PURPOSE, confusion_by_group, count_figures
-from manifests.metrics.bootstrap import bootstrap, of_ratio, of_sums
+from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
+from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.calibration import TINY
-from manifests.metrics.evaluation import Difference, Evaluation, Figure, Sheet, evaluate_both
+from manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
 from manifests.metrics.judged import Judged, query_codes, sample_counts
-from manifests.metrics.ranking import rows_by_group
+from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
+from manifests.metrics.ranking import tau_by_query
+from manifests.metrics.statistics import Sums, mean_of_queries, mean_of_rows
 
 BY_ROW = "row_id: both were made from the same input"
 BY_IDS = "query_id and doc_id"
@@ -71,7 +71,7 @@ class Triangle:
     Args:
         counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both sides), `queries`,
             `judged`, `unjudged`, `gold_null`.
-        against_teacher: `kl`, `agreement`, `kappa`, `kendall_tau`.
+        against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
         teacher, student: by human grades, over the judged rows; None without any.
         difference: student minus teacher.
@@ -80,7 +80,7 @@ class Triangle:
     grades: int
     matched_by: str
     counts: dict[str, int]
-    against_teacher: dict[str, Figure]
+    against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
     teacher: Evaluation | None
     student: Evaluation | None
@@ -134,8 +134,9 @@ def compare(
         is_known: whether the row has a human grade at all, null or not.
     """
     query_N, num_queries = query_codes([teacher.query_ids[row] for row in match.teacher])
-    sheet, confusion = _against_teacher(teacher, student, match, query_N, num_queries, grades)
-    intervals = bootstrap(sheet.statistics, num_groups=num_queries, resamples=resamples, seed=seed)
+    beside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
+    metrics = MetricSet(AGAINST_TEACHER, beside, num_groups=num_queries)
+    intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
     found: tuple[Evaluation | None, Evaluation | None, dict[str, Difference]] = (None, None, {})
     judged = [] if golds is None else [row for row, gold in enumerate(golds) if gold is not None]
     if golds is not None and judged:
@@ -149,72 +150,75 @@ def compare(
         "matched": len(match.teacher),
         "only_teacher": len(teacher.grades) - len(match.teacher),
         "only_student": len(student.grades) - len(match.student),
-        "with_distributions": sheet.values["kl"][1] if "kl" in sheet.values else 0,
+        "with_distributions": metrics.over("kl"),
         "queries": num_queries,
         "judged": len(judged),
         "unjudged": 0 if golds is None else len(golds) - sum(is_known),
         "gold_null": 0 if golds is None else sum(is_known) - len(judged),
     }
-    notes = [*sheet.notes, *_match_notes(teacher, student, match)]
+    notes = [*beside.notes, *_match_notes(teacher, student, match)]
     notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
-    return Triangle(grades, match.how, counts, sheet.figures(intervals), confusion, *found, notes)
+    confusion = beside.counts.by_group.sum(0).tolist()
+    return Triangle(grades, match.how, counts, metrics.with_intervals(intervals), confusion, *found, notes)
 
 
 def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
-    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal.
+    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal, NaN where either is.
 
     A student's probability counts as 1e-12 at least: a softmax in float32 may round to 0 what it does not mean as impossible.
     """
     ratio_NK = np.log(np.maximum(teacher_NK, TINY)) - np.log(np.maximum(student_NK, TINY))
-    rows_N: np.ndarray = np.where(teacher_NK > 0, teacher_NK * ratio_NK, 0.0).sum(1)
+    rows_N: np.ndarray = np.where(teacher_NK == 0, 0.0, teacher_NK * ratio_NK).sum(1)
     return rows_N
 
 
-def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray, *, num_queries: int) -> np.ndarray:
-    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same throughout."""
-    stats = require("scipy.stats", extra=EXTRA, purpose=PURPOSE)
-    tau_G = np.full(num_queries, np.nan)
-    for query, rows in enumerate(rows_by_group(query_N, num_queries)):
-        first, second = first_N[rows], second_N[rows]
-        if len(rows) and np.ptp(first) > 0 and np.ptp(second) > 0:
-            tau_G[query] = stats.kendalltau(first, second, variant="b").statistic
-    return tau_G
+class TeacherStatistics:
+    """Statistics of a student with its teacher for gold, over matched rows.
+
+    Args:
+        query_N: int64 [N], 0..num_queries-1.
+    """
+
+    def __init__(self, teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int) -> None:
+        ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
+        ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
+        self.kl = mean_of_rows(kl_rows(ours_NK, theirs_NK), query_N, num_queries)
+        self.counts = Sums(confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades), len(ours_N))
+        self.tau = mean_of_queries(tau_by_query(query_N, _scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK), num_queries=num_queries))
+        self.notes = []
+        if self.kl.over < len(ours_N):
+            self.notes.append(f"matched rows without a distribution on both sides, left out of KL: {len(ours_N) - self.kl.over:,}")
+        if self.tau.over < num_queries:
+            flat = num_queries - self.tau.over
+            self.notes.append(f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}")
 
 
-def _against_teacher(
-    teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int
-) -> tuple[Sheet, list[list[int]]]:
-    """The student's figures with its teacher for gold, and the confusion matrix."""
-    sheet = Sheet()
-    ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
-    ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
-    has_N = ~np.isnan(ours_NK[:, 0]) & ~np.isnan(theirs_NK[:, 0])
-    if has_N.any():
-        kl_N = kl_rows(ours_NK[has_N], theirs_NK[has_N])
-        total_G, count_G = (np.bincount(query_N[has_N], weights, minlength=num_queries) for weights in (kl_N, None))
-        sheet.add({"kl": float(kl_N.mean())}, int(has_N.sum()), "rows", of_ratio("kl", total_G, count_G))
-    if not has_N.all():
-        sheet.notes.append(f"matched rows without a distribution on both sides, left out of KL: {int((~has_N).sum()):,}")
-    counts_GKK = confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades)
+def _kl(rows: TeacherStatistics) -> Mapping[str, Measured]:
+    return {"": Measured(rows.kl, mean)} if rows.kl.over else {}
 
-    def figures(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
-        found = count_figures(counts_KK)
-        return {"agreement": found["accuracy"], "kappa": found["kappa"]}
 
-    values = {name: float(value) for name, value in figures(counts_GKK.sum(0)).items()}
-    sheet.add(values, len(ours_N), "rows", of_sums(counts_GKK, figures))
-    scores = (_scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK))
-    tau_G = tau_by_query(query_N, *scores, num_queries=num_queries)
-    is_defined_G = ~np.isnan(tau_G)
-    over = int(is_defined_G.sum())
-    filled_G = np.where(is_defined_G, tau_G, 0.0)
-    mean = float(filled_G.sum() / over) if over else math.nan
-    sheet.add({"kendall_tau": mean}, over, "queries", of_ratio("kendall_tau", filled_G, is_defined_G))
-    if over < num_queries:
-        sheet.notes.append(
-            f"queries where teacher or student scores every row alike, left out of their Kendall tau: {num_queries - over:,}"
-        )
-    return sheet, counts_GKK.sum(0).tolist()
+def _tau(rows: TeacherStatistics) -> Mapping[str, Measured]:
+    return {"": Measured(rows.tau, mean)}
+
+
+def _of_counts(formula: Formula) -> Callable[[TeacherStatistics], Mapping[str, Measured]]:
+    return lambda rows: {"": Measured(rows.counts, formula)}
+
+
+AGAINST_TEACHER = (
+    Metric("kl", "mean KL(teacher ‖ student), nats", "lower", "rows", _kl, "over rows where both have a distribution"),
+    Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
+    Metric("kappa", "Cohen kappa", "higher", "rows", _of_counts(lambda counts_KK: kappa(counts_KK, power=0)), "the same beyond chance"),
+    Metric(
+        "kendall_tau",
+        "Kendall tau of expected grades, by query",
+        "higher",
+        "queries",
+        _tau,
+        "tau-b of the expected grades; mean over queries where both vary",
+    ),
+)
+"""Metrics of a student beside its teacher, in the order in which they are shown."""
 
 
 def _taken(probs_NK: np.ndarray | None, rows: np.ndarray, grades: int) -> np.ndarray:

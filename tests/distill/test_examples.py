@@ -160,7 +160,6 @@ def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
 
 
 def test_figures_are_those_of_evaluate() -> None:
-    pytest.importorskip("ir_measures")
     from manifests.metrics.evaluation import evaluate
     from manifests.metrics.judged import Judged
 

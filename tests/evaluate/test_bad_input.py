@@ -152,18 +152,26 @@ def test_hostile_ids_reach_the_join_as_they_are(relabel: Callable[..., Any], wri
     assert found["counts"]["relabelled"] == found["counts"]["queries"] == len(ids)
 
 
-def test_missing_packages_name_the_extra(judged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_name_the_extra(
+    relabel: Callable[..., Any],
+    write_rows: Callable[..., str],
+    random_rows: Callable[..., list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import importlib
 
     real = importlib.import_module
 
     def absent(name: str, package: str | None = None) -> Any:
-        if name.split(".")[0] == "krippendorff":
-            raise ModuleNotFoundError("no krippendorff", name="krippendorff")
+        if name.split(".")[0] == "sklearn":
+            raise ModuleNotFoundError("no sklearn", name="sklearn")
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    judged(trec(lambda row: row % 3)).refused(4, "krippendorff", "relabel[eval]")
+    path = write_rows(random_rows())
+    command = ("evaluate", path, "--qrels", path, "--label", "label", "--resamples", "10")
+    assert relabel(*command).code == 0  # figures need none of them
+    relabel(*command, "--calibrate", "isotonic").refused(4, "sklearn", "relabel[eval]")
 
 
 def test_float_grades_are_read_where_they_are_whole(judged: Callable[..., Any]) -> None:

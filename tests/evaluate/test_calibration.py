@@ -11,7 +11,6 @@ from manifests.metrics.calibration import (
     BINS,
     at_least,
     brier_rows,
-    calibration_statistics,
     ece,
     fit_calibrator,
     split_groups,
@@ -59,18 +58,6 @@ def test_loops_and_scikit_learn_agree(rows: int, grades: int, seed: int) -> None
     if grades > 2:
         expected = brier_score_loss(gold, probs, labels=list(range(grades)), scale_by_half=False)
         assert brier_rows(probs, gold).mean() == pytest.approx(expected)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 50), st.integers(0, 1000))
-def test_every_group_once_gives_the_figures_themselves(rows: int, seed: int) -> None:
-    probs, gold = world(rows, seed=seed)
-    group = np.random.default_rng(seed).integers(0, 6, rows)
-    found = {}
-    for statistic in calibration_statistics(probs, gold, group, num_groups=6):
-        found |= statistic(np.ones((1, 6)))
-    assert found["ece"][0] == pytest.approx(ece(probs, gold))
-    assert found["brier"][0] == pytest.approx(brier_rows(probs, gold).mean())
 
 
 def test_calibrated_distributions_have_a_small_error_and_perfect_ones_none() -> None:

@@ -176,7 +176,7 @@ def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_
     command = ("evaluate", path, "--qrels", path, "--label", "label", "--pass-at", "5,1, 2,2", "--resamples", "40")
     found = relabel(*command, "--output", "json").json["figures"]
     assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@5"]
-    drawn_G = np.concatenate(list(draw_weights(4, 40, seed=7, width=24)))
+    drawn_G = np.concatenate(list(draw_weights(4, 40, seed=7)))
     for k in (1, 2, 5):
         passed = [np.mean([row["grade"] in draw for draw in itertools.combinations(row["samples"], k)]) for row in rows]
         figure = found[f"pass@{k}"]

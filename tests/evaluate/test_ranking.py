@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.metrics.ranking import auc, auc_statistic, cut_names, rank_queries
+from manifests.metrics.ranking import auc, cut_names, rank_queries
+from manifests.metrics.statistics import Order, places_of
 
 ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)  # query, gold, score
 
@@ -107,17 +108,19 @@ def test_tau_is_tau_b_by_counting_pairs(rows: list[tuple[int, int, int]]) -> Non
 def test_auc_counts_pairs_in_order_weighted_or_not(rows: list[tuple[bool, int, int, int]]) -> None:
     relevant, score, group, _ = (np.array(column) for column in zip(*rows, strict=True))
     weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3]], dtype=float)
-    found = auc_statistic("auc", score.astype(float), relevant, group)(weights)["auc"]
-    for weight, value in zip(weights, found, strict=True):
+    order = Order(score.astype(float), relevant, group, num_groups=4)
+    found = order.weighted(weights, places_of(weights))
+    for weight, (pairs, ours, others) in zip(weights, found, strict=True):
         won = total = 0.0
         for i in np.flatnonzero(relevant):
             for j in np.flatnonzero(~relevant):
                 both = weight[group[i]] * weight[group[j]]
                 total += both
                 won += both * (1.0 if score[i] > score[j] else 0.5 if score[i] == score[j] else 0.0)
-        assert (math.isnan(value) and not total) or value == pytest.approx(won / total)
+        assert (pairs, ours * others) == (won, total)
     plain = auc(score.astype(float), relevant)
-    assert (math.isnan(plain) and math.isnan(found[0])) or plain == pytest.approx(found[0])
+    pairs, ours, others = found[0]
+    assert math.isnan(plain) if not ours * others else plain == pytest.approx(pairs / (ours * others))
 
 
 def test_cuts_are_named_as_the_papers_name_them() -> None:

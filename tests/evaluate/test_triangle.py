@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from manifests.judging.joins import gather
 from manifests.judging.label_sets import LabelPart
-from manifests.metrics.bootstrap import draw_weights, of_ratio, paired_bootstrap
+from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstrap
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
-from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows, tau_by_query
+from manifests.metrics.ranking import tau_by_query
+from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, gather, kl_rows, match_rows
 
 GRADES = 3
 
@@ -156,7 +156,7 @@ def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
     """25 draws of six queries, their rows written out as often as drawn, both sides judged anew by libraries, subtracted, percentiles."""
     teacher, student, golds = world()
     steps: dict[str, list[float]] = {}
-    for weights in np.concatenate(list(draw_weights(6, 25, seed=7, width=60))):
+    for weights in np.concatenate(list(draw_weights(6, 25, seed=7))):
         queries = [query for query in range(6) for _ in range(int(weights[query]))]
         rows = [row for query in queries for row in range(60) if row % 6 == query]
         ours, theirs = (figures_by_hand(side, golds, rows, queries) for side in (teacher, student))
@@ -169,12 +169,15 @@ def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
         assert (found[name].low, found[name].high) == pytest.approx(np.quantile(values, [0.025, 0.975])), name
 
 
+def mean_of(value_G: np.ndarray) -> Statistic:
+    return lambda weight_RG: {"mean": weight_RG @ value_G / weight_RG.sum(1)}
+
+
 def test_the_paired_bootstrap_comes_to_the_quantiles_of_all_draws_there_are() -> None:
     """Three groups have 27 draws; 20,000 random ones have their quantiles."""
     first, second = np.array([0.1, 0.5, 0.7]), np.array([0.3, 0.4, 1.6])
     exact = [np.mean([second[group] - first[group] for group in drawn]) for drawn in itertools.product(range(3), repeat=3)]
-    ones = np.ones(3)
-    found = paired_bootstrap([of_ratio("mean", first, ones)], [of_ratio("mean", second, ones)], num_groups=3, resamples=20_000, seed=3)
+    found = paired_bootstrap(mean_of(first), mean_of(second), num_groups=3, resamples=20_000, seed=3)
     low, high, undefined = found.difference["mean"]
     assert (low, high, undefined) == (pytest.approx(min(exact)), pytest.approx(max(exact)), 0)  # each has a chance of 1 in 27, above 2.5 %
     assert found.first["mean"].low == pytest.approx(0.1)
@@ -184,14 +187,8 @@ def test_a_paired_interval_is_narrower_than_two_apart() -> None:
     """Queries that are hard for both must not hide that the student is a little worse on each."""
     random = np.random.default_rng(5)
     hard = random.uniform(0, 1, 40)
-    ones = np.ones(40)
-    found = paired_bootstrap(
-        [of_ratio("mean", hard, ones)],
-        [of_ratio("mean", hard - 0.02 + random.normal(0, 0.01, 40), ones)],
-        num_groups=40,
-        resamples=500,
-        seed=1,
-    )
+    student = mean_of(hard - 0.02 + random.normal(0, 0.01, 40))
+    found = paired_bootstrap(mean_of(hard), student, num_groups=40, resamples=500, seed=1)
     low, high, _ = found.difference["mean"]
     assert -0.03 < low < high < -0.01
     assert found.first["mean"].low < found.second["mean"].high  # apart, they overlap

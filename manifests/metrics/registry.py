@@ -1,0 +1,234 @@
+"""The metrics of judged labels, in the order in which they are shown. To add one, add it here: reports, drawings, gates and the table of
+docs/evaluate.md follow.
+
+In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from manifests.metrics.agreement import accuracy, alpha, auc_of_counts, f1_by_grade, f1_macro, f1_weighted, kappa, precision, recall
+from manifests.metrics.calibration import brier_rows, ece_of_bins
+from manifests.metrics.metric import Formula, Measured, Metric, mean
+from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
+from manifests.metrics.statistics import JudgedStatistics, mean_of_queries
+
+
+@dataclass(frozen=True)
+class OfCounts:
+    """Measures a function of the confusion matrix [..., K, K].
+
+    Args:
+        formula: to values [...], or [..., K] if `is_each_grade`.
+    """
+
+    formula: Formula
+    is_each_grade: bool = False
+
+    def by_member(self, grades: int) -> dict[str, Formula]:
+        """The formula, or that of each grade."""
+        if not self.is_each_grade:
+            return {"": self.formula}
+        return {str(grade): lambda counts_KK, grade=grade: self.formula(counts_KK)[..., grade] for grade in range(grades)}  # type: ignore[misc]
+
+    def __call__(self, rows: JudgedStatistics) -> Mapping[str, Measured]:
+        return {member: Measured(rows.counts, formula) for member, formula in self.by_member(rows.judged.grades).items()}
+
+
+def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
+    """Every metric that is a function of a confusion matrix; NaN where it is not defined (0/0).
+
+    Args:
+        counts_KK: [..., K, K], counts or sums of weights, rows gold, columns label; leading dimensions are kept in the values.
+    """
+    counts_KK = np.asarray(counts_KK, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            metric.name.format(member): formula(counts_KK)
+            for metric in METRICS
+            if isinstance(metric.measure, OfCounts)
+            for member, formula in metric.measure.by_member(counts_KK.shape[-1]).items()
+        }
+
+
+def _auc(rows: JudgedStatistics) -> Mapping[str, Measured]:
+    """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
+    if rows.orders:
+        return {name: Measured(order, lambda won_3: won_3[..., 0] / (won_3[..., 1] * won_3[..., 2])) for name, order in rows.orders.items()}
+    cuts = enumerate(cut_names(rows.judged.grades), start=1)
+    return {name: Measured(rows.counts, lambda counts_KK, cut=cut: auc_of_counts(counts_KK, cut), is_by_grade=True) for cut, name in cuts}  # type: ignore[misc]
+
+
+def _ece(rows: JudgedStatistics) -> Mapping[str, Measured]:
+    return {} if rows.reliability is None else {"": Measured(rows.reliability, ece_of_bins)}
+
+
+def _brier(rows: JudgedStatistics) -> Mapping[str, Measured]:
+    probs_NK = rows.judged.probs
+    return {} if probs_NK is None else {"": Measured(rows.mean_of_rows(brier_rows(probs_NK, rows.judged.gold)), mean)}
+
+
+def _of_ranking(value: Callable[[QueryRanking], np.ndarray]) -> Callable[[JudgedStatistics], Mapping[str, Measured]]:
+    """Measures the mean of a value that each query's ranking has."""
+    return lambda rows: {} if rows.ranking is None else {"": Measured(mean_of_queries(value(rows.ranking)), mean)}
+
+
+def _passes(rows: JudgedStatistics) -> Mapping[str, Measured]:
+    return {k: Measured(sums, mean) for k, sums in rows.passes.items()}
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("accuracy", "accuracy", "higher", "rows", OfCounts(accuracy), "share of rows with l = g", is_drawn=True),
+    Metric("f1_{}", "F1 of grade {}", "higher", "rows", OfCounts(f1_by_grade, is_each_grade=True), "2·both / (gold k + labels k)"),
+    Metric(
+        "f1_macro",
+        "F1, macro",
+        "higher",
+        "rows",
+        OfCounts(f1_macro),
+        "mean over occurring grades",
+        aliases=("macro_f1",),
+        is_drawn=True,
+    ),
+    Metric(
+        "f1_weighted",
+        "F1, weighted",
+        "higher",
+        "rows",
+        OfCounts(f1_weighted),
+        "mean by number of gold rows",
+        aliases=("weighted_f1",),
+    ),
+    Metric(
+        "kappa",
+        "Cohen kappa",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
+        "1 − observed / expected disagreement",
+        is_drawn=True,
+    ),
+    Metric(
+        "kappa_quadratic",
+        "Cohen kappa, quadratic",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: kappa(counts_KK, power=2)),
+        "the same with a disagreement of (g − l)²",
+    ),
+    Metric(
+        "alpha_ordinal",
+        "Krippendorff alpha, ordinal",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=True)),
+        "1 − (n−1) Σ o δ² / Σ n_c n_k δ²; two raters",
+        is_drawn=True,
+    ),
+    Metric(
+        "alpha_nominal",
+        "Krippendorff alpha, nominal",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=False)),
+        "the same with δ = 1 for any two grades",
+    ),
+    Metric(
+        "irrelevant_precision",
+        "irrelevant: precision",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: precision(counts_KK)[..., 0]),
+        "of grade 0",
+    ),
+    Metric(
+        "irrelevant_recall", "irrelevant: recall", "higher", "rows", OfCounts(lambda counts_KK: recall(counts_KK)[..., 0]), "of grade 0"
+    ),
+    Metric("irrelevant_f1", "irrelevant: F1", "higher", "rows", OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]), "of grade 0"),
+    Metric(
+        "auc_{}",
+        "AUC {}",
+        "higher",
+        "rows",
+        _auc,
+        "ROC area of P(k ≥ j) against g ≥ j, per cut; without distributions of the label, and named so (`is_by_grade`)",
+    ),
+    Metric(
+        "ece",
+        "ECE",
+        "lower",
+        "rows",
+        _ece,
+        "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|; confidence = max p, correct = argmax p is gold",
+        is_drawn=True,
+    ),
+    Metric("brier", "Brier", "lower", "rows", _brier, "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
+    Metric(
+        f"ndcg@{DEPTH}",
+        f"nDCG@{DEPTH}",
+        "higher",
+        "queries",
+        _of_ranking(lambda ranking: ranking.ndcg),
+        "per query, linear gain, trec_eval's tie order (document id, descending); mean over queries with a relevant document",
+        aliases=("ndcg",),
+        is_drawn=True,
+    ),
+    Metric(
+        "kendall_tau",
+        "Kendall tau",
+        "higher",
+        "queries",
+        _of_ranking(lambda ranking: ranking.tau),
+        "tau-b of scores and grades per query; mean over queries where both vary",
+        aliases=("tau",),
+        is_drawn=True,
+    ),
+    Metric(
+        "bad_case_rate",
+        "bad-case rate",
+        "lower",
+        "queries",
+        _of_ranking(lambda ranking: ranking.bad_case),
+        f"share of queries with a grade-0 document in the top {DEPTH}",
+        is_drawn=True,
+    ),
+    Metric(
+        "pass@{}",
+        "pass@{}",
+        "higher",
+        "rows",
+        _passes,
+        "1 − C(S−c, k) / C(S, k) over a row's S samples; failed samples are wrong. k = 1, 2, 4, … and S, or `--pass-at 1,2,5` (at most the "
+        "fewest samples of a row)",
+    ),
+)
+
+CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brier"))
+"""Those that judge distributions: what `--calibrate` is judged by."""
+
+
+def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, str] | None:
+    """The metric of a name as JSON has it, and what stands for its `{}`; None where there is none.
+
+    Args:
+        name: `f1_macro`, `auc_01/2`.
+    """
+    whole = next((metric for metric in metrics if metric.name == name), None)
+    if whole is not None:
+        return whole, ""
+    for metric in metrics:
+        found = re.fullmatch(re.escape(metric.name).replace(r"\{\}", "(.+)"), name)
+        if found is not None and found.groups():
+            return metric, found[1]
+    return None
+
+
+def title_of(name: str, metrics: Iterable[Metric] = METRICS) -> str:
+    """What reports call a metric; a name that is none stays itself."""
+    found = metric_of(name, metrics)
+    return name if found is None else found[0].title.format(found[1])

@@ -1,0 +1,226 @@
+"""The registry itself: every metric there is, against libraries and loops, weighted against repeated rows, and in the docs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import ir_measures
+import krippendorff
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics
+
+from manifests.metrics.bootstrap import draw_weights
+from manifests.metrics.gates import parse_gate
+from manifests.metrics.judged import Judged
+from manifests.metrics.metric import MetricSet
+from manifests.metrics.registry import METRICS, metric_of, title_of
+from manifests.metrics.statistics import JudgedStatistics
+
+GRADES = 3
+NAMES = [metric.name for metric in METRICS]
+EVALUATE_PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
+
+
+def world(seed: int, *, rows: int = 40, queries: int | None = 5, share_with_probs: float = 1.0) -> Judged:
+    """Labels that often agree with gold; scores and document ids that often tie."""
+    random = np.random.default_rng(seed)
+    gold = random.integers(0, GRADES, rows)
+    probs = random.integers(1, 5, (rows, GRADES)) + 4.0 * np.eye(GRADES)[gold]
+    probs /= probs.sum(1, keepdims=True)
+    labels = probs.argmax(1)
+    probs[random.random(rows) >= share_with_probs] = np.nan
+    query = None if queries is None else np.concatenate([np.arange(queries), random.integers(0, queries, rows - queries)])
+    docs = [f"d{row % 30}" for row in range(rows)]
+    correct = random.integers(0, 4, rows)
+    held = None if share_with_probs == 0.0 else probs
+    return Judged(GRADES, gold, labels, query, queries or 0, docs, held, correct, np.full(rows, 3))
+
+
+def measured(judged: Judged) -> MetricSet:
+    found = JudgedStatistics(judged)
+    return MetricSet(METRICS, found, num_groups=found.num_groups)
+
+
+def repeated(judged: Judged, weights: np.ndarray) -> Judged:
+    """The rows of each group, as often as it was drawn; a query that was drawn twice is two queries."""
+    group = np.arange(len(judged.gold)) if judged.queries is None else judged.queries
+    rows, queries, copies = [], [], 0
+    for number, weight in enumerate(weights.astype(int).tolist()):
+        for _ in range(weight):
+            mine = np.flatnonzero(group == number)
+            rows += mine.tolist()
+            queries += [copies] * len(mine)
+            copies += 1
+    assert judged.num_correct is not None
+    assert judged.num_samples is not None
+    return Judged(
+        judged.grades,
+        judged.gold[rows],
+        judged.labels[rows],
+        None if judged.queries is None else np.array(queries),
+        0 if judged.queries is None else copies,
+        [judged.docs[row] for row in rows],
+        None if judged.probs is None else judged.probs[rows],
+        judged.num_correct[rows],
+        judged.num_samples[rows],
+    )
+
+
+@given(st.integers(0, 10_000), st.sampled_from([5, 2, None]), st.sampled_from([1.0, 0.5, 0.0]))
+def test_a_weighted_metric_is_the_metric_of_the_rows_repeated(seed: int, queries: int | None, share: float) -> None:
+    judged = world(seed, queries=queries, share_with_probs=share)
+    whole = measured(judged)
+    weights = next(draw_weights(whole.num_groups, 3, seed))
+    found = whole.resampled(weights)
+    assert list(found) == list(whole.values)
+    for number, weight in enumerate(weights):
+        by_rows = measured(repeated(judged, weight))
+        for name, value in by_rows.values.items():
+            if by_rows.is_by_grade(name) == whole.is_by_grade(name):  # else no row with a distribution was drawn
+                assert found[name][number] == pytest.approx(value, abs=1e-12, nan_ok=True), name
+
+
+def queries_of(judged: Judged) -> list[np.ndarray]:
+    assert judged.queries is not None
+    return [np.flatnonzero(judged.queries == number) for number in range(judged.num_queries)]
+
+
+def ranked(judged: Judged, rows: np.ndarray) -> list[int]:
+    return sorted(rows.tolist(), key=lambda row: (round(judged.scores[row], 6), judged.docs[row]), reverse=True)
+
+
+def ndcg(judged: Judged) -> float:
+    run, qrels = {}, {}
+    for number, rows in enumerate(queries_of(judged)):
+        order = ranked(judged, rows)
+        run[str(number)] = {str(row): float(len(order) - place) for place, row in enumerate(order)}
+        qrels[str(number)] = {str(row): int(judged.gold[row]) for row in rows}
+    found = ir_measures.iter_calc([ir_measures.nDCG @ 10], qrels, run)
+    return float(np.mean([one.value for one in found if max(qrels[one.query_id].values()) > 0]))
+
+
+def tau(judged: Judged) -> float:
+    values = [stats.kendalltau(np.round(judged.scores[rows], 6), judged.gold[rows]).statistic for rows in queries_of(judged)]
+    return float(np.nanmean(values))
+
+
+def bad_cases(judged: Judged) -> float:
+    tops = [ranked(judged, rows)[:10] for rows in queries_of(judged)]
+    return float(np.mean([any(judged.gold[row] == 0 for row in top) for top in tops]))
+
+
+def ece(judged: Judged) -> float:
+    assert judged.probs is not None
+    confidence, is_right = judged.probs.max(1), judged.probs.argmax(1) == judged.gold
+    place = np.minimum((confidence * 15).astype(int), 14)
+    gaps = [abs(confidence[place == one].mean() - is_right[place == one].mean()) * (place == one).mean() for one in set(place)]
+    return float(sum(gaps))
+
+
+def alpha(level: str) -> Callable[[Judged], float]:
+    return lambda one: krippendorff.alpha(
+        np.stack([one.gold, one.labels]).astype(float), value_domain=list(range(GRADES)), level_of_measurement=level
+    )
+
+
+REFERENCES: dict[str, Callable[[Judged], float]] = {
+    "accuracy": lambda one: metrics.accuracy_score(one.gold, one.labels),
+    "f1_{}": lambda one: metrics.f1_score(one.gold, one.labels, labels=[1], average=None)[0],
+    "f1_macro": lambda one: metrics.f1_score(one.gold, one.labels, average="macro"),
+    "f1_weighted": lambda one: metrics.f1_score(one.gold, one.labels, average="weighted"),
+    "kappa": lambda one: metrics.cohen_kappa_score(one.gold, one.labels),
+    "kappa_quadratic": lambda one: metrics.cohen_kappa_score(one.gold, one.labels, weights="quadratic"),
+    "alpha_ordinal": alpha("ordinal"),
+    "alpha_nominal": alpha("nominal"),
+    "irrelevant_precision": lambda one: metrics.precision_score(one.gold, one.labels, labels=[0], average=None)[0],
+    "irrelevant_recall": lambda one: metrics.recall_score(one.gold, one.labels, labels=[0], average=None)[0],
+    "irrelevant_f1": lambda one: metrics.f1_score(one.gold, one.labels, labels=[0], average=None)[0],
+    "auc_{}": lambda one: metrics.roc_auc_score(one.gold >= 1, np.round(one.probs[:, 1:].sum(1), 9)),  # type: ignore[index]
+    "ece": ece,
+    "brier": lambda one: metrics.brier_score_loss(one.gold, one.probs, scale_by_half=False),
+    "ndcg@10": ndcg,
+    "kendall_tau": tau,
+    "bad_case_rate": bad_cases,
+    "pass@{}": lambda one: float(np.mean(1 - (3 - one.num_correct) / 3)),  # type: ignore[operator]
+}
+"""Each metric by a library, or written out; of a metric with `{}` the one of `MEMBERS`."""
+MEMBERS = {"f1_{}": "1", "auc_{}": "0/12", "pass@{}": "1"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_metric_is_that_of_a_library_or_of_a_loop(name: str) -> None:
+    for seed in range(6):
+        judged = world(seed, rows=30 * 3, queries=4)
+        judged = Judged(**{**vars(judged), "docs": [f"d{(row * 7) % 90}" for row in range(90)]})  # each document once
+        assert measured(judged).values[name.format(MEMBERS.get(name))] == pytest.approx(REFERENCES[name](judged), abs=1e-12)
+
+
+def test_an_auc_by_written_grades_is_that_of_scikit_learn() -> None:
+    judged = world(3, share_with_probs=0.0)
+    found = measured(judged)
+    for cut, name in enumerate(("auc_0/12", "auc_01/2"), start=1):
+        assert found.is_by_grade(name)
+        assert found.values[name] == pytest.approx(metrics.roc_auc_score(judged.gold >= cut, judged.labels), abs=1e-12)
+
+
+def test_a_thousand_resamples_are_one_matrix_product() -> None:
+    """Each query adds the same to a sum whatever else is drawn: the sums of all resamples at once are those of each alone."""
+    found = measured(world(1))
+    weights = np.concatenate(list(draw_weights(5, 1000, seed=2)))
+    together = found.resampled(weights)
+    for number in (0, 1, 500, 999):
+        for name, values in found.resampled(weights[number : number + 1]).items():
+            assert together[name][number] == pytest.approx(values[0], abs=1e-12, nan_ok=True), name
+
+
+def test_drawn_metrics_lie_between_0_and_1_and_names_and_aliases_are_ones_own() -> None:
+    every = [name for metric in METRICS for name in (metric.name, *metric.aliases)]
+    assert len(set(every)) == len(every)
+    values = measured(world(5)).values
+    assert all(0 <= values[metric.name] <= 1 for metric in METRICS if metric.is_drawn)
+
+
+def test_titles_and_gates_know_every_metric() -> None:
+    for name in measured(world(2)).values:
+        found = metric_of(name)
+        assert found is not None
+        assert title_of(name) == found[0].title.format(found[1])
+        assert parse_gate(name, ">=0.5").figure == name
+        assert all(parse_gate(alias, ">=0.5").figure == name for alias in found[0].aliases)
+    assert (title_of("f1_2"), title_of("auc_01/2"), title_of("pass@4")) == ("F1 of grade 2", "AUC 01/2", "pass@4")
+    assert title_of("of nothing") == "of nothing"
+    assert metric_of("of nothing") is None
+
+
+def test_the_page_lists_every_metric(request: pytest.FixtureRequest) -> None:
+    """`--update-golden` writes the table of docs/evaluate.md anew."""
+    rows = ["| metric | in JSON and gates | better | what it is |", "|---|---|---|---|"]
+    for metric in METRICS:
+        names = ", ".join(f"`{name.replace('{}', '…')}`" for name in (metric.name, *metric.aliases))
+        rows.append(f"| {metric.title.replace('{}', '…')} | {names} | {metric.direction} | {metric.what} |")
+    table = "\n".join(rows)
+    text = EVALUATE_PAGE.read_text(encoding="utf-8")
+    found = re.search(r"(?<=<!-- metrics -->\n\n).*?(?=\n\n<!-- /metrics -->)", text, re.DOTALL)
+    assert found is not None
+    if request.config.getoption("--update-golden"):
+        EVALUATE_PAGE.write_text(text[: found.start()] + table + text[found.end() :], encoding="utf-8")
+    else:
+        assert found[0] == table, "the table of docs/evaluate.md is not that of the registry: run pytest with --update-golden"
+
+
+def test_places_of_large_weights_hold_their_sums() -> None:
+    """A query that is drawn thousands of times: 16 bits would not hold what its rows come to."""
+    judged = world(4, rows=200, queries=2)
+    found = measured(judged).resampled(np.array([[5000.0, 3.0], [1.0, 1.0]]))
+    score, gold = np.round(judged.probs[:, 1:].sum(1), 9), judged.gold >= 1  # type: ignore[index]
+    assert judged.queries is not None
+    expected = metrics.roc_auc_score(gold, score, sample_weight=np.where(judged.queries == 0, 5000.0, 3.0))
+    assert found["auc_0/12"][0] == pytest.approx(expected, abs=1e-12)
+    assert not math.isnan(found["auc_01/2"][1])
