@@ -19,20 +19,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
 from jobs.pool.assignments import Assignment, assign, deadline_of
 from jobs.pool.done import Done, show
+from jobs.pool.events import Fails
 from jobs.pool.results import Results
 from jobs.pool.slots import Slot
-from jobs.pool.supervise import GRACE_S, Supervisor, error_of
+from jobs.pool.supervise import GRACE_S, Supervisor
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
-from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError, TerminalError
+from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
 from manifests.extras import require
 from manifests.secrets.redaction import redacted
 from manifests.stdout import stdout_apart
@@ -49,6 +50,23 @@ LOOK_EVERY_S = 10.0
 CONNECT_S = 10.0
 AGAIN_S = 2.0
 """Before an actor that found nothing free looks again, seconds."""
+
+
+class Look(NamedTuple):
+    """An actor's counts since it was placed (`life` names the placing), and the lines since the last look."""
+
+    life: str
+    done: Done
+    lines: list[str]
+
+
+class Work(NamedTuple):
+    """What came of an actor's work: what its worker did, the error that ended it, or why it stopped early."""
+
+    results: Results
+    failure: Fails | None
+    stopped: str | None
+    look: Look
 
 
 class Place:
@@ -74,7 +92,7 @@ class Place:
         self._lines: list[str] = []
         self._guard = threading.Lock()
 
-    def work(self) -> dict[str, Any]:
+    def work(self) -> Work:
         """Work until nothing is left that can be done here. What relabel raises on purpose is part of the result."""
         supervisor = failure = None
         try:
@@ -83,16 +101,11 @@ class Place:
             supervisor = self._supervisor = Supervisor(session, [slot], environment=self._environment, say=self._say)
             supervisor.work()
         except (RelabelError, RuntimeError) as exc:
-            failure = {
-                "error": type(exc).__name__,
-                "message": redacted(str(exc)),  # the driver may not know this node's secrets
-                "is_terminal": isinstance(exc, TerminalError),
-                "is_ours": isinstance(exc, RelabelError),
-            }
+            failure = Fails.of(exc)
         results = supervisor.results if supervisor is not None else Results()
-        return {"results": results, "failure": failure, "stopped": self._stop.reason, **self.look()}
+        return Work(results, failure, self._stop.reason, self.look())
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> Look:
         """Counts since the actor was placed, and the lines since the last look."""
         with self._guard:
             lines, self._lines = self._lines, []
@@ -100,7 +113,7 @@ class Place:
         done.add(self._past)
         for one in self._supervisor.done() if self._supervisor is not None else ():
             done.add(one)
-        return {"life": self._life, "done": done, "lines": lines}
+        return Look(self._life, done, lines)
 
     def stop(self, reason: str) -> None:
         """Begin no chunk any more."""
@@ -108,7 +121,7 @@ class Place:
 
     def _session(self) -> Session:
         before = self.look()
-        self._past, self._lines, self._supervisor = before["done"], before["lines"], None
+        self._past, self._lines, self._supervisor = before.done, before.lines, None
         assignment = self._assignment
         return Session(
             open_run(assignment.job(self._environment), may_plan=False),
@@ -142,7 +155,7 @@ class Actor:
     call: Any = None
     again_s: float | None = 0.0
     looks: Any = None
-    lives: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lives: dict[str, Done] = field(default_factory=dict)
     error: Exception | None = None
 
 
@@ -297,9 +310,9 @@ class Driver:
             self._end(actor)
         return bool(ended)
 
-    def _look(self, actor: Actor, found: dict[str, Any]) -> None:
-        actor.lives[found["life"]] = found
-        for line in found["lines"]:
+    def _look(self, actor: Actor, found: Look) -> None:
+        actor.lives[found.life] = found.done
+        for line in found.lines:
             if line.startswith("["):
                 self._say(line)
             elif line not in self._said:  # what each of them says as it starts
@@ -315,15 +328,15 @@ class Driver:
                 actor, EngineLostError(f"actor {actor.name}: Ray could not keep it up, {MAX_RESTARTS} restarts or no node to go to."), exc
             )
             return
-        self._look(actor, found)
-        self.results.add(found["results"])
-        if found["failure"] is not None:
-            error = error_of(found["failure"])
+        self._look(actor, found.look)
+        self.results.add(found.results)
+        if found.failure is not None:
+            error = found.failure.as_error()
             if not isinstance(error, EngineLostError | MissingExtraError | ModelError | RuntimeError):
                 raise error
             self._give_up(actor, error)
-        elif found["stopped"] is not None:
-            self._session.stop.drain(found["stopped"])
+        elif found.stopped is not None:
+            self._session.stop.drain(found.stopped)
         else:
             actor.again_s = time.perf_counter() + AGAIN_S  # what others hold may be free by then
 
@@ -348,7 +361,7 @@ class Driver:
                 actor.call = None
 
     def _count(self) -> None:
-        show(self._session.progress, [process["done"] for actor in self._actors for process in actor.lives.values()])
+        show(self._session.progress, [done for actor in self._actors for done in actor.lives.values()])
 
 
 def passed_on(session: Session, environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,10 +12,11 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
 from jobs.pool.done import Done, show
+from jobs.pool.events import Commits, Ends, EngineUp, Event, Rows
 from jobs.pool.isolation import Isolation
 from jobs.pool.process_guard import ProcessGuard
 from jobs.pool.results import Results
@@ -155,35 +156,32 @@ class Supervisor:
             {**self._environment, **slot.variables},
             self.isolation.cases,
             guard=self._guard,
-            on_report=lambda report: self._heard(slot, report),
+            on_event=lambda event: self._heard(slot, event),
             on_log=lambda line: self._log(slot, line),
         )
         slot.process.register(self._selector)
 
-    def _heard(self, slot: Slot, report: dict[str, Any]) -> None:
+    def _heard(self, slot: Slot, event: Event) -> None:
         process = slot.process
         assert process is not None
-        match report["event"]:
-            case "engine":
+        match event:
+            case EngineUp(asks, remarks):
                 self.session.progress.engine_starts += 1
                 if not self._said:
                     self.session.progress.started_s = time.perf_counter()
-                for line in (
-                    f"{self.session.opened.job.spec.labeler.name} asks {report['asks']}",
-                    *(f"note: {r}" for r in report["remarks"]),
-                ):
+                for line in (f"{self.session.opened.job.spec.labeler.name} asks {asks}", *(f"note: {remark}" for remark in remarks)):
                     if line not in self._said:
                         self._said.add(line)
                         self._say(line)
-            case "rows" if process.apart is not None:
+            case Rows(_, ended) if process.apart is not None:
                 number, rows = process.apart
-                ended = set(report["ended"]) & set(rows)
-                if ended and number in process.chunks:
-                    self.isolation.cleared(process.chunks[number], sorted(ended))
-            case "commits":
+                cleared = set(ended) & set(rows)
+                if cleared and number in process.chunks:
+                    self.isolation.cleared(process.chunks[number], sorted(cleared))
+            case Commits(number):
                 slot.crashes = 0
-                if report["chunk"] is not None:
-                    self.isolation.committed(report["chunk"])
+                if number in process.chunks:
+                    self.isolation.committed(process.chunks[number])
 
     def _log(self, slot: Slot, line: str) -> None:
         """A worker's line: to the user with its name before it, and to its file."""
@@ -209,21 +207,21 @@ class Supervisor:
         if self._is_ending or self.session.stop.reason is not None:
             return  # it was asked to end, or crashed at a time when nothing is begun any more
         failure = process.failure
-        if failure is None or failure["error"] == "EngineCrashError" or not failure["is_ours"]:
+        if failure is None or failure.error == "EngineCrashError" or not failure.is_ours:
             self._crashed(slot, process)
             return
-        error = error_of(failure)
+        error = failure.as_error()
         if isinstance(error, errors.ModelError | errors.MissingExtraError):  # one device may be off where the others are not
             self._give_up(slot, error)
         else:
             self._error = error
             self._drain_all("an error")
 
-    def _finished(self, end: dict[str, Any]) -> None:
-        remarks = dict.fromkeys(end["remarks"])
-        self.results.add(Results(set(end["taken"]), set(end["busy"]), remarks, end["engine_start_s"], end["costs"], canary=end["canary"]))
-        if end["stopped"] is not None:
-            self.session.stop.drain(end["stopped"])
+    def _finished(self, end: Ends) -> None:
+        remarks = dict.fromkeys(end.remarks)
+        self.results.add(Results(set(end.taken), set(end.busy), remarks, end.engine_start_s, end.costs, canary=end.canary))
+        if end.stopped is not None:
+            self.session.stop.drain(end.stopped)
 
     def _crashed(self, slot: Slot, process: WorkerProcess) -> None:
         words = process.last_words()
@@ -283,7 +281,7 @@ class Supervisor:
             f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last words were: {words}. "
             f"{self._see_log(slot)}"
         )
-        is_fault = process.failure is not None and not process.failure["is_ours"]
+        is_fault = process.failure is not None and not process.failure.is_ours
         return RuntimeError(text) if is_fault else EngineLostError(text)
 
     def _see_log(self, slot: Slot) -> str:
@@ -379,13 +377,3 @@ class Supervisor:
         """What each worker did, in its lives before and in this one."""
         lives = [slot.process for slot in self.slots]
         return [slot.past for slot in self.slots] + [process.did for process in lives if process is not None]
-
-
-def error_of(failure: dict[str, Any]) -> RelabelError | RuntimeError:
-    """A worker's error, as the same class here, so that it ends in the same exit code; RuntimeError for a fault of ours."""
-    if not failure["is_ours"]:
-        return RuntimeError(failure["message"])
-    kind = getattr(errors, failure["error"], None)
-    if isinstance(kind, type) and issubclass(kind, RelabelError) and kind is not errors.VerdictError:
-        return kind(failure["message"])
-    return errors.TerminalError(failure["message"]) if failure["is_terminal"] else errors.TransientError(failure["message"])

@@ -16,6 +16,7 @@ from typing import Any
 
 from jobs.pool.assignments import Assignment, plain_cases
 from jobs.pool.done import Done
+from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
 from jobs.pool.isolation import ChunkCase
 from jobs.pool.process_guard import ProcessGuard, kill_group
 from manifests.runs.receipts import ChunkId
@@ -27,7 +28,7 @@ class WorkerProcess:
     """A worker from its start to its end.
 
     Args:
-        on_report: called with each report, after this object has taken note of it.
+        on_event: called with each event, before this object takes note of it: the chunk of a commit is still in `chunks`.
         on_log: called with each line that the worker or its engine prints.
     """
 
@@ -38,7 +39,7 @@ class WorkerProcess:
         cases: dict[ChunkId, ChunkCase],
         *,
         guard: ProcessGuard,
-        on_report: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
         on_log: Callable[[str], None],
     ) -> None:
         self.chunks: dict[int, ChunkId] = {}
@@ -49,11 +50,11 @@ class WorkerProcess:
         """The group that is asked apart: its chunk's number and its rows."""
         self.did = Done()
         self.is_engine_up = False
-        self.end: dict[str, Any] | None = None
-        self.failure: dict[str, Any] | None = None
+        self.end: Ends | None = None
+        self.failure: Fails | None = None
         self.killed_for: str | None = None
         self.heard_s = time.perf_counter()
-        self._on_report = on_report
+        self._on_event = on_event
         self._on_log = on_log
         self._guard = guard
         read_end, write_end = os.pipe()
@@ -141,8 +142,8 @@ class WorkerProcess:
     def last_words(self) -> str:
         """How it ended, in words that name no process and no time, so that a quarantined row's reason is the same in every run."""
         if self.failure is not None:
-            name, message = self.failure["error"], self.failure["message"]
-            return str(message).rstrip(".") if self.failure["is_ours"] else f"{name}: {message}"
+            failure = self.failure
+            return failure.message.rstrip(".") if failure.is_ours else f"{failure.error}: {failure.message}"
         if self.killed_for is not None:
             return self.killed_for.rstrip(".")
         code = self.process.returncode
@@ -176,55 +177,35 @@ class WorkerProcess:
             self._on_log(line.decode(errors="replace").rstrip())
             return
         self.heard_s = time.perf_counter()
-        try:
-            report = json.loads(line)
-        except ValueError:  # cut short by the end of the process
-            return
-        _TAKERS[report["event"]](self, report)
-        self._on_report(report)
+        event = read_event(line)
+        if event is not None:
+            self._on_event(event)
+            self._note(event)
 
-    def _begins(self, report: dict[str, Any]) -> None:
-        self.chunks[report["number"]] = ChunkId(*report["chunk"])
-
-    def _rows(self, report: dict[str, Any]) -> None:
-        for number, row in report["begun"]:
-            self.in_flight[row] = number
-        for row in report["ended"]:
-            self.in_flight.pop(row, None)
-
-    def _tries(self, report: dict[str, Any]) -> None:
-        self.apart = (report["number"], report["rows"])
-
-    def _commits(self, report: dict[str, Any]) -> None:
-        report["chunk"] = self.chunks.pop(report["number"], None)
-        if report["was_first"]:
-            self.did.commits += 1
-            self.did.committed.update(report["counts"])
-        else:
-            self.did.losses += 1
-            self.did.lost.update(report["counts"])
-            self.did.lost_statuses.update(report["statuses"])
-
-    def _counts(self, report: dict[str, Any]) -> None:
-        self.did.answered, self.did.statuses = Counter(report["counts"]), Counter(report["statuses"])
-
-    def _engine(self, report: dict[str, Any]) -> None:
-        self.is_engine_up = True
-
-    def _ends(self, report: dict[str, Any]) -> None:
-        self.end = report
-
-    def _fails(self, report: dict[str, Any]) -> None:
-        self.failure = report
-
-
-_TAKERS: dict[str, Callable[[WorkerProcess, dict[str, Any]], None]] = {
-    "begins": WorkerProcess._begins,
-    "rows": WorkerProcess._rows,
-    "tries": WorkerProcess._tries,
-    "commits": WorkerProcess._commits,
-    "counts": WorkerProcess._counts,
-    "engine": WorkerProcess._engine,
-    "ends": WorkerProcess._ends,
-    "fails": WorkerProcess._fails,
-}
+    def _note(self, event: Event) -> None:
+        match event:
+            case Begins(number, chunk):
+                self.chunks[number] = ChunkId(*chunk)
+            case Rows(begun, ended):
+                self.in_flight.update({row: number for number, row in begun})
+                for row in ended:
+                    self.in_flight.pop(row, None)
+            case Tries(number, rows):
+                self.apart = (number, rows)
+            case Commits(number, True, counts):
+                self.chunks.pop(number, None)
+                self.did.commits += 1
+                self.did.committed.update(counts)
+            case Commits(number, _, counts, statuses):
+                self.chunks.pop(number, None)
+                self.did.losses += 1
+                self.did.lost.update(counts)
+                self.did.lost_statuses.update(statuses)
+            case Counts(counts, statuses):
+                self.did.answered, self.did.statuses = Counter(counts), Counter(statuses)
+            case EngineUp():
+                self.is_engine_up = True
+            case Ends():
+                self.end = event
+            case Fails():
+                self.failure = event

@@ -16,11 +16,12 @@ import threading
 import time
 import traceback
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import TextIO
 
 from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
 from jobs.pool.assignments import Assignment, deadline_of, read_cases, worker_name
+from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, event_line
 from jobs.pool.process_guard import kill_group
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import COUNTED, Progress
@@ -30,9 +31,8 @@ from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from jobs.streams import redacted_streams
 from manifests.asks import EngineFacts
-from manifests.errors import RelabelError, TerminalError
+from manifests.errors import RelabelError
 from manifests.runs.receipts import ChunkId
-from manifests.secrets.redaction import redacted
 
 PROGRESS_EVERY_S = 0.5
 
@@ -50,9 +50,9 @@ class Reporter:
         self._out: list[int] = []
         self._next_s = 0.0
 
-    def say(self, event: str, **more: Any) -> None:
+    def say(self, event: Event) -> None:
         """One line, from any thread. A supervisor that is gone is noticed elsewhere."""
-        line = json.dumps({"event": event, **more}, separators=(",", ":")) + "\n"
+        line = event_line(event)
         with self._guard, contextlib.suppress(BrokenPipeError):
             self._pipe.write(line)
             self._pipe.flush()
@@ -60,7 +60,7 @@ class Reporter:
     def begins(self, work: ChunkWork) -> None:
         """Number the chunk, and look what is held against its rows."""
         number = self._numbers[work.id] = len(self._numbers)
-        self.say("begins", number=number, chunk=list(work.id), rows=len(work.pairs))
+        self.say(Begins(number, work.id, len(work.pairs)))
         case = self.cases.get(work.id)
         if case is not None:
             places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
@@ -71,7 +71,7 @@ class Reporter:
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         """Say so before their first ask."""
         self.flush()
-        self.say("tries", number=self._numbers[work.id], rows=[work.pairs[index].row_id for index in indexes])
+        self.say(Tries(self._numbers[work.id], [work.pairs[index].row_id for index in indexes]))
 
     def asks(self, work: ChunkWork, index: int) -> None:
         """Kept until the next `flush`."""
@@ -84,13 +84,12 @@ class Reporter:
     def flush(self) -> None:
         """What was kept, if anything."""
         if self._in or self._out:
-            self.say("rows", begun=self._in, ended=self._out)
+            self.say(Rows(self._in, self._out))
             self._in, self._out = [], []
 
     def commits(self, work: ChunkWork, *, was_first: bool) -> None:
         """Called from a commit thread."""
-        number = self._numbers[work.id]
-        self.say("commits", number=number, was_first=was_first, counts=dict(work.counts()), statuses=dict(work.statuses()))
+        self.say(Commits(self._numbers[work.id], was_first, dict(work.counts()), dict(work.statuses())))
 
     def tick(self) -> None:
         """Counts, twice a second: they also show that the loop turns."""
@@ -102,7 +101,7 @@ class Reporter:
     def counts(self) -> None:
         """Counts as they stand."""
         counts = {name: getattr(self._progress, name) for name in COUNTED}
-        self.say("counts", counts=counts, statuses=dict(self._progress.statuses))
+        self.say(Counts(counts, dict(self._progress.statuses)))
 
 
 def main() -> int:
@@ -130,13 +129,10 @@ def _ended(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Pro
     except KeyboardInterrupt:
         return 130
     except Exception as exc:  # noqa: BLE001 (a worker's top: whoever watches over it decides what follows)
-        is_ours = isinstance(exc, RelabelError)
-        if not is_ours:
+        if not isinstance(exc, RelabelError):
             traceback.print_exception(exc)
         reporter.counts()
-        reporter.say(
-            "fails", error=type(exc).__name__, message=redacted(str(exc)), is_terminal=isinstance(exc, TerminalError), is_ours=is_ours
-        )
+        reporter.say(Fails.of(exc))
         return 1
     return 0
 
@@ -159,20 +155,12 @@ def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Prog
 
     def on_engine(facts: EngineFacts, remarks: list[str]) -> None:
         device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
-        reporter.say("engine", asks=f"{facts.model} on {facts.family} {facts.version} ({device})", remarks=remarks)
+        reporter.say(EngineUp(f"{facts.model} on {facts.family} {facts.version} ({device})", remarks))
 
     worked = work(session, tick=reporter.tick, on_engine=on_engine)
     reporter.counts()
-    reporter.say(
-        "ends",
-        taken=session.taken,
-        busy=session.busy,
-        stopped=stop.reason,
-        costs=worked.costs,
-        engine_start_s=worked.engine_start_s,
-        remarks=worked.remarks,
-        canary=None if worked.canary is None else asdict(worked.canary),
-    )
+    canary = None if worked.canary is None else asdict(worked.canary)
+    reporter.say(Ends(session.taken, session.busy, stop.reason, worked.costs, worked.engine_start_s, worked.remarks, canary))
 
 
 def _heed(control: TextIO, reporter: Reporter, stop: Stop) -> None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.pool.ray_backend import Actor, Driver
+from jobs.pool.done import Done
+from jobs.pool.events import Fails
+from jobs.pool.ray_backend import Actor, Driver, Look, Work
 from jobs.pool.results import Results
 from jobs.running.counts import Progress
 from jobs.running.stops import Stop
 from manifests.errors import StoreUnreachableError
 
-FAULT = {"error": "RuntimeError", "message": "worker r0: its engine went down 3 times", "is_terminal": False, "is_ours": False}
+FAULT = Fails("RuntimeError", "worker r0: its engine went down 3 times", is_terminal=False, is_ours=False)
 
 
-def driver_of(failure: dict[str, Any], actors: int) -> Driver:
+def driver_of(failure: Fails, actors: int) -> Driver:
     """A driver whose actors all end with this failure."""
-    found = {"life": "a", "counts": Counter(), "statuses": Counter(), "lines": [], "results": Results(), "stopped": None}
+    found = Work(Results(), failure, None, Look("a", Done(), []))
     gone = type("RayActorError", (Exception,), {})
-    ray = SimpleNamespace(get=lambda _: {**found, "failure": failure}, exceptions=SimpleNamespace(RayActorError=gone))
+    ray = SimpleNamespace(get=lambda _: found, exceptions=SimpleNamespace(RayActorError=gone))
     session: Any = SimpleNamespace(progress=Progress(), stop=Stop())
     driver = Driver(ray, session, tick=lambda: None, say=lambda _: None)
     driver._actors = [Actor(f"r{number}", None, call=object()) for number in range(actors)]
@@ -44,7 +45,7 @@ def test_a_fault_on_one_node_gives_up_that_node_alone() -> None:
 
 
 def test_what_another_try_would_not_mend_ends_the_run_in_its_own_words() -> None:
-    failure = {"error": "StoreUnreachableError", "message": "no good answer", "is_terminal": False, "is_ours": True}
+    failure = Fails("StoreUnreachableError", "no good answer", is_terminal=False, is_ours=True)
     driver = driver_of(failure, 2)
     with pytest.raises(StoreUnreachableError, match="no good answer"):
         driver._end(driver._actors[0])

@@ -1,4 +1,4 @@
-"""Jobs for crews: a folder with pairs, some of which bring the fake engine down, and the real command over it."""
+"""Jobs for worker pools: a folder with pairs, some of which bring the fake engine down, and the real command over it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_job(folder: Path, *, rows: int = 60, poison: Sequence[int] = (), run: 
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(table), folder / "pairs.parquet", row_group_size=16)
     job = {
-        "name": "crew",
+        "name": "pool",
         "input": {"path": str(folder / "pairs.parquet")},
         "labeler": {"name": "r3a"},
         "engine": {"name": "fake", "seed": 3, "args": {"crash_on": POISON, "capacity": 16, "batch": 4, **args}},

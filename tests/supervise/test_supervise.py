@@ -63,7 +63,7 @@ def test_a_small_job_on_more_workers_than_it_has_chunks_counts_each_row_once_eve
     assert did["in_vain"]["pairs"] == sum(one["rows"] for one in lost)
     assert did["chunks_lost"] == len(lost)
     metrics = (tmp_path / "m.prom").read_text()
-    assert 'relabel_run_rows{job="crew",shard="all",status="ok"} 400.0' in metrics
+    assert 'relabel_run_rows{job="pool",shard="all",status="ok"} 400.0' in metrics
     assert f'relabel_run_in_vain_rows{{job="pool",shard="all"}} {did["in_vain"]["pairs"]:.1f}' in metrics
 
 
