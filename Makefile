@@ -8,14 +8,15 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 OPTIMUM_VENV ?= .venv-optimum
 OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 
-# Tests share the cores by processes, not by threads: a worker holds torch, up to 2 GB, hence no more than 8 by default.
-TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -le 8 ] && echo $$n || echo 8)
+# Tests share the cores by processes, not by threads: three for two cores, since a third of their time is waiting. A worker holds
+# torch, up to 2 GB, hence no more than 8 by default.
+TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + n / 2)); [ $$n -le 8 ] && echo $$n || echo 8)
 ONE_THREAD := OMP_NUM_THREADS=1
 # Tests start some thousand processes, none of which should compile what the one before did.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
+.PHONY: help demo browser environments test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +53,8 @@ test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-
 $(OPTIMUM_STAMP): pyproject.toml
 	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_VENV) 'torch==2.13.0' -e '.[optimum]' pytest pytest-timeout hypothesis
 	touch $@
+
+environments: $(STAMP) $(VLLM_STAMP) $(OPTIMUM_STAMP) ## The three environments of the tests; side by side with -j3
 
 test-optimum: $(OPTIMUM_STAMP) ## Tests of the optimum exporter, in .venv-optimum
 	$(OPTIMUM_VENV)/bin/python -m pytest tests/optimum
