@@ -1,4 +1,4 @@
-"""How `labelers.foreign` reads real answers to other tools' prompts: the tables of docs/readers.md.
+"""How `labelers.foreign` reads real answers to other tools' prompts: the tables of docs/readers.md and benchmarks/foreign_answers.md.
 
     python benchmarks/read_foreign_answers.py [--data ../shared/data] [--samples 3]
 
