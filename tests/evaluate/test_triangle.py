@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
+from manifests.judging.joins import gather
 from manifests.judging.label_sets import LabelPart
 from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstrap
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, gather, kl_rows, match_rows
+from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
 
 GRADES = 3
 
