@@ -44,11 +44,15 @@ def adapter_dir(lora: str) -> Path:
     """The directory of a PEFT adapter.
 
     Raises:
-        ModelError: it holds none.
+        ModelError: it holds none, or one whose weights are pickled, which peft and vLLM would read.
     """
     adapter = Path(lora).expanduser()
     if not (adapter / "adapter_config.json").is_file():
         raise ModelError(f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter.")
+    if pickled := sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in adapter.glob(kind)):
+        raise ModelError(
+            f"engine.args.lora: {lora!r} holds {pickled[0]}, which is pickle. Save the adapter as safetensors and remove the file."
+        )
     return adapter
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labelers.engines.checkpoints import count_parameters
+from labelers.engines.checkpoints import adapter_dir, count_parameters
+from manifests.errors import ModelError
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
@@ -13,3 +14,13 @@ def test_the_headers_of_the_weights_count_what_torch_counts(model_dir, kind):
 
     folder = model_dir(kind)
     assert count_parameters(folder) == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "new_embeddings.bin", "adapter.pt"])
+def test_an_adapter_that_holds_pickle_is_refused_before_a_model_is_loaded(name, tmp_path):
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / file).write_bytes(b"{}")
+    assert adapter_dir(str(tmp_path)) == tmp_path
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    with pytest.raises(ModelError, match="which is pickle"):
+        adapter_dir(str(tmp_path))
