@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.score import Scorer
-from distill.students.students import Student, StudentRecord, length_batches, load_student, student_files, write_student
+from distill.students.students import StudentModel, StudentRecord, length_batches, load_student, student_files, write_student
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
@@ -63,7 +63,7 @@ def timed(call: Callable[[], object]) -> Timed:
     return Timed(time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
-def bare_loop(student: Student, pairs: list[tuple[str, str]], batch_tokens: int) -> np.ndarray:
+def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens: int) -> np.ndarray:
     """Tokenize, sort, pad, forward, softmax, argmax: the grades."""
     queries, documents = zip(*pairs, strict=True)
     tokenizer, most = student.tokenizer, student.record.max_tokens

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from distill.students.texts import DecoderTexts
 from export.exporters import input_names
 from export.reference_pairs import PairSet
@@ -15,7 +15,7 @@ from manifests.errors import ModelError
 TOKENIZER = "tokenizer.json"
 
 
-def input_contract(student: Student) -> dict[str, Any]:
+def input_contract(student: StudentModel) -> dict[str, Any]:
     """What the loader must know; `inputs` in the bundle's manifest."""
     record, tokenizer = student.record, student.tokenizer
     is_encoder = record.kind == "encoder"
@@ -36,7 +36,7 @@ def input_contract(student: Student) -> dict[str, Any]:
     return contract
 
 
-def write_tokenizer(student: Student, folder: Path) -> None:
+def write_tokenizer(student: StudentModel, folder: Path) -> None:
     """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it last.
 
     Raises:
@@ -53,7 +53,7 @@ def write_tokenizer(student: Student, folder: Path) -> None:
     (folder / TOKENIZER).write_text(json.dumps(held, ensure_ascii=False), encoding="utf-8")
 
 
-def check_tokens(student: Student, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
+def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
     """Hold the loader's tokens against the student's.
 
     Args:

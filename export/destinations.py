@@ -49,7 +49,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedVersion:
     """A version that served here.
 
     Args:
@@ -81,11 +81,11 @@ class State:
 
     name: str
     seen: dict[str, Seen] = field(default_factory=dict)
-    served: tuple[Served, ...] = ()
+    served: tuple[ServedVersion, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
     left: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def leavers(self, served: Served) -> list[str]:
+    def leavers(self, served: ServedVersion) -> list[str]:
         """Channels that left a version by a rollback."""
         return sorted(channel for channel, versions in self.left.items() if served.version_sha256 in versions)
 
@@ -144,11 +144,11 @@ class Destination:
                 raise InputError(f"{link}: is no link that a pull made. Move it away, or pull to another folder.")
             return None
 
-    def path_of(self, served: Served) -> Path:
+    def path_of(self, served: ServedVersion) -> Path:
         """Where a version lies."""
         return self.folder / VERSIONS / served.folder
 
-    def prove(self, served: Served, *, checks_bytes: bool) -> Proof:
+    def prove(self, served: ServedVersion, *, checks_bytes: bool) -> Proof:
         """Hold what serves against what was pulled: the link, and every file; writes nothing.
 
         Args:
@@ -176,7 +176,7 @@ class Destination:
             if not proof.faults or self.reconciled() == state:  # else a pull switched and tidied up while files were read
                 return state, proof
 
-    def remember(self, state: State, served: Served, proof: Proof) -> None:
+    def remember(self, state: State, served: ServedVersion, proof: Proof) -> None:
         """Note the stamps of what was proven, and forget those of versions that are kept no more; the pull lock is held."""
         was = self._stamps()
         held = {one.folder: was[one.folder] for one in state.served if one.folder in was} | {served.folder: proof.stamps}
@@ -216,7 +216,7 @@ class Destination:
         finally:
             lock.release()
 
-    def switch(self, state: State, to: Served, keep: int) -> State:
+    def switch(self, state: State, to: ServedVersion, keep: int) -> State:
         """Let a version serve that lies here whole; the switch lock is held.
 
         Args:
@@ -236,7 +236,7 @@ class Destination:
         failpoints.hit("after_pull_state")
         return state
 
-    def roll_back(self, to: str | None = None) -> Served:
+    def roll_back(self, to: str | None = None) -> ServedVersion:
         """Let the version serve that did before, but for those that a channel left by a rollback; needs no network.
 
         Args:
@@ -288,7 +288,7 @@ class Destination:
             manifest_sha256 = sha256_file(serving / MANIFEST_NAME)
         except OSError:
             return state
-        unknown = Served(serving.name, serving.name.partition("~")[0], "", manifest_sha256, None, None)
+        unknown = ServedVersion(serving.name, serving.name.partition("~")[0], "", manifest_sha256, None, None)
         return replace(state, served=(unknown, *state.served))
 
     def free_name(self, version: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from manifests.errors import ConfigError
 from manifests.specs import unknown_name
 
@@ -37,7 +37,7 @@ class GraphOptions:
 class Exporter(Protocol):
     """Writes one ONNX file."""
 
-    def __call__(self, student: Student, path: Path, options: GraphOptions) -> dict[str, Any]:
+    def __call__(self, student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
         """Write the graph; return what made it (`exporter`, versions)."""
         ...
 
@@ -56,12 +56,12 @@ def load_exporter(name: str) -> Exporter:
     return exporter
 
 
-def input_names(student: Student) -> list[str]:
+def input_names(student: StudentModel) -> list[str]:
     """The graph's inputs, in order; every one int64 [B, T]."""
     return list(student.texts.collate(student.texts.encode([("a", "b")])))
 
 
-def output_names(student: Student, options: GraphOptions) -> list[str]:
+def output_names(student: StudentModel, options: GraphOptions) -> list[str]:
     """The graph's outputs, in order: probabilities by head, then logits."""
     heads = list(student.record.heads)
     return [*heads, *(f"{name}_logits" for name in heads if options.logits)]

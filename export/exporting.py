@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.students.students import Student, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
+from distill.students.students import StudentModel, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
 from export.bundle_places import locked, made_beside, put_back, switch
@@ -23,7 +23,7 @@ from export.contracts import check_tokens, input_contract, write_tokenizer
 from export.parity import answers, measure
 from export.precisions import list_models, write_models
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
-from export.sessions import Session, provider_here
+from export.sessions import ModelSession, provider_here
 from export.specs import ExportSpec
 from export.tensorrt_engines import PRECISIONS, add_engine, check_builder, describe_lengths
 from export.triton import write_repository
@@ -130,7 +130,7 @@ def student_manifest(path: Path) -> dict[str, Any]:
 
 
 def compare(
-    student: Student, folder: Path, facts: Mapping[str, Any], pairs: PairSet, spec: ExportSpec, provider: str, say: Say
+    student: StudentModel, folder: Path, facts: Mapping[str, Any], pairs: PairSet, spec: ExportSpec, provider: str, say: Say
 ) -> dict[str, Any]:
     """Every model of the folder against the student; `parity` in the bundle's manifest.
 
@@ -148,7 +148,7 @@ def compare(
     found = []
     for model in facts["models"]:
         say(f"parity: {model['precision']} on {provider}")
-        session = Session(folder / model["path"], provider, list(student.record.heads))
+        session = ModelSession(folder / model["path"], provider, list(student.record.heads))
         by_size = {size: answers(session, encoder, rows, size) for size in spec.parity.batch_sizes}
         found.append(measure(model["precision"], reference, by_size, pairs, spec.parity))
     about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
@@ -201,7 +201,7 @@ def _pairs(
     return draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed), training
 
 
-def _facts(student: Student, manifest: Mapping[str, Any], spec: ExportSpec, folder: Path) -> dict[str, Any]:
+def _facts(student: StudentModel, manifest: Mapping[str, Any], spec: ExportSpec, folder: Path) -> dict[str, Any]:
     """The bundle's manifest but for parity and what made it; `latency` is filled by whoever measures it."""
     record = student.record
     origin = {key: manifest[key] for key in FROM_STUDENT if key in manifest}

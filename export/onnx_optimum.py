@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from export.exporters import GraphOptions, input_names
 from export.optimize import BIG_BYTES
 from manifests.errors import ModelError
@@ -30,7 +30,7 @@ MAX_OPSET = 18
 """TorchScript's exporter knows no later operator set."""
 
 
-def export_optimum(student: Student, path: Path, options: GraphOptions) -> dict[str, Any]:
+def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
     """Write the student as ONNX.
 
     Raises:
@@ -52,7 +52,7 @@ def export_optimum(student: Student, path: Path, options: GraphOptions) -> dict[
     return {"exporter": "optimum", "opset": opset, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student: Student) -> None:
+def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student: StudentModel) -> None:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -89,7 +89,7 @@ def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
     graph.input.extend(there[name] for name in wanted)
 
 
-def _put_heads(onnx: Any, graph: Any, student: Student, options: GraphOptions) -> None:
+def _put_heads(onnx: Any, graph: Any, student: StudentModel, options: GraphOptions) -> None:
     """Pooling, heads, temperatures and softmax behind the last hidden state."""
     pooled = _pool(onnx, graph, student)
     probabilities, logits = [], []
@@ -107,7 +107,7 @@ def _put_heads(onnx: Any, graph: Any, student: Student, options: GraphOptions) -
     graph.output.extend(probabilities + (logits if options.logits else []))
 
 
-def _pool(onnx: Any, graph: Any, student: Student) -> str:
+def _pool(onnx: Any, graph: Any, student: StudentModel) -> str:
     """Put in what makes one vector of a row; its name."""
     if student.record.kind == "decoder" or student.record.pooling == "cls":
         place = -1 if student.record.kind == "decoder" else 0
@@ -125,7 +125,7 @@ def _pool(onnx: Any, graph: Any, student: Student) -> str:
     return _node(onnx, graph, "Div", ["pool_sum", "pool_divisor"], "pooled")
 
 
-def _heads(student: Student) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _heads(student: StudentModel) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Weight [K, D] and bias [K] by head, float32."""
     if student.record.kind == "encoder":
         heads = {name: (head.weight, head.bias) for name, head in student.module.heads.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from export.exporters import GraphOptions, input_names, output_names
 from manifests.errors import ModelError
 from manifests.extras import require
@@ -49,7 +49,7 @@ class ServingModule(nn.Module):  # type: ignore[misc]
         return tuple(probs + raw) if self.logits else tuple(probs)
 
 
-def export_torch(student: Student, path: Path, options: GraphOptions) -> dict[str, Any]:
+def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
     """Write the student as ONNX; weights are inside the file, or beside it as `<file>.data` above the 2 GB that protobuf takes.
 
     Raises:
@@ -84,7 +84,7 @@ def export_torch(student: Student, path: Path, options: GraphOptions) -> dict[st
 
 
 @contextlib.contextmanager
-def _plain_attention(student: Student) -> Iterator[None]:
+def _plain_attention(student: StudentModel) -> Iterator[None]:
     """Attention as products and a softmax. torch's own operator becomes a graph that looks for NaN in every weight: 5 % slower on a CPU."""
     model = student.module.backbone if student.record.kind == "encoder" else student.module.lm
     before = model.config._attn_implementation

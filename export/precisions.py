@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from export.contracts import input_contract
 from export.exporters import GraphOptions, load_exporter
 from export.loader import Encoder
@@ -23,7 +23,7 @@ FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.on
 Say = Callable[[str], None]
 
 
-def write_models(student: Student, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say) -> dict[str, Any]:
+def write_models(student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say) -> dict[str, Any]:
     """Write every ONNX file of a bundle.
 
     Args:
@@ -64,12 +64,12 @@ def list_models(folder: Path, spec: ExportSpec) -> list[dict[str, Any]]:
     return found
 
 
-def model_config(student: Student) -> Any:
+def model_config(student: StudentModel) -> Any:
     """transformers' config of the backbone or language model."""
     return (student.module.backbone if student.record.kind == "encoder" else student.module.lm).config
 
 
-def _calibration(student: Student, folder: Path, spec: ExportSpec, training: PairSet) -> list[dict[str, np.ndarray]]:
+def _calibration(student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet) -> list[dict[str, np.ndarray]]:
     """Batches of training pairs of like length."""
     pairs = draw_pairs(training, spec.calibration_pairs, seed=spec.parity.seed)
     if not pairs:

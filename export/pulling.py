@@ -16,7 +16,7 @@ from typing import NamedTuple
 from export.bundle_places import link_or_copy
 from export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_file, open_bundle, read_manifest
 from export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
-from export.destinations import PARTIAL, VERSIONS, Destination, Seen, Served, State
+from export.destinations import PARTIAL, VERSIONS, Destination, Seen, ServedVersion, State
 from export.signatures import TrustedKeys
 from export.versions import VERSION_KIND, Address, Version, find_version, load_version, object_name
 from export.wholeness import Proof, prove
@@ -61,7 +61,7 @@ class Pulled(NamedTuple):
         mended: what was wrong with what served, and is put right.
     """
 
-    served: Served
+    served: ServedVersion
     has_switched: bool
     is_held: bool
     fetched_bytes: int
@@ -281,7 +281,7 @@ def _is_bundle_of(bundle: Bundle, version: Version) -> bool:
 
 def _switch(destination: Destination, ready: _Ready, wanted: Wanted, options: PullOptions) -> Pulled:
     version, channel = wanted.version, wanted.channel
-    served = Served(
+    served = ServedVersion(
         ready.folder,
         version.version,
         version.sha256,

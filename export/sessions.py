@@ -26,7 +26,7 @@ def provider_here(wish: str) -> str:
         raise MissingExtraError(f"--provider {wish}: {exc}") from exc
 
 
-class Session:
+class ModelSession:
     """One exported model on one provider, asserted.
 
     Args:

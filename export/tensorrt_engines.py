@@ -44,7 +44,7 @@ class Profile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltEngine:
     """What a build made.
 
     Args:
@@ -121,7 +121,7 @@ def add_engine(bundle: Path, *, precision: str) -> Bundle:
     return open_bundle(bundle, check_bytes=False)
 
 
-def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b"") -> Built:
+def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b"") -> BuiltEngine:
     """Parse a plain ONNX graph and build an engine of it.
 
     Args:
@@ -160,7 +160,7 @@ def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise ModelError(f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines say why.")
-    return Built(bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b"")
+    return BuiltEngine(bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b"")
 
 
 def build_into(source: Path, target: Path, *, precision: str, capability: str | None) -> Bundle:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.gold import Gold, load_gold
+from distill.students.gold import GoldGrades, load_gold
 from distill.students.label_tables import LabelTable, Target, load_labels
 from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
 from distill.students.splits import SIDES, TRAIN, describe_split, folded, leaking_queries, split_queries
@@ -92,7 +92,7 @@ def _refuse_twice(tables: Sequence[LabelTable]) -> None:
         seen[digest] = table.where
 
 
-def _gold_rows(gold: Gold, tables: Sequence[LabelTable]) -> LabelTable:
+def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     """Graded rows that no source has labelled, as a table of their own."""
     labelled = {(pair.query_id, pair.doc_id) for table in tables for pair in table.pairs}
     kept = [
@@ -150,7 +150,7 @@ class _Rows:
         )
         self.outside = [mass for table in tables for mass in table.outside_mass]
 
-    def examples(self, gold: Gold | None) -> Examples:
+    def examples(self, gold: GoldGrades | None) -> Examples:
         heads = self._heads()
         self._check_trained(heads)
         self._check_gold(gold)
@@ -227,7 +227,7 @@ class _Rows:
                 f"{', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
             )
 
-    def _check_gold(self, gold: Gold | None) -> None:
+    def _check_gold(self, gold: GoldGrades | None) -> None:
         """Gold that was named judges something: otherwise the labels would judge themselves, and nobody would know.
 
         Raises:

@@ -32,7 +32,7 @@ _KEYS = {
 
 
 @dataclass
-class Gold:
+class GoldGrades:
     """All grades of a gold source.
 
     Args:
@@ -82,14 +82,14 @@ class Gold:
         return grades_by_pair(qrels, source.duplicates)
 
 
-def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
+def load_gold(source: GoldSource, *, is_learned: bool) -> GoldGrades:
     """Open a gold source; texts are read only where they are learned from.
 
     Raises:
         InputError: it can't be read, has no texts while it is learned from, or its grades are off.
     """
     if not is_learned:
-        return Gold(source, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map})
+        return GoldGrades(source, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map})
     if not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades.")
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
@@ -105,7 +105,7 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> Gold:
         "without_grade": grades.count(None),
         "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
     }
-    return Gold(source, pairs, grades, dataset.columns, about)
+    return GoldGrades(source, pairs, grades, dataset.columns, about)
 
 
 @contextlib.contextmanager

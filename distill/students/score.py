@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.students import BATCH_TOKENS, Student, length_batches, softmax
+from distill.students.students import BATCH_TOKENS, StudentModel, length_batches, softmax
 from distill.students.texts import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
 
@@ -29,7 +29,7 @@ class Scorer:
         batch_tokens: tokens of a batch, padding included.
     """
 
-    def __init__(self, student: Student, *, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, student: StudentModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
         self.student = student
         self.batch_tokens = batch_tokens
         self._pad_multiple = pad_multiple_for(student.device)

@@ -13,12 +13,12 @@ The folder, every file but `checkpoints/` written once training has ended:
 Signatures for other modules:
 
     read_student(path) -> StudentRecord                     no torch, no weights: kind, heads, max_tokens, columns, temperature, phi
-    load_student(path, *, device="cpu") -> Student
-    Student.record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts: PairTexts
-    Student.probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
+    load_student(path, *, device="cpu") -> StudentModel
+    .record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts: PairTexts
+    .probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
         pairs are (query, document) texts; rows sum to 1; calibrated: softmax(logits / temperature[head]); input order is kept
-    Student.logits(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]                          the raw logits
-    Student.module(**Student.texts.collate(Student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch, differentiable
+    .logits(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]                          the raw logits
+    .module(**student.texts.collate(student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch, differentiable
     student_digest(path) -> str         sha256 over the files that decide what it answers
 """
 
@@ -88,7 +88,7 @@ class StudentRecord:
 
 
 @dataclass
-class Student:
+class StudentModel:
     """A student ready to answer; `module` is in eval mode on `device`."""
 
     record: StudentRecord
@@ -127,7 +127,7 @@ def read_student(path: str | Path) -> StudentRecord:
     raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")
 
 
-def load_student(path: str | Path, *, device: str = "cpu") -> Student:
+def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
     """Load a student to score with.
 
     Args:
@@ -144,7 +144,7 @@ def load_student(path: str | Path, *, device: str = "cpu") -> Student:
         module = _load_module(record, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ModelError(f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy.") from exc
-    return Student(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
+    return StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
 
 
 def _load_tokenizer(folder: Path) -> Any:

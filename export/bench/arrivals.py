@@ -55,7 +55,7 @@ class Batching:
 
 
 @dataclass(frozen=True)
-class Served:
+class OpenLoopTimes:
     """What an open loop measured.
 
     Args:
@@ -89,7 +89,7 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
 
 def serve(
     arrival_s: np.ndarray, batching: Batching, answer: Callable[[int, int], object], *, stop_s: float, clock: Clock | None = None
-) -> Served:
+) -> OpenLoopTimes:
     """Answer requests in the order of their arrival, by one server with micro-batching.
 
     Args:
@@ -111,7 +111,7 @@ def serve(
             done_s[place:end] = clock.now() - start
             batches, place = batches + 1, end
         now = clock.now() - start
-    return Served(done_s - arrival_s, batches, now)
+    return OpenLoopTimes(done_s - arrival_s, batches, now)
 
 
 def _next_batch(arrival_s: np.ndarray, place: int, now: float, batching: Batching) -> tuple[int, float]:

@@ -54,7 +54,7 @@ METRICS_HELP = "Keep a Prometheus text file with the run's counts, for node_expo
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunOptions:
     """What `run` or `retry` was asked for; the fields are the options of the command.
 
     Args:
@@ -166,7 +166,7 @@ def _measured_runs(opened: OpenRun) -> Iterator[RunFolder]:
 )
 def run(**options: Any) -> int:
     """Label what is not labelled yet. The same command again goes on where the last one stopped."""
-    return _work(Work(**options), is_retry=False)
+    return _work(RunOptions(**options), is_retry=False)
 
 
 @click.command(epilog="Example: relabel retry job.yaml --shard 7/128")
@@ -176,10 +176,10 @@ def run(**options: Any) -> int:
 )
 def retry(**options: Any) -> int:
     """Ask the quarantined rows again, with new seeds. Rows that are labelled stay as they are."""
-    return _work(Work(**options), is_retry=True)
+    return _work(RunOptions(**options), is_retry=True)
 
 
-def _work(work: Work, *, is_retry: bool) -> int:
+def _work(work: RunOptions, *, is_retry: bool) -> int:
     deadline = choose_deadline(work.until, work.lasting)
     pool = WorkerPool(work.gpus, work.workers, work.backend, work.address)
     pool.check()
@@ -209,7 +209,7 @@ def _work(work: Work, *, is_retry: bool) -> int:
     return code
 
 
-def _dry_run(work: Work, *, is_retry: bool) -> int:
+def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, may_write=False, day=work.day)
     total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}

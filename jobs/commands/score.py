@@ -36,7 +36,7 @@ LISTS = ("document",)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScoreOptions:
     """What `score` was asked for; the fields are the options of the command.
 
     Args:
@@ -102,7 +102,7 @@ def score(**options: Any) -> int:
     manifest at the end, and the same exit codes; status, verify and evaluate read them. The same command again goes on where the last one
     stopped.
     """
-    work = Work(**options)
+    work = ScoreOptions(**options)
     deadline = choose_deadline(work.until, work.lasting)
     session = _open(work, deadline)
     if work.dry_run:
@@ -119,7 +119,7 @@ def score(**options: Any) -> int:
     return code
 
 
-def _open(work: Work, deadline: Deadline | None) -> Session:
+def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
     from jobs.score.student_jobs import ScoreRequest, local_student, score_job
 

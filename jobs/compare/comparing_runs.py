@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.compare.flips import LargestFlips, examples
 from jobs.compare.gold import HumanGrades
-from jobs.compare.matches import Counts, matches, paired_rows
+from jobs.compare.matches import MatchCounts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.runs import how_matched, open_both, spill_rows
 from jobs.evaluate.judging import JudgingOptions
@@ -51,7 +51,7 @@ def compare_runs(
     humans = None
     if options.qrels is not None:
         humans = HumanGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options)
-    counts, sums = Counts(), PairedSums(ours.grades, depth=depth)
+    counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
     with scratch_folder("relabel-compare-") as scratch:
@@ -107,7 +107,7 @@ def _about(run: RunLabels) -> dict[str, Any]:
     }
 
 
-def _notes(counts: Counts) -> list[str]:
+def _notes(counts: MatchCounts) -> list[str]:
     found = counts.plain()
     notes = []
     for letter in "ab":
@@ -122,7 +122,7 @@ def _notes(counts: Counts) -> list[str]:
     return notes
 
 
-def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: Counts) -> str:
+def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: MatchCounts) -> str:
     found = counts.plain()
     return (
         f"{first.root} and {second.root} have no labelled row in common: {found['labelled_a']:,} and {found['labelled_b']:,} labels were "

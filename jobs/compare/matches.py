@@ -17,7 +17,7 @@ STATES = ("labelled", "quarantined", "absent")
 
 
 @dataclass
-class Counts:
+class MatchCounts:
     """Rows by what each run has of them, added up bucket by bucket.
 
     Args:
@@ -48,7 +48,7 @@ class Counts:
         }
 
 
-def matches(polars: Any, first: Path, second: Path, how: str, counts: Counts, scratch: Path) -> Iterator[Any]:
+def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCounts, scratch: Path) -> Iterator[Any]:
     """Frames of whole queries: a row for each row of either run, columns of `ROWS` with `_a` and `_b`, ordered by query and row.
 
     Args:

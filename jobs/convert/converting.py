@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.convert.duplicates import Duplicates, Rule
 from jobs.convert.formats import TREC, Format, source_format, target_format
-from jobs.convert.rows import Rows, checked_rows
+from jobs.convert.rows import CheckedRows, checked_rows
 from jobs.convert.sources import Options, Source, open_source
 from jobs.convert.targets import write_qrels, write_run, write_table
 from jobs.files.durable_files import check_free, written
@@ -106,7 +106,7 @@ def convert(
     )
 
 
-def _settled(polars: Any, source: Source, rows: Rows, duplicates: Duplicates, to: Format, scratch: Path) -> Iterator[Any]:
+def _settled(polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, to: Format, scratch: Path) -> Iterator[Any]:
     """Settle duplicates: for a run file bucket by bucket as they are asked for, else all at once. All that goes to scratch files is there
     when this returns, so that a full disk is told of the folder that it holds."""
     settled = map(duplicates.settle, query_buckets(polars, (rows.file,), lambda frame, _: rows.kept(polars, frame), scratch / "buckets"))
@@ -126,7 +126,7 @@ def _begun(buckets: Iterator[Any]) -> Iterator[Any]:
 
 
 def _write(
-    polars: Any, source: Source, rows: Rows, duplicates: Duplicates, ranked: Iterator[Any], to: Format, tag: str | None, file: Path
+    polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, ranked: Iterator[Any], to: Format, tag: str | None, file: Path
 ) -> int:
     """Write; conflicts are refused before the file gets its name."""
     if to == "run":
@@ -151,7 +151,7 @@ def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | No
         raise UsageError("--grade and --score: a row stands or falls with one column. Name the one that must not be null.")
 
 
-def _tag(rows: Rows, source: Source, told: str | None) -> str | None:
+def _tag(rows: CheckedRows, source: Source, told: str | None) -> str | None:
     """The tag of all lines; None where rows have their own.
 
     Raises:

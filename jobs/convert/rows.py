@@ -17,7 +17,7 @@ ROW_GROUP_ROWS = 1 << 16
 """Of the scratch file; several are in the making at a time, and polars' own size, four times this, took 100 MB more."""
 
 
-class Rows(NamedTuple):
+class CheckedRows(NamedTuple):
     """Checked rows.
 
     Args:
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
         return self.kept(polars, polars.scan_parquet(self.file, glob=False))
 
 
-def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> Rows:
+def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> CheckedRows:
     """Read and check the columns that a conversion turns on, once; they lie in a scratch file from then on.
 
     Raises:
@@ -70,7 +70,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)
     total, with_value = found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
-    return Rows(file, "tag" in found.collect_schema(), total, total - with_value)
+    return CheckedRows(file, "tag" in found.collect_schema(), total, total - with_value)
 
 
 def _refuse_fractions(source: Source, schema: Any) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from jobs.convert.duplicates import Duplicates
 from jobs.convert.formats import TREC, Format
-from jobs.convert.rows import Rows, value_of
+from jobs.convert.rows import CheckedRows, value_of
 from jobs.convert.sources import Source
 from manifests.inputs.input_faults import reading
 from manifests.judging.trec import FIRST_RANK
@@ -22,7 +22,7 @@ _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
 """What the fields of TREC files are in a table; all others are text."""
 
 
-def write_qrels(polars: Any, rows: Rows, duplicates: Duplicates, file: Path) -> int:
+def write_qrels(polars: Any, rows: CheckedRows, duplicates: Duplicates, file: Path) -> int:
     """`qid 0 docid grade` a line, in the order of the source; returns how many lines."""
     columns = ("query_id", polars.lit("0").alias("iteration"), "doc_id", "value")
     count = 0

@@ -37,7 +37,7 @@ GRACE_S = 8.0
 """How long past the end of a drain a worker may take to close its engine, seconds."""
 
 
-class Limits(NamedTuple):
+class RestartLimits(NamedTuple):
     """When enough is enough.
 
     Args:
@@ -68,7 +68,7 @@ class Supervisor:
         session: Session,
         slots: list[Slot],
         *,
-        limits: Limits = Limits(),  # noqa: B008 (immutable)
+        limits: RestartLimits = RestartLimits(),  # noqa: B008 (immutable)
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda _: None,
         tick: Callable[[], None] = lambda: None,

@@ -5,16 +5,17 @@ then `building.py`, whose `render_report(paths)` gives the HTML.
 The page kit, for any command that wants a page of its own:
 
     from jobs.report.downloads import csv_download
-    from jobs.report.page import Badge, Facts, Figure, Fold, Page, Section, Shade, Side, Table, Text, confusion_table, render_page
+    from jobs.report.blocks import Badge, Drawing, Facts, Fold, Paragraph, Section, Shade, Side, Table, confusion_table
+    from jobs.report.page import Page, render_page
     from jobs.report.plots import Bars, draw_bars, draw_lines, draw_points
 
     head, rows = ("query", "flips"), [("red shoe", 3)]
     table = Table(head, rows, caption="Queries that moved", download=csv_download("moved", head, rows))
     svg = draw_bars([Bars("teacher", ["0", "1", "2"], [12, 30, 4])], label="grade", value="rows")
-    figure = Figure("Grades", svg, alt="Grade 0: 12 rows, grade 1: 30, grade 2: 4.", download=csv_download("grades", …))
-    html = render_page(Page("A beside B", "two label runs", [Section("flips", "Flips", [Text("…"), Side([figure]), table])]))
+    figure = Drawing("Grades", svg, alt="Grade 0: 12 rows, grade 1: 30, grade 2: 4.", download=csv_download("grades", …))
+    html = render_page(Page("A beside B", "two label runs", [Section("flips", "Flips", [Paragraph("…"), Side([figure]), table])]))
 
-- Everything that is given is text: it is escaped wherever it stands. Nothing takes markup but `Figure.svg`, which `plots.py` and
+- Everything that is given is text: it is escaped wherever it stands. Nothing takes markup but `Drawing.svg`, which `plots.py` and
   `lineage.py` make.
 - A section without blocks is left out, so that a caller need not ask twice whether there is something to say.
 - `Page.browser` takes `browser.BrowserData`, the labels browser, or None.

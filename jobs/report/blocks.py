@@ -44,7 +44,7 @@ Cell: TypeAlias = str | int | float | Shade | Badge | None
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph. `tone` as a badge's; `plain` for text that just stands there."""
 
     text: str
@@ -84,7 +84,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Drawing:
     """A drawing.
 
     Args:
@@ -128,7 +128,7 @@ class Side:
     kind: ClassVar[str] = "side"
 
 
-Block: TypeAlias = Text | Facts | Table | Figure | Code | Fold | Side
+Block: TypeAlias = Paragraph | Facts | Table | Drawing | Code | Fold | Side
 
 
 @dataclass(frozen=True)

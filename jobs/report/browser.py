@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manifests.labels import Pair
 
 if TYPE_CHECKING:
-    from jobs.report.blocks import Text
+    from jobs.report.blocks import Paragraph
 
 DOCUMENT_CHARS = 8_000
 """Most characters of a document that a page carries; a page of 5,000 rows must open on a phone."""
@@ -38,7 +38,7 @@ class BrowserData:
 
     runs: Sequence[str]
     rows: Sequence[dict[str, Any]]
-    notes: Sequence[Text]
+    notes: Sequence[Paragraph]
 
     def as_json(self) -> str:
         """JSON that can't leave its script element."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
-from jobs.report.blocks import Section, Text
+from jobs.report.blocks import Paragraph, Section
 from jobs.report.browser import BrowserData, label_view, quarantine_view
 from jobs.report.gold import GoldChoice, Humans
 from jobs.report.page import Page, render_page
@@ -26,7 +26,7 @@ MAX_ROWS = 5000
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPage:
     """A report.
 
     Args:
@@ -42,7 +42,7 @@ class Built:
 
 def build_report(
     paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False
-) -> Built:
+) -> BuiltPage:
     """Report on label runs, students and bundles.
 
     Args:
@@ -98,7 +98,7 @@ def build_report(
         sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts, unused))
     page = Page(_title(artifacts), _subtitle(runs, students, bundles), sections, browser)
     names = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
-    return Built(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
+    return BuiltPage(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
 
 
 def render_report(paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False) -> str:
@@ -125,12 +125,12 @@ def _as_written(given: Sequence[StudentArtifact | BundleArtifact]) -> Iterator[N
 
 def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: GoldChoice) -> BrowserData:
     """The rows that were chosen, with their texts and human grades."""
-    notes: list[Text] = []
+    notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
     for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
         if tally.num_chosen < tally.num_rows:
             notes.append(
-                Text(
+                Paragraph(
                     f"{run.name}: {tally.num_chosen:,} of {tally.num_rows:,} rows, a seeded sample that keeps every status (the same rows "
                     "each time). All other sections are over all rows.",
                     "warn",
@@ -138,7 +138,7 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
             )
         chosen = {kind: list(read_chosen(run, tally, kind)) for kind in ("labels", "quarantine")}
         texts, note = _texts(run, [row["row_id"] for found in chosen.values() for row in found])
-        notes += [Text(note, "warn")] if note else []
+        notes += [Paragraph(note, "warn")] if note else []
         humans = _humans(run, choice)
         for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
             rows += [view(number, row, texts.get(row["row_id"]), humans.of(row) if humans else None) for row in chosen[kind]]
@@ -189,7 +189,7 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
         missing.append("Latency: the bundle holds none. relabel bench measures it.")
     if not any(isinstance(one, StudentArtifact) for one in artifacts) and bundles:
         missing.append("Training curves: they lie in the student's folder; give its path too.")
-    return Section("absent", "What is not here", [Text(sentence) for sentence in missing])
+    return Section("absent", "What is not here", [Paragraph(sentence) for sentence in missing])
 
 
 def _title(artifacts: Sequence[Artifact]) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 from jobs.compare.text import difference_text, name_of, outcome_text
 from jobs.evaluate.text import sides_title
-from jobs.report.blocks import Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text, confusion_table
+from jobs.report.blocks import Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.page import Page, render_page
-from jobs.report.plots import Bars, Interval, draw_bars, draw_intervals
+from jobs.report.plots import Bars, PlottedInterval, draw_bars, draw_intervals
 
 DIGEST_CHARACTERS = 12
 """Shown of a digest; the JSON has all of it."""
@@ -74,7 +74,7 @@ def _figures(result: dict[str, Any]) -> list[Block]:
     head = ("figure", "value", "low", "high", "over")
     plain = [(name_of(name), one["value"], one["low"], one["high"], f"{one['over']:,} {one['unit']}") for name, one in figures.items()]
     table = Table(head, plain, "Figures with 95 % intervals over queries", csv_download("figures", head, plain))
-    shown = [Interval(name_of(name), *_ends(figures[name])) for name in _AGREEMENT if figures[name]["value"] is not None]
+    shown = [PlottedInterval(name_of(name), *_ends(figures[name])) for name in _AGREEMENT if figures[name]["value"] is not None]
     alt = "; ".join(f"{one.name} {one.value:.3f}" for one in shown)
     grades = list(map(str, range(result["grades"])))
     ours, theirs = [sum(row) for row in confusion], [sum(column) for column in zip(*confusion, strict=True)]
@@ -83,10 +83,10 @@ def _figures(result: dict[str, Any]) -> list[Block]:
     counts = list(zip(grades, ours, theirs, strict=True))
     flat = [(row, column, count) for row, held in enumerate(confusion) for column, count in enumerate(held)]
     matrix = confusion_table(confusion, "A", "B", caption="Grades", download=csv_download("confusion", ("A", "B", "rows"), flat))
-    drawn: list[Block] = [Figure("Grades of both", bars, spoken, csv_download("grades", ("grade", "A", "B"), counts))]
+    drawn: list[Block] = [Drawing("Grades of both", bars, spoken, csv_download("grades", ("grade", "A", "B"), counts))]
     if shown:
         agreement = csv_download("agreement", head[:4], [(one.name, one.value, one.low, one.high) for one in shown])
-        drawn.insert(0, Figure("Agreement", draw_intervals([("B beside A", shown)], label="value"), alt, agreement))
+        drawn.insert(0, Drawing("Agreement", draw_intervals([("B beside A", shown)], label="value"), alt, agreement))
     return [Side(drawn), matrix, table]
 
 
@@ -105,7 +105,7 @@ def _tests(result: dict[str, Any]) -> list[Block]:
     else:
         rows.append(("Are both right equally often?", "McNemar", "not available: it needs human grades"))
     note = "These tests take rows for independent, which rows of one query are not; the intervals over queries do not."
-    return [Table(("question", "test", "outcome"), rows, "Tests"), Text(note)]
+    return [Table(("question", "test", "outcome"), rows, "Tests"), Paragraph(note)]
 
 
 def _humans(gold: dict[str, Any]) -> list[Block]:
@@ -117,7 +117,7 @@ def _humans(gold: dict[str, Any]) -> list[Block]:
         values = [side[name]["value"] if name in side else None for side in (ours, theirs)]
         title = sides_title(name, {"A": ours, "B": theirs})
         rows.append((title, *values, step["value"], step["low"], step["high"]))
-    steps = [Interval(str(row[0]), float(row[3]), row[4], row[5]) for row in rows if isinstance(row[3], float)]  # type: ignore[arg-type]
+    steps = [PlottedInterval(str(row[0]), float(row[3]), row[4], row[5]) for row in rows if isinstance(row[3], float)]  # type: ignore[arg-type]
     blocks: list[Block] = [
         Facts(
             [
@@ -132,14 +132,14 @@ def _humans(gold: dict[str, Any]) -> list[Block]:
     if steps:
         alt = "B minus A: " + "; ".join(f"{one.name} {one.value:+.3f}" for one in steps)
         data = csv_download("differences", head, rows)
-        blocks.append(Figure("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True))
+        blocks.append(Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True))
     return [*blocks, Table(head, rows, "Both against human grades", csv_download("humans", head, rows))]
 
 
 def _flips(found: dict[str, Any]) -> list[Block]:
     said = f"{found['rows']:,} rows changed their grade: {found['up']:,} up, {found['down']:,} down."
     if not found["examples"]:
-        return [Text(said)]
+        return [Paragraph(said)]
     head = ("row", "query id", "document id", "A", "B", "expected A", "expected B", "change")
     rows = [
         (
@@ -160,7 +160,7 @@ def _flips(found: dict[str, Any]) -> list[Block]:
         for row, one in zip(rows, found["examples"], strict=True)
     ]
     table = Table(head, rows, "The largest flips", csv_download("flips", (*head, *texts), data))
-    return [Text(said), table, *(_example(one) for one in found["examples"])]
+    return [Paragraph(said), table, *(_example(one) for one in found["examples"])]
 
 
 def _example(one: dict[str, Any]) -> Fold:
@@ -183,7 +183,7 @@ def _queries(found: dict[str, Any]) -> list[Block]:
         f"{found['top_changed']:,} have other documents in their top {found['depth']}, {found['first_changed']:,} another first."
     )
     if not found["moved_most"]:
-        return [Text(said)]
+        return [Paragraph(said)]
     head = ("query id", "rows", "mean A", "mean B", "change", "Kendall tau", f"new in top {found['depth']}", "another first")
     rows = [
         (
@@ -198,4 +198,4 @@ def _queries(found: dict[str, Any]) -> list[Block]:
         )
         for one in found["moved_most"]
     ]
-    return [Text(said), Table(head, rows, "Queries that moved furthest", csv_download("queries", head, rows))]
+    return [Paragraph(said), Table(head, rows, "Queries that moved furthest", csv_download("queries", head, rows))]

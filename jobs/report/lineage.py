@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
-from jobs.report.blocks import Block, Figure
+from jobs.report.blocks import Block, Drawing
 from jobs.report.downloads import csv_download
 from manifests.digests import digest_of, sha256_bytes
 from manifests.secrets.redaction import shortened
@@ -93,7 +93,7 @@ def lineage_blocks(graph: Graph) -> list[Block]:
     note = (
         "Dashed boxes are named by a manifest and were not given here." if any(not node.is_given for node in graph.nodes.values()) else ""
     )
-    return [Figure("From data to here", _draw(graph), alt, csv_download("lineage", ("from", "to", "known"), rows), note, is_wide=True)]
+    return [Drawing("From data to here", _draw(graph), alt, csv_download("lineage", ("from", "to", "known"), rows), note, is_wide=True)]
 
 
 def changes(graph: Graph) -> list[str]:

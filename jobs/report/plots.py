@@ -71,7 +71,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Interval:
+class PlottedInterval:
     """A named value with the ends of its interval, where it has one."""
 
     name: str
@@ -166,7 +166,7 @@ def draw_reliability(groups: Sequence[Line]) -> Markup:
     return _drawn(draw)
 
 
-def draw_intervals(groups: Sequence[tuple[str, Sequence[Interval]]], *, label: str) -> Markup:
+def draw_intervals(groups: Sequence[tuple[str, Sequence[PlottedInterval]]], *, label: str) -> Markup:
     """Values on one axis, a line of points a name, a colour a group; whiskers where there is an interval."""
     names = list(dict.fromkeys(one.name for _, items in groups for one in items))
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from export.bundle_cards import parity_rows, undecided_lines
 from jobs.report.artifacts import BundleArtifact
-from jobs.report.blocks import Badge, Block, Cell, Facts, Figure, Fold, Section, Side, Table, Text
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Line, draw_lines
 from manifests.errors import ManifestError
@@ -46,7 +46,7 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
         parity = bundle.facts.get("parity")
         if not parity:
             blocks.append(
-                Text(f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to the student.", "warn")
+                Paragraph(f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to the student.", "warn")
             )
             continue
         head, *rows = parity_rows(parity)
@@ -56,12 +56,12 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
         judged = next(iter(first["by_batch_size"].values()))["judged_by"]
         sizes = ", ".join(map(str, parity["spec"]["batch_sizes"]))
         blocks += [
-            Text(
+            Paragraph(
                 f"On {first['rows']:,} real pairs of {first['queries']:,} queries, in batches of {sizes}, on {parity['provider']} "
                 f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {judged}. The worst batch size of each.{weak}"
             ),
             Table(head, shown, f"Parity of {bundle.name}", csv_download(f"parity-{bundle.name}", head, rows)),
-            *(Text(sentence, "warn") for sentence in undecided_lines(parity)),
+            *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
             _worst(parity),
         ]
     return Section("parity", "Parity", blocks)
@@ -128,7 +128,7 @@ def _latency_blocks(bundle: BundleArtifact, rows: Sequence[dict[str, Any]], fact
             save = csv_download(f"latency-{name}-{bundle.name}", tuple(chosen[0]), [tuple(row.values()) for row in chosen])
             titles = [column.replace("_", " ") for column in head]
             blocks.append(Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)]))
-    findings = [Text(f"{one['where']}: {one['text']}") for one in facts["findings"]]
+    findings = [Paragraph(f"{one['where']}: {one['text']}") for one in facts["findings"]]
     if findings:
         blocks.append(Fold(f"What the bench found: {len(findings)}", findings))
     return blocks
@@ -181,7 +181,7 @@ def _closed_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> l
                 what = f"{value.removesuffix('_ms')} of {size:,} pair{'s' if size > 1 else ''} a request"
                 save = csv_download(f"closed-{value}-{size}-{bundle.name}", ("model", "tokens", value), data)
                 svg = draw_lines(lines, label="tokens a pair", value="ms", is_log=True, starts_at_0=True)
-                found.append(Figure(f"Closed loop, {what}", svg, _said(lines, "ms at the longest"), save))
+                found.append(Drawing(f"Closed loop, {what}", svg, _said(lines, "ms at the longest"), save))
     return found
 
 
@@ -195,7 +195,7 @@ def _open_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> lis
                 save = csv_download(f"open-{preset}-{value}-{bundle.name}", ("model", "requests_per_s", value), data)
                 svg = draw_lines(lines, label="requests/s that come", value="ms", has_log_values=True)
                 what = f"{value.removesuffix('_ms')} from the scheduled arrival, {preset}"
-                found.append(Figure(f"Open loop, {what}", svg, _said(lines, "ms at the highest rate"), save))
+                found.append(Drawing(f"Open loop, {what}", svg, _said(lines, "ms at the highest rate"), save))
     return found
 
 

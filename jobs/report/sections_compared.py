@@ -11,7 +11,7 @@ from typing import Any
 from jobs.evaluate.comparing import Comparison, compare_sets
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
-from jobs.report.blocks import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice
 from jobs.report.plots import draw_intervals
@@ -35,7 +35,7 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
         try:
             found = _compare(teacher, other, gold)
         except CANT as exc:
-            blocks.append(Text(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
+            blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
         blocks += _comparison_blocks(teacher.name, other.name, found)
     return [Section("between", "Between runs", between), Section("triangle", "Triangle: teacher, student, humans", triangle)]
@@ -70,7 +70,7 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
         download=csv_download(f"confusion-{teacher}-{student}", (teacher, student, "rows"), cells),
     )  # fmt: skip
     blocks: list[Block] = [
-        Text(f"{pair}: {matched}"),
+        Paragraph(f"{pair}: {matched}"),
         Side(
             [
                 confusion,
@@ -81,7 +81,7 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     if triangle.teacher is not None and triangle.student is not None:
         blocks += _both_against_humans(teacher, student, found)
     if triangle.notes:
-        blocks.append(Fold(f"Remarks: {len(triangle.notes)}", [Text(note) for note in triangle.notes]))
+        blocks.append(Fold(f"Remarks: {len(triangle.notes)}", [Paragraph(note) for note in triangle.notes]))
     return blocks
 
 
@@ -105,7 +105,7 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     note = (
         f"Over {triangle.counts['judged']:,} rows with a human grade; the difference has the interval of a paired bootstrap over queries."
     )
-    figure = Figure(
+    figure = Drawing(
         f"{teacher} and {student} by human grades", draw_intervals(groups, label="value, with its 95 % interval"), alt, save, note
     )
     table = Table(head, rows, f"{student} minus {teacher}, 95 % intervals", save)

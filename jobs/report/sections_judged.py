@@ -15,10 +15,10 @@ import numpy as np
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
-from jobs.report.blocks import Block, Cell, Figure, Fold, Section, Side, Table, Text, confusion_table
+from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
-from jobs.report.plots import Bars, Interval, Line, draw_histogram, draw_intervals, draw_reliability
+from jobs.report.plots import Bars, Line, PlottedInterval, draw_histogram, draw_intervals, draw_reliability
 from manifests.metrics.evaluation import Evaluation, evaluate
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.ranking import DEPTH, rank_queries
@@ -64,7 +64,7 @@ def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[Judg
 
 def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     """Every run beside human grades."""
-    blocks: list[Block] = [Text(note, "warn") for note in notes]
+    blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
     if judged:
         blocks += [
             _counts(judged),
@@ -93,7 +93,7 @@ def ranking_section(judged: Sequence[JudgedRun]) -> Section:
         edges = [number / BINS for number in range(BINS + 1)]
         alt = " ".join(f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups)
         svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
-        blocks.append(Side([Figure(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
+        blocks.append(Side([Drawing(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
         each = f", {WORST} of each run" if len(worst) == WORST * len(groups) > WORST else ", run by run" if len(groups) > 1 else ""
         blocks.append(Fold(f"The {len(worst)} queries where it is lowest{each}", [Table(head, worst, "Lowest first, run by run")]))
     return Section("ranking", "Queries", blocks)
@@ -137,13 +137,13 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
     svg = draw_intervals(groups, label="value, with its 95 % interval")
     note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
-    return [Figure("Agreement with humans", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
+    return [Drawing("Agreement with humans", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 
 
-def shown_figures(figures: Mapping[str, MetricValue]) -> list[Interval]:
+def shown_figures(figures: Mapping[str, MetricValue]) -> list[PlottedInterval]:
     """The metrics that are drawn, where they are defined."""
     held = [(metric.name, figures[metric.name]) for metric in METRICS if metric.is_drawn and metric.name in figures]
-    return [Interval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None]
+    return [PlottedInterval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None]
 
 
 def _title(name: str, figure: MetricValue) -> str:
@@ -182,7 +182,7 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
         if (figure := one.evaluation.figures.get("ece")) and figure.value is not None
     ]
     note = "; ".join(eces) + ". Above the dotted line labels are right more often than they say, below it less often."
-    return [Figure("Reliability", draw_reliability(lines), f"Reliability diagram. {note}", csv_download("reliability", head, rows), note)]
+    return [Drawing("Reliability", draw_reliability(lines), f"Reliability diagram. {note}", csv_download("reliability", head, rows), note)]
 
 
 def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
@@ -197,4 +197,4 @@ def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
 
 def _remarks(judged: Sequence[JudgedRun]) -> list[Block]:
     notes = list(dict.fromkeys(note for one in judged for note in [*one.judging.notes, *one.evaluation.notes]))
-    return [Fold(f"Remarks on what was judged: {len(notes)}", [Text(note) for note in notes])] if notes else []
+    return [Fold(f"Remarks on what was judged: {len(notes)}", [Paragraph(note) for note in notes])] if notes else []

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from jobs.report.blocks import Badge, Block, Cell, Figure, Section, Side, Table, Text
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Bars, Interval, draw_bars, draw_histogram, draw_intervals
+from jobs.report.plots import Bars, PlottedInterval, draw_bars, draw_histogram, draw_intervals
 from jobs.report.sections_runs import TalliedRun
 from jobs.report.tallies import Histogram
 from jobs.running.canary import load_results
@@ -28,13 +28,13 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
             for bar in bars
         )
         figures.append(
-            Figure("Grades", draw_bars(bars, label="grade", value="rows"), alt, csv_download("grades", ("run", "grade", "rows"), rows))
+            Drawing("Grades", draw_bars(bars, label="grade", value="rows"), alt, csv_download("grades", ("run", "grade", "rows"), rows))
         )
     figures += _histograms("Entropy of the distributions", "entropy", "nats", {one.run.name: one.tally.entropy for one in runs})
     figures += _histograms("Mass outside the grades", "outside mass", "", {one.run.name: one.tally.outside for one in runs})
     blocks: list[Block] = [Side(figures)] if figures else []
     if runs and not any(one.tally.entropy.rows for one in runs):
-        blocks.append(Text("These labels hold no distributions, so there is no entropy and no outside mass to show."))
+        blocks.append(Paragraph("These labels hold no distributions, so there is no entropy and no outside mass to show."))
     flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()]
     if flags:
         head = ("run", "flag", "rows")
@@ -60,7 +60,7 @@ def _histograms(title: str, name: str, unit: str, held: Mapping[str, Histogram])
         of = f", {round(math.exp(top))} grades" if len(tops) > 1 else ""
         save = csv_download(f"{name}{of}", ("run", "from", "to", "rows"), rows)
         found.append(
-            Figure(title + of, draw_histogram(bars, edges, label=label, value="rows"), f"Histogram of {name}. {means}.", save, means)
+            Drawing(title + of, draw_histogram(bars, edges, label=label, value="rows"), f"Histogram of {name}. {means}.", save, means)
         )
     return found
 
@@ -76,7 +76,7 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
             keys = ("rows", "flips", "unreadable", "flip_rate", "low", "high", "mean_kl", "max_flip_rate")
             verdict = Badge("passed", "good") if passed else Badge("refused", "bad")
             rows.append([run.name, name, *(result[key] for key in keys), verdict])
-            marks.append(Interval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"]))
+            marks.append(PlottedInterval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"]))
     if not rows:
         return Section("noise", "", [])
     head = ("run", "engine", "asked again", "flips", "no label now", "flip rate", "low", "high", "mean KL, nats", "limit", "verdict")
@@ -86,5 +86,5 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
         "A canary asks rows that are labelled already once more. The share of grades that flip is what any difference between labels must "
         "be held against."
     )
-    figure = Figure("Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save)
-    return Section("noise", "Noise floor", [Text(text), Side([figure]), Table(head, rows, "Canaries")])
+    figure = Drawing("Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save)
+    return Section("noise", "Noise floor", [Paragraph(text), Side([figure]), Table(head, rows, "Canaries")])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
-from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, Shade, Side, Table, Text
+from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.lineage import changes, lineage_blocks, trace
 from jobs.report.tallies import LabelTally
@@ -39,7 +39,7 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
         has_places: say where each thing lies, and a bundle's version.
     """
     graph = trace(artifacts)
-    warnings: list[Block] = [Text(sentence, "warn") for sentence in changes(graph)]
+    warnings: list[Block] = [Paragraph(sentence, "warn") for sentence in changes(graph)]
     cards = [_run_facts(one) if isinstance(one, RunArtifact) else _other_facts(one, has_places=has_places) for one in artifacts]
     specs: list[Block] = []
     for one in artifacts:
@@ -129,13 +129,15 @@ def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section
         rows.append([run.name, run.plan.rows, tally.labelled, tally.reused, tally.num_quarantined, verdict])
     head = ("run", "rows in", "labelled", "reused", "quarantined", "verdict")
     blocks: list[Block] = [
-        Text("Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel verify proves it anew."),
+        Paragraph(
+            "Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel verify proves it anew."
+        ),
         Table(head, rows, "Rows in and out", csv_download("conservation", head[:-1], [row[:-1] for row in rows])),
     ]
     for one in runs:
         blocks += _quarantine(one, is_alone=len(runs) == 1, quotes=quotes)
     if not quotes and any(one.run.found.tally.num_quarantined for one in runs):
-        blocks.append(Text("This page shows no rows, so quoted text is left out of the reasons (…)."))
+        blocks.append(Paragraph("This page shows no rows, so quoted text is left out of the reasons (…)."))
     return Section("conservation", "Conservation", blocks)
 
 

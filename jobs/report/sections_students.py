@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from distill.students.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
 from jobs.report.artifacts import StudentArtifact
-from jobs.report.blocks import Badge, Block, Cell, Facts, Figure, Section, Side, Table, Text
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Line, draw_lines
 from manifests.errors import ManifestError
@@ -58,7 +58,7 @@ def _curves(student: StudentArtifact) -> list[Block]:
             alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
             save = csv_download(f"curves-{split}-{student.name}", ("step", "name", "value"), rows)
             title = f"{'Training loss' if split == 'train' else 'On dev'}, {student.name}"
-            found.append(Figure(title, draw_lines(lines, label="optimizer step", value=value), alt, save))
+            found.append(Drawing(title, draw_lines(lines, label="optimizer step", value=value), alt, save))
     return found
 
 
@@ -102,10 +102,10 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
             tables.append(Table(("gate", "verdict"), rows, f"Gates of {student.name}"))
         if tables:
             blocks.append(Side(tables))
-        blocks += [Text(note) for note in student.manifest.get("notes") or ()]
+        blocks += [Paragraph(note) for note in student.manifest.get("notes") or ()]
     if blocks and not has_triangle:
         blocks.append(
-            Text(
+            Paragraph(
                 "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have human grades (relabel "
                 "score) and give label run, scores and --gold together."
             )

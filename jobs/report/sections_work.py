@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 
 from jobs.report.artifacts import Commit, RunArtifact
-from jobs.report.blocks import Badge, Block, Cell, Figure, Fold, Section, Side, Table, Text
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Line, draw_lines
 from jobs.report.sections_runs import TalliedRun
@@ -43,14 +43,14 @@ def throughput_section(runs: Sequence[TalliedRun]) -> Section:
         note += f"Worker processes: {len(workers):,}, of which {again:,} began after another had ended (dotted lines)."
         svg = draw_lines([series], label="seconds since the start", value="rows/s", marks=marks, starts_at_0=True)
         figures.append(
-            Figure(f"Rows a second, {run.name}", svg, note, csv_download(f"throughput-{run.name}", ("seconds", "rows_per_s"), rows), note)
+            Drawing(f"Rows a second, {run.name}", svg, note, csv_download(f"throughput-{run.name}", ("seconds", "rows_per_s"), rows), note)
         )
         starts += [[run.name, worker, first, last, how] for first, last, worker, how in workers]
     if figures:
         head = ("run", "worker", "first start", "last commit", "began")
         table = Table(head, starts[:200], "Worker processes; each starts an engine of its own", csv_download("workers", head, starts))
         text = "By the times in receipts. A chunk counts at its commit, so that a run of few chunks shows steps."
-        blocks = [Text(text), Side(figures), Fold(f"Worker processes: {len(starts):,}", [table])]
+        blocks = [Paragraph(text), Side(figures), Fold(f"Worker processes: {len(starts):,}", [table])]
     return Section("throughput", "Throughput", blocks)
 
 
@@ -145,7 +145,9 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
         blocks.append(Table(total_head, totals, TOTALS, csv_download("cost", total_head, totals)))
         if not is_priced:
             blocks.append(
-                Text("The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts.")
+                Paragraph(
+                    "The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts."
+                )
             )
     return Section("cost", "Cost", blocks)
 

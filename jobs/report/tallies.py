@@ -76,7 +76,7 @@ class LabelTally:
         return sum(map(len, self.chosen.values()))
 
 
-class Draw:
+class RowSample:
     """Picks rows as if at random, the same ones for the same row ids: those whose hash is smallest, by status."""
 
     def __init__(self, most: int) -> None:
@@ -139,7 +139,7 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
     Raises:
         ManifestError: a file is missing or not the one committed.
     """
-    draw = Draw(max(1, most))
+    draw = RowSample(max(1, most))
     grades = run.grades
     found = LabelTally(grades, np.zeros(grades, dtype=np.int64), Histogram(math.log(grades)), Histogram(1.0), Counter(), {}, {}, 0)
     for file in run.found.labels:

@@ -80,7 +80,7 @@ class Drawn(NamedTuple):
     is_own: bool
 
 
-class Draw(NamedTuple):
+class CanarySample(NamedTuple):
     """What a look over a session's rows found.
 
     Args:
@@ -94,7 +94,7 @@ class Draw(NamedTuple):
     num_to_ask: int
 
 
-def draw_canary(session: Session) -> Draw | None:
+def draw_canary(session: Session) -> CanarySample | None:
     """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too few.
 
     From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other shards where these
@@ -122,7 +122,7 @@ def draw_canary(session: Session) -> Draw | None:
     if _must_end(session, num_to_ask):
         return None
     rows.sort(key=lambda drawn: drawn.pair.row_id)
-    return Draw(rows, num_elsewhere + num_own, num_to_ask)
+    return CanarySample(rows, num_elsewhere + num_own, num_to_ask)
 
 
 def _must_end(session: Session, num_to_ask: int) -> bool:
@@ -161,7 +161,7 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
     return kept, num_known, num_to_ask
 
 
-def ask_canary(session: Session, engine: Engine, draw: Draw, tick: Callable[[], None]) -> CanaryResult | None:
+def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Callable[[], None]) -> CanaryResult | None:
     """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
     job = session.opened.job
     asked: list[ChunkWork] = []

@@ -13,7 +13,7 @@ from jobs.running.watch import Watch
 COMMITS_IN_FLIGHT = 8
 
 
-class Commits:
+class CommitThreads:
     """Commits of one execution, a context manager: leaving waits for those under way.
 
     Args:

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from jobs.planning.job_files import Job
-from jobs.running.canary import CanaryResult, Draw, ask_canary, draw_canary, has_passed, keep_result, refuse
+from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.running.chunks import ChunkWork
-from jobs.running.commits import COMMITS_IN_FLIGHT, Commits
+from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
 from jobs.running.conclusions import RunReport, conclude, refuse_mixing
 from jobs.running.loop import IDLE_S, RunLoop
 from jobs.running.sessions import Session
@@ -127,7 +127,7 @@ class _Begun(NamedTuple):
     """What was found out before an engine is started: chunks from the first that has something to ask, the canary's rows, remarks."""
 
     chunks: Iterator[ChunkWork | None]
-    draw: Draw | None
+    draw: CanarySample | None
     remarks: list[str]
 
 
@@ -152,7 +152,7 @@ def _begin(session: Session) -> _Begun | None:
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
     """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop was asked for."""
-    with Commits(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
+    with CommitThreads(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
             if session.stop.reason is not None:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from jobs.running.chunks import ChunkWork
-from jobs.running.commits import Commits
+from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
 from jobs.running.node_values import check_nodes
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
@@ -131,7 +131,7 @@ class RunLoop:
         self._open_pairs = 0
         self._next_id = 0
         self._input_error: InputError | None = None
-        self._commits = Commits(commit, progress, watch=watch)
+        self._commits = CommitThreads(commit, progress, watch=watch)
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._pace = Pace()
         self._next_look_s = 0.0

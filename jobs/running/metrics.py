@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Gauge:
     """A metric with its samples. All are gauges: they are counted anew by each execution."""
 
     name: str
@@ -92,24 +92,24 @@ class MetricsFile:
                 self._has_failed = True
                 logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
 
-    def _metrics(self, code: int | None) -> list[Metric]:
+    def _metrics(self, code: int | None) -> list[Gauge]:
         found = [
-            Metric("relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]),
-            Metric("relabel_run_start_timestamp_seconds", "When the execution started.", [Sample(self._started_clock)]),
-            Metric("relabel_run_seconds", "How long the execution has taken.", [Sample(time.perf_counter() - self._started_s)]),
+            Gauge("relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]),
+            Gauge("relabel_run_start_timestamp_seconds", "When the execution started.", [Sample(self._started_clock)]),
+            Gauge("relabel_run_seconds", "How long the execution has taken.", [Sample(time.perf_counter() - self._started_s)]),
         ]
         if self.progress is not None:
             found += _of_progress(self.progress)
         if self.report is not None:
             found += _of_report(self.report)
         if code is not None:
-            found.append(Metric("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)]))
+            found.append(Gauge("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)]))
         if self._last_success is not None:
-            found.append(Metric(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)]))
+            found.append(Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)]))
         return found
 
 
-def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
+def rendered(metrics: list[Gauge], labels: Mapping[str, str]) -> str:
     """Metrics in Prometheus's text format.
 
     Args:
@@ -124,7 +124,7 @@ def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_progress(progress: Progress) -> list[Metric]:
+def _of_progress(progress: Progress) -> list[Gauge]:
     statuses, pairs = dict(progress.kept_statuses), progress.kept("pairs")
     quarantined = sum(count for status, count in statuses.items() if status != "ok")
     tokens = {kind: progress.kept(f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
@@ -132,27 +132,27 @@ def _of_progress(progress: Progress) -> list[Metric]:
     chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
     fraction = quarantined / pairs if pairs else 0.0
     return [
-        Metric("relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})),
-        Metric("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
-        Metric("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
-        Metric("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
-        Metric("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
-        Metric("relabel_run_in_vain_rows", "Rows asked in vain: another was first, or the end came.", [Sample(progress.lost["pairs"])]),
-        Metric("relabel_run_in_vain_requests", "Requests asked in vain.", [Sample(progress.lost["requests"])]),
-        Metric("relabel_run_in_vain_tokens", "Tokens asked in vain.", _by("kind", lost_tokens)),
-        Metric("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
+        Gauge("relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})),
+        Gauge("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
+        Gauge("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
+        Gauge("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
+        Gauge("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
+        Gauge("relabel_run_in_vain_rows", "Rows asked in vain: another was first, or the end came.", [Sample(progress.lost["pairs"])]),
+        Gauge("relabel_run_in_vain_requests", "Requests asked in vain.", [Sample(progress.lost["requests"])]),
+        Gauge("relabel_run_in_vain_tokens", "Tokens asked in vain.", _by("kind", lost_tokens)),
+        Gauge("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
     ]
 
 
-def _of_report(report: RunReport) -> list[Metric]:
+def _of_report(report: RunReport) -> list[Gauge]:
     tally = report.tally
     rows = {"ok": tally.labelled, **tally.quarantined, "open": report.rows - tally.rows}
     fraction = tally.num_quarantined / tally.rows if tally.rows else 0.0
     return [
-        Metric("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", _by("status", rows)),
-        Metric("relabel_quarantine_fraction", "Share of the output's finished rows that are quarantined.", [Sample(fraction)]),
-        Metric("relabel_chunks_done", "Chunks of the whole output that are committed.", [Sample(tally.chunks_done)]),
-        Metric("relabel_engine_start_seconds", "How long the engine took to start.", [Sample(report.engine_start_s)]),
+        Gauge("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", _by("status", rows)),
+        Gauge("relabel_quarantine_fraction", "Share of the output's finished rows that are quarantined.", [Sample(fraction)]),
+        Gauge("relabel_chunks_done", "Chunks of the whole output that are committed.", [Sample(tally.chunks_done)]),
+        Gauge("relabel_engine_start_seconds", "How long the engine took to start.", [Sample(report.engine_start_s)]),
     ]
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from distill.students.score import Scorer
-from distill.students.students import Student
+from distill.students.students import StudentModel
 from distill.students.texts import TokenRow
 from jobs.running.chunks import ChunkWork
-from jobs.running.commits import Commits
+from jobs.running.commits import CommitThreads
 from jobs.running.conclusions import RunReport, conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
@@ -60,7 +60,7 @@ class ScoreLoop:
         self._ahead: queue.Queue[_Prepared | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
         self._is_over = threading.Event()
         self._has_committed = threading.Event()
-        self._commits = Commits(commit, progress)
+        self._commits = CommitThreads(commit, progress)
         self._seconds_a_chunk = 0.0
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
@@ -211,5 +211,5 @@ def _args(session: Session) -> StudentArgs:
     return args
 
 
-def _student(session: Session) -> tuple[Student, EngineFacts]:
+def _student(session: Session) -> tuple[StudentModel, EngineFacts]:
     return start_student(identify(str(session.opened.job.spec.engine.model)), _args(session))

@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
-from distill.students.students import BATCH_TOKENS, Student, StudentRecord, load_student, read_student, student_file_names, student_files
+from distill.students.students import (
+    BATCH_TOKENS,
+    StudentModel,
+    StudentRecord,
+    load_student,
+    read_student,
+    student_file_names,
+    student_files,
+)
 from distill.students.texts import TokenRow
 from jobs.planning.job_files import Job
 from jobs.planning.spec_places import Places, resolved
@@ -168,7 +176,7 @@ def local_student(reference: str, *, cache_dir: Path) -> str:
     return str(slot)
 
 
-def start_student(identity: Identity, args: StudentArgs) -> tuple[Student, EngineFacts]:
+def start_student(identity: Identity, args: StudentArgs) -> tuple[StudentModel, EngineFacts]:
     """Load the student on its device, and say what it is.
 
     Raises:

@@ -18,7 +18,7 @@ from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.grammars import GrammarCompiler, render_grammar
 from labelers.engines.loop_thread import LoopThread
 from labelers.engines.sequences import Row
-from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.errors import EngineCrashError, ModelError
@@ -79,7 +79,7 @@ class TokensMode:
         self._special = special_ids(tokenizer)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         self._compiler = GrammarCompiler(tokenizer, vocab_size=self._vocab_size, eos_ids=eos)
-        self._places = Places(self._encoder, tokenizer_name=reference)
+        self._places = DecisionPlaces(self._encoder, tokenizer_name=reference)
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
         self._grammars: dict[tuple[Any, str], str] = {}

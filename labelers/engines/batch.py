@@ -26,7 +26,7 @@ MAX_PADDING = 0.15
 """Share of a prefill's tokens that may be padding."""
 
 
-class Limits(NamedTuple):
+class BatchLimits(NamedTuple):
     """How much is run at a time.
 
     Args:
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
     share_prefixes: bool
 
 
-class Vocabulary(NamedTuple):
+class BatchVocabulary(NamedTuple):
     """What the batch has to know of tokens: the bytes of each, those that end an answer, and those that are no text."""
 
     token_bytes: Callable[[int], bytes]
@@ -54,7 +54,7 @@ class Vocabulary(NamedTuple):
 class Batch:
     """Rows in flight and rows that wait."""
 
-    def __init__(self, forward: Forward, vocabulary: Vocabulary, limits: Limits) -> None:
+    def __init__(self, forward: Forward, vocabulary: BatchVocabulary, limits: BatchLimits) -> None:
         self._forward = forward
         self._vocabulary = vocabulary
         self._limits = limits

@@ -16,7 +16,7 @@ from manifests.asks import Answer, Ask, Decision, Request
 from manifests.errors import ConfigError
 
 
-class Places:
+class DecisionPlaces:
     """The places of decisions for one tokenizer; each decision's label tokens are looked up once."""
 
     def __init__(self, encoder: PromptEncoder, *, tokenizer_name: str) -> None:
@@ -60,7 +60,7 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
 
 
 def admit(
-    request: Request, encoder: PromptEncoder, places: Places, *, max_prompt_tokens: int, matcher: Callable[[Prompt], Any] | None
+    request: Request, encoder: PromptEncoder, places: DecisionPlaces, *, max_prompt_tokens: int, matcher: Callable[[Prompt], Any] | None
 ) -> Row | Answer:
     """Make a request ready to run, or answer it here because its prompt does not fit.
 

@@ -19,7 +19,7 @@ from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.sequences import Row
-from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
@@ -88,7 +88,7 @@ class Transformers:
         torch = require("torch", extra="cpu", purpose="The transformers engine")
         library = require("transformers", extra="cpu", purpose="The transformers engine")
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
-        from labelers.engines.batch import Batch, Limits, Vocabulary
+        from labelers.engines.batch import Batch, BatchLimits, BatchVocabulary
         from labelers.engines.forward import GROUPED, Forward
 
         args = _args_of(spec)
@@ -107,10 +107,12 @@ class Transformers:
         self._eos_ids = end_ids(model.generation_config.eos_token_id, tokenizer)
         self._compiler = GrammarCompiler(tokenizer, vocab_size=forward.vocab_size, eos_ids=self._eos_ids)
         self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2)
-        vocabulary = Vocabulary(self._compiler.token_bytes, frozenset(self._eos_ids), special_ids(tokenizer), self._encoder.encode_text)
-        self._batch: Batch | None = Batch(forward, vocabulary, Limits(*_limits(torch, model, self._device, args)))
+        vocabulary = BatchVocabulary(
+            self._compiler.token_bytes, frozenset(self._eos_ids), special_ids(tokenizer), self._encoder.encode_text
+        )
+        self._batch: Batch | None = Batch(forward, vocabulary, BatchLimits(*_limits(torch, model, self._device, args)))
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
-        self._places = Places(self._encoder, tokenizer_name=self._resolved.reference)
+        self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
         self._ready: list[Answer] = []
 
     @staticmethod

@@ -28,7 +28,7 @@ from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.sequences import Row
-from labelers.engines.stages import Places, admit, quotable, stage_remarks
+from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
@@ -78,7 +78,7 @@ class Vllm:
         library = _load_vllm(self._args)
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
         from labelers.engines.vllm_grammars import install_grammars
-        from labelers.engines.vllm_loop import StepLoop, Vocabulary
+        from labelers.engines.vllm_loop import StepLoop, StepVocabulary
 
         self._spec = spec
         self._resolved = resolve_checkpoint(spec, self._args.cache_dir)
@@ -91,13 +91,13 @@ class Vllm:
             self._end_ids = end_ids(_named_ends(transformers, self._resolved, config.hf_text_config), tokenizer)
             self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
             self._compiler = GrammarCompiler(tokenizer, vocab_size=max(int(config.get_vocab_size()), len(tokenizer)), eos_ids=self._end_ids)
-            self._places = Places(self._encoder, tokenizer_name=self._resolved.reference)
+            self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
             silent = special_ids(tokenizer) | set(self._end_ids)
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
             self._loop = StepLoop(
                 self._engine,
                 install_grammars(self._engine, self._compiler),
-                Vocabulary(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
+                StepVocabulary(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
                 lora=_lora_request(self._args),
                 is_inline=self._args.decisions == "inline",
                 slots=self._width + self._width // 8 + 4,  # a few beyond the step's, since a new one waits a step for its grammar

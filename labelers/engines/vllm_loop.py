@@ -31,7 +31,7 @@ REFUSALS = (ValueError, VLLMValidationError)
 """What vLLM raises when it refuses one request; from 0.32 on its own error is no ValueError any more."""
 
 
-class Vocabulary(NamedTuple):
+class StepVocabulary(NamedTuple):
     """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and encoding."""
 
     bytes_of: dict[int, bytes]
@@ -50,7 +50,7 @@ class StepLoop:
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix is cached.
     """
 
-    def __init__(self, engine: Any, grammars: GrammarRegistry, words: Vocabulary, *, lora: Any, is_inline: bool, slots: int) -> None:
+    def __init__(self, engine: Any, grammars: GrammarRegistry, words: StepVocabulary, *, lora: Any, is_inline: bool, slots: int) -> None:
         self._engine = engine
         self._grammars = grammars
         self._words = words

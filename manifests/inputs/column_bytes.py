@@ -15,7 +15,7 @@ from manifests.storage.url_files import UrlFile
 PIECE_BYTES = 1 << 20
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes from `start` up to `stop`."""
 
     start: int
@@ -71,7 +71,7 @@ class ColumnBytes:
         """The sha256 of each column's bytes in a row group."""
         return {name: self._digest(self._spans(group, leaves)) for name, leaves in self._leaves.items()}
 
-    def _spans(self, group: int, leaves: list[int]) -> list[Span]:
+    def _spans(self, group: int, leaves: list[int]) -> list[ByteRange]:
         held = self._metadata.row_group(group)
         spans = []
         for leaf in leaves:
@@ -81,10 +81,10 @@ class ColumnBytes:
                 start = chunk.dictionary_page_offset
             if start < 0 or chunk.total_compressed_size < 0:
                 raise pa.ArrowInvalid(f"its footer places a column of {chunk.total_compressed_size} bytes at byte {start}")
-            spans.append(Span(start, start + chunk.total_compressed_size))
+            spans.append(ByteRange(start, start + chunk.total_compressed_size))
         return spans
 
-    def _digest(self, spans: list[Span]) -> str:
+    def _digest(self, spans: list[ByteRange]) -> str:
         digest = hashlib.sha256()
         for start, stop in spans:
             self._source.seek(start)

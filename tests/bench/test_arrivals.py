@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bench.arrivals import Batching, Served, poisson_arrivals, serve
+from export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
 from export.bench.latency import time_calls
 from export.bench.open_rates import measure_rate
 from export.bench.specs import BenchSpec
@@ -29,7 +29,7 @@ class MadeUpClock:
 
 def served(
     arrival_s: np.ndarray, batching: Batching, service_s: float, *, stall_at: int = -1, stall_s: float = 0.0, stop_s: float = 1e9
-) -> Served:
+) -> OpenLoopTimes:
     """A server that takes as long for any batch, and stalls once."""
     clock = MadeUpClock()
 

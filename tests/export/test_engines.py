@@ -127,7 +127,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
 
     def use(work: Callable[[], bytes]) -> None:
         monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
-        monkeypatch.setattr(engines, "build", lambda *_, **__: engines.Built(work(), b""))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: engines.BuiltEngine(work(), b""))
 
     return use
 
@@ -230,7 +230,7 @@ def stalls(*_):
     time.sleep(120)
 
 engines.find_tensorrt = lambda: ("tensorrt_rtx", Library)
-engines.build = lambda *_, **__: engines.Built(b"engine", b"")
+engines.build = lambda *_, **__: engines.BuiltEngine(b"engine", b"")
 engines.write_context = stalls
 sys.exit(main(LINE))
 """

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from jobs.running.chunks import ChunkWork
-from jobs.running.commits import Commits
+from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
 from manifests.runs.receipts import ChunkId
 
@@ -25,7 +25,7 @@ def test_of_commits_that_end_together_those_beside_a_failed_one_are_counted() ->
             raise OSError("disk")
         return work.id.chunk != 3
 
-    commits = Commits(commit, progress, threads=4)
+    commits = CommitThreads(commit, progress, threads=4)
 
     def settle() -> None:
         with commits:
@@ -50,7 +50,7 @@ def test_commits_that_end_after_a_failed_one_are_counted_too() -> None:
         return True
 
     def settle() -> None:
-        with Commits(commit, progress, threads=2) as commits:
+        with CommitThreads(commit, progress, threads=2) as commits:
             commits.add(chunk(0))
             commits.add(chunk(1))
             try:

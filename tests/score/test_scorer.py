@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distill.students.score import Scorer
-from distill.students.students import Student, StudentRecord, load_student, write_student
+from distill.students.students import StudentModel, StudentRecord, load_student, write_student
 from manifests.errors import ModelError
 from tests.engines.conftest import make_tokenizer
 
@@ -18,11 +18,11 @@ PAIRS = [(f"red shoe {row % 5}", " ".join(["running", "blue", str(row)] * (row %
 
 
 @pytest.fixture
-def student(tiny: Path) -> Student:
+def student(tiny: Path) -> StudentModel:
     return load_student(tiny)
 
 
-def decoder(folder: Path, *, packs: bool) -> Student:
+def decoder(folder: Path, *, packs: bool) -> StudentModel:
     """A tiny random Qwen2 that reads `query / document =>` and says a grade."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -42,7 +42,7 @@ def decoder(folder: Path, *, packs: bool) -> Student:
     return load_student(folder)
 
 
-def scored(student: Student, batch_tokens: int, pairs: list[tuple[str, str]] = PAIRS) -> dict[str, np.ndarray]:
+def scored(student: StudentModel, batch_tokens: int, pairs: list[tuple[str, str]] = PAIRS) -> dict[str, np.ndarray]:
     scorer = Scorer(student, batch_tokens=batch_tokens)
     found = scorer.score(scorer.encode(pairs))
     assert found is not None
@@ -50,7 +50,7 @@ def scored(student: Student, batch_tokens: int, pairs: list[tuple[str, str]] = P
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 8192])
-def test_a_rows_score_depends_on_no_other_row(student: Student, batch_tokens: int) -> None:
+def test_a_rows_score_depends_on_no_other_row(student: StudentModel, batch_tokens: int) -> None:
     found = scored(student, batch_tokens)
     alone = [student.probabilities([pair]) for pair in PAIRS]
     for name, values in found.items():
@@ -58,7 +58,7 @@ def test_a_rows_score_depends_on_no_other_row(student: Student, batch_tokens: in
         assert values.dtype == np.float32
 
 
-def test_the_same_block_gives_the_same_bits(student: Student) -> None:
+def test_the_same_block_gives_the_same_bits(student: StudentModel) -> None:
     first, second = scored(student, 60), scored(student, 60)
     assert all((first[name] == second[name]).all() for name in first)
 
@@ -92,7 +92,7 @@ class Cramped:
         return self.module(**batch)
 
 
-def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_it_is_said(student: Student, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_it_is_said(student: StudentModel, caplog: pytest.LogCaptureFixture) -> None:
     whole = scored(student, 8192)
     student.module = Cramped(student.module, 12)
     with caplog.at_level(logging.WARNING):
@@ -102,13 +102,13 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_it_is_said(studen
     assert "a batch of 40 rows does not fit into the device's memory; batches now hold 4096 tokens" in caplog.text
 
 
-def test_a_pair_that_does_not_fit_alone_is_an_error_that_says_so(student: Student) -> None:
+def test_a_pair_that_does_not_fit_alone_is_an_error_that_says_so(student: StudentModel) -> None:
     student.module = Cramped(student.module, 0)
     with pytest.raises(ModelError, match=r"a single pair of .* tokens does not fit"):
         scored(student, 8192)
 
 
-def test_a_stop_amid_a_block_gives_it_up(student: Student) -> None:
+def test_a_stop_amid_a_block_gives_it_up(student: StudentModel) -> None:
     scorer = Scorer(student, batch_tokens=60)
     told: list[int] = []
 
