@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from manifests.metrics.agreement import confusion_by_group, pass_at_k
-from manifests.metrics.registry import count_metrics
+from manifests.metrics.registry import count_metrics, metric_of
 
 GRADES = 4
 Rows = list[tuple[int, int]]
@@ -126,10 +126,11 @@ def test_counts_loops_and_libraries_agree(rows: Rows) -> None:
 
 
 @given(st.lists(st.integers(0, GRADES - 1), min_size=1, max_size=40))
-def test_perfect_labels_get_one_or_are_undefined(grades: list[int]) -> None:
+def test_perfect_labels_get_the_best_value_or_are_undefined(grades: list[int]) -> None:
     found = counted([(grade, grade) for grade in grades])
     assert found["accuracy"] == found["f1_macro"] == found["f1_weighted"] == pytest.approx(1)
-    assert all(math.isnan(value) or value == pytest.approx(1) for value in found.values())
+    best = {name: 1 if metric[0].direction == "higher" else 0 for name in found if (metric := metric_of(name)) is not None}
+    assert all(math.isnan(value) or value == pytest.approx(best[name]) for name, value in found.items())
     assert math.isnan(found["kappa"]) == (len(set(grades)) == 1)
 
 
