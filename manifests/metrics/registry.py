@@ -56,6 +56,11 @@ def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
+def _mean_absolute_error(counts_KK: np.ndarray) -> np.ndarray:
+    grade_K = np.arange(counts_KK.shape[-1])
+    return np.asarray((counts_KK * np.abs(np.subtract.outer(grade_K, grade_K))).sum((-2, -1)) / counts_KK.sum((-2, -1)))
+
+
 def _auc(rows: JudgedStatistics) -> Mapping[str, Measured]:
     """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
     if rows.orders:
@@ -137,6 +142,15 @@ METRICS: tuple[Metric, ...] = (
         "rows",
         OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=False)),
         "the same with δ = 1 for any two grades",
+    ),
+    Metric(
+        "mean_absolute_error",
+        "mean absolute error",
+        "lower",
+        "rows",
+        OfCounts(_mean_absolute_error),
+        "mean of \\|g − l\\|, in grades",
+        aliases=("mae",),
     ),
     Metric(
         "irrelevant_precision",

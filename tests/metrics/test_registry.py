@@ -139,6 +139,7 @@ REFERENCES: dict[str, Callable[[Judged], float]] = {
     "kappa_quadratic": lambda one: metrics.cohen_kappa_score(one.gold, one.labels, weights="quadratic"),
     "alpha_ordinal": alpha("ordinal"),
     "alpha_nominal": alpha("nominal"),
+    "mean_absolute_error": lambda one: metrics.mean_absolute_error(one.gold, one.labels),
     "irrelevant_precision": lambda one: metrics.precision_score(one.gold, one.labels, labels=[0], average=None)[0],
     "irrelevant_recall": lambda one: metrics.recall_score(one.gold, one.labels, labels=[0], average=None)[0],
     "irrelevant_f1": lambda one: metrics.f1_score(one.gold, one.labels, labels=[0], average=None)[0],
