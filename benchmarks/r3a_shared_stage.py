@@ -37,7 +37,7 @@ from labelers.registry import labeler_class
 from manifests.asks import Answer, Ask
 from manifests.errors import VerdictError
 from manifests.labels import Label, Pair
-from manifests.runs.estimates import expected_prefix_hit
+from manifests.runs.estimates import PrefixHit
 from manifests.runs.receipts import ChunkId
 from manifests.specs import EngineSpec
 
@@ -128,7 +128,7 @@ def label_all(engine: Any, labeler: Any, options: Any, pairs: Sequence[Pair]) ->
 
 def planned_hits(labeler: Any, pairs: Sequence[Pair], run: Run, block: int) -> float:
     """What the plan's function says of these prompts: pair by pair, each shared ask once."""
-    prompts: list[tuple[str, str, int]] = []
+    hit = PrefixHit(block)
     shared: set[tuple[str, str]] = set()
     for pair in pairs:
         walk = labeler.label(pair)
@@ -138,12 +138,13 @@ def planned_hits(labeler: Any, pairs: Sequence[Pair], run: Run, block: int) -> f
                 key = (ask.stage, text_of(ask))
                 answer = run.answers[key]
                 if ask.shared_by is None or key not in shared:
-                    prompts.append((*key, answer.prompt_tokens))
+                    hit.add(*key, answer.prompt_tokens)
                     shared.add(key)
                 ask = walk.send(answer)
         except (StopIteration, VerdictError):
             continue
-    return expected_prefix_hit(prompts, block_tokens=block)
+    total = sum(hit.tokens.values())
+    return sum(hit.hits.values()) / total if total else 0.0
 
 
 @contextmanager

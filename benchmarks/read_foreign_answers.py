@@ -1,6 +1,6 @@
-"""How `labelers.foreign` reads real answers to other tools' prompts: the tables of docs/readers.md and benchmarks/foreign_answers.md.
+"""How `benchmarks.foreign_answers` reads answers to other tools' prompts: the tables of docs/readers.md and benchmarks/foreign_answers.md.
 
-    python benchmarks/read_foreign_answers.py [--data ../shared/data] [--samples 3]
+    python -m benchmarks.read_foreign_answers [--data ../shared/data] [--samples 3]
 
 Prints counts alone; with `--samples`, also some answers of each cell, on the screen and nowhere else.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from labelers.foreign import ForeignReading, read_foreign_answer
+from benchmarks.foreign_answers import ForeignReading, read_foreign_answer
 
 GRADES = 4
 KEYS = ("dataset", "model", "prompt_mode", "query_id", "doc_id", "raw_output")

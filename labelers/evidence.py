@@ -68,11 +68,6 @@ def find_fragment(fragment: str, document: str) -> Span | None:
     return _Index(document).find(fragment)
 
 
-def normal_form(text: str) -> str:
-    """The text as it is compared: NFC, white space folded and stripped."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
 class _Index:
     """A document as a string of symbols, one a cluster, so that one linear `str.find` respects the clusters' edges.
 

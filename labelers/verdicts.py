@@ -103,11 +103,6 @@ class Reader:
         return (*parts, text[at:])
 
 
-def read_sections(format: AnswerFormat, answer: Answer, prefill: str = "") -> dict[str, str]:
-    """The content of each section by tag: `Reader(format, prefill).read(answer)`, for callers that read once."""
-    return Reader(format, prefill).read(answer)
-
-
 def require_generated(answer: Answer) -> None:
     """Raise where nothing was generated at all.
 

@@ -21,7 +21,6 @@ from manifests.phi import PhiTable
 # B rows, K grades
 
 CONSISTENCY = "consistency"
-PARTS = ("relevance", *NODE_HEADS, CONSISTENCY)
 
 
 class Objective:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,6 @@ SEED = 7
 _NARROW = ["row_id", "grade", "probs", "outside_mass", "flags"]
 _WIDE = [name for name in LABELS.names if name not in ("key", "origin")]
 """What a browser shows; runs of an earlier schema have no other columns."""
-
-View = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass

@@ -47,8 +47,6 @@ STUDENT = "student"
 """Of a score run: its engine, its labeler and the kind of its plan."""
 STAGE = "score"
 MANIFEST_NAME = "manifest.json"
-CHUNK_ROWS = 2048
-"""Rows per commit: as many are sorted by length together. On two cores a MiniLM takes a few seconds for them."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

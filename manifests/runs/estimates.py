@@ -207,20 +207,6 @@ class PrefixHit:
         return self.hits.get(stage, 0) / self.tokens[stage] if self.tokens.get(stage) else 0.0
 
 
-def expected_prefix_hit(prompts: Iterable[tuple[str, str, int]], *, block_tokens: int = CACHE_BLOCK_TOKENS) -> float:
-    """Share of prompt tokens that a prefix cache can serve.
-
-    Args:
-        prompts: (stage, text, tokens) in the order asked.
-        block_tokens: tokens that the cache keeps together.
-    """
-    hit = PrefixHit(block_tokens)
-    for stage, prompt, num_tokens in prompts:
-        hit.add(stage, prompt, num_tokens)
-    total = sum(hit.tokens.values())
-    return sum(hit.hits.values()) / total if total else 0.0
-
-
 def common_prefix(one: str, other: str) -> int:
     """Characters that two texts begin with in common. By halves, so that the comparing is done by the interpreter's own code."""
     low, high = 0, min(len(one), len(other))

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from labelers.evidence import _composing_seconds, _continues, find_fragment, normal_form, read_evidence
+from labelers.evidence import _composing_seconds, _continues, find_fragment, read_evidence
 from manifests.errors import VerdictError
 from manifests.labels import Span
 from tests.strategies import texts
+
+
+def normal_form(text: str) -> str:
+    """The text as it is compared: NFC, white space folded and stripped."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 @st.composite

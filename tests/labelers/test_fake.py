@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from labelers.engines.fake import Fake
 from labelers.engines.registry import engine_class
 from labelers.evidence import read_evidence
-from labelers.verdicts import Reader, read_sections
+from labelers.verdicts import Reader
 from manifests.asks import Answer, Ask, Decision, Engine, Message, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError, VerdictError
 from manifests.formats import AnswerFormat, Choice, Fragment
@@ -73,7 +73,7 @@ def test_it_is_an_engine_and_registered() -> None:
 def test_it_answers_any_format_so_that_it_can_be_read(format: AnswerFormat, query: str, document: str, seed: int) -> None:
     ask = ask_for(format, query, document)
     answer = answer_of(fake(), ask, seed)
-    sections = read_sections(format, answer)
+    sections = Reader(format).read(answer)
     for section in format.sections:
         content = sections[section.tag]
         if isinstance(section, Choice):
@@ -94,7 +94,7 @@ def test_it_answers_any_format_so_that_it_can_be_read(format: AnswerFormat, quer
 def test_no_fault_can_be_read(format: AnswerFormat, document: str, seed: int, fault: str) -> None:
     answer = answer_of(fake(**{fault: 1.0}), ask_for(format, document=document), seed)
     with pytest.raises(VerdictError) as caught:
-        read_sections(format, answer)
+        Reader(format).read(answer)
     wanted = {"p_garbage": {"format", "refused"}, "p_truncated": {"truncated"}, "p_refused": {"refused"}}[fault]
     assert caught.value.status in wanted  # garbage may echo a document that says it is sorry
 
@@ -145,7 +145,7 @@ def test_faults_come_about_as_often_as_asked(fault: str, finishes: set[str]) -> 
     failed = []
     for answer in answers.values():
         try:
-            read_sections(ask.format, answer)
+            Reader(ask.format).read(answer)
         except VerdictError:
             failed.append(answer)
     assert 0.17 < len(failed) / len(answers) < 0.23

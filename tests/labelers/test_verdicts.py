@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.verdicts import Reader, read_sections, token_budget
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
@@ -26,12 +26,12 @@ FINISHES = st.sampled_from(("stop", "length", "refused", "overlong", "error"))
 
 def status_of(text: str, finish: str = "stop", format: AnswerFormat = R3A) -> str:
     with pytest.raises(VerdictError) as caught:
-        read_sections(format, Answer(0, text, finish))
+        Reader(format).read(Answer(0, text, finish))
     return caught.value.status
 
 
 def test_a_valid_answer_is_read_with_white_space_stripped() -> None:
-    assert read_sections(R3A, reply("\n <think> a\nb </think><extract>\tx y </extract>\n\n<score> 2\n</score> ")) == {
+    assert Reader(R3A).read(reply("\n <think> a\nb </think><extract>\tx y </extract>\n\n<score> 2\n</score> ")) == {
         "think": "a\nb",
         "extract": "x y",
         "score": "2",
@@ -40,7 +40,7 @@ def test_a_valid_answer_is_read_with_white_space_stripped() -> None:
 
 @pytest.mark.parametrize("finish", ["length", "refused"])
 def test_a_valid_answer_is_valid_however_it_ended(finish: str) -> None:
-    assert read_sections(R3A, reply(GOOD, finish=finish))["score"] == "2"
+    assert Reader(R3A).read(reply(GOOD, finish=finish))["score"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_the_finish_and_the_words_name_the_other_failures() -> None:
 
 def test_the_prefill_is_read_as_the_beginning() -> None:
     rest = GOOD.removeprefix("<think>")
-    assert read_sections(R3A, reply(rest), prefill="<think>")["score"] == "2"
+    assert Reader(R3A, "<think>").read(reply(rest))["score"] == "2"
     with pytest.raises(VerdictError):
-        read_sections(R3A, reply(GOOD), prefill="<think>")
+        Reader(R3A, "<think>").read(reply(GOOD))
 
 
 def test_a_text_that_may_not_be_empty_is_not() -> None:
     format = AnswerFormat((Text("intent", 9, may_be_empty=False), Text("think", 9)))
-    assert read_sections(format, reply("<intent>x</intent><think> </think>")) == {"intent": "x", "think": ""}
+    assert Reader(format).read(reply("<intent>x</intent><think> </think>")) == {"intent": "x", "think": ""}
     assert status_of("<intent> </intent><think>x</think>", format=format) == "format"
 
 
@@ -120,14 +120,14 @@ def test_a_text_that_may_not_be_empty_is_not() -> None:
 def test_a_well_formed_answer_reads_to_what_was_written(data: st.DataObject) -> None:
     format = data.draw(answer_formats())
     contents = data.draw(contents_of(format))
-    assert read_sections(format, reply(data.draw(written(format, contents)))) == contents
+    assert Reader(format).read(reply(data.draw(written(format, contents)))) == contents
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), grade=st.sampled_from(("0", "1", "2")))
 def test_a_well_formed_verdict_reads_to_its_grade_under_any_chatter_within_its_reasoning(data: st.DataObject, grade: str) -> None:
     chatter = data.draw(texts()).replace("<", "‹")
-    assert read_sections(R3A, reply(f"<think>{chatter}</think><extract>none</extract><score>{grade}</score>"))["score"] == grade
+    assert Reader(R3A).read(reply(f"<think>{chatter}</think><extract>none</extract><score>{grade}</score>"))["score"] == grade
 
 
 @settings(max_examples=500, deadline=None)
@@ -137,7 +137,7 @@ def test_any_text_is_read_or_raises_verdict_error_and_nothing_else(data: st.Data
     valid = data.draw(written(format, data.draw(contents_of(format))))
     text = data.draw(st.one_of(texts(), mutated(valid), st.just(valid)))
     try:
-        sections = read_sections(format, Answer(0, text, finish))
+        sections = Reader(format).read(Answer(0, text, finish))
     except VerdictError:
         return
     check_valid(format, text, sections)
@@ -191,4 +191,4 @@ def test_no_real_answer_to_another_prompt_is_taken_for_ours(file: str) -> None:
     for text in pq.read_table(path, columns=["raw_output"])["raw_output"].to_pylist():
         for format in (R3A, only_score):
             with pytest.raises(VerdictError):
-                read_sections(format, reply(text or ""))
+                Reader(format).read(reply(text or ""))

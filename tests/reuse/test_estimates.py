@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.runs.estimates import PrefixHit, Range, common_prefix, expected_prefix_hit, ratio_range
+from manifests.runs.estimates import PrefixHit, Range, common_prefix, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
 
 
@@ -172,14 +172,21 @@ def test_a_plan_is_the_same_with_an_estimate_beside_it(days: Days) -> None:
     assert (days.out("monday") / "plan.json").read_bytes() == before
 
 
+def _share(*prompts: str, block_tokens: int = 16) -> float:
+    hit = PrefixHit(block_tokens)
+    for prompt in prompts:
+        hit.add("s", prompt, len(prompt))
+    return hit.share("s")
+
+
 def test_prefix_hit_by_hand() -> None:
     """Three prompts of 64 tokens (a letter each): the second shares half of the first, the third all of the first but its last block."""
     first, second, third = "a" * 64, "a" * 32 + "b" * 32, "a" * 32 + "b" * 32
-    assert expected_prefix_hit([("s", first, 64)]) == 0.0
-    assert expected_prefix_hit([("s", first, 64), ("s", second, 64)]) == 32 / 128
+    assert _share(first) == 0.0
+    assert _share(first, second) == 32 / 128
     # the last token is always computed, so 63 tokens are shared, of which three blocks are whole
-    assert expected_prefix_hit([("s", first, 64), ("s", second, 64), ("s", third, 64)]) == (32 + 48) / 192
-    assert expected_prefix_hit([("s", first, 64), ("s", second, 64)], block_tokens=64) == 0.0
+    assert _share(first, second, third) == (32 + 48) / 192
+    assert _share(first, second, block_tokens=64) == 0.0
     hit = PrefixHit()
     for prompt in (("intent", "q1" * 16, 32), ("verdict", "q1" * 16 + "d" * 32, 64), ("verdict", "q1" * 16 + "e" * 32, 64)):
         hit.add(*prompt)

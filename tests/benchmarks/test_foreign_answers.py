@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.foreign import read_foreign_answer
+from benchmarks.foreign_answers import read_foreign_answer
 from tests.strategies import texts
 
 DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "llm_raw_outputs"
@@ -228,4 +228,6 @@ def test_docs_hold_the_figures_that_the_script_prints() -> None:
     for file in ("parser_disputes", "degenerate_outputs"):
         rows = rows_of(file)
         read = sum(grade(row["raw_output"] or "") is not None for row in rows)
-        assert f"| {len(rows):,} | {read:,} | {len(rows) - read:,} |" in docs, f"run benchmarks/read_foreign_answers.py: {file} {read}"
+        assert f"| {len(rows):,} | {read:,} | {len(rows) - read:,} |" in docs, (
+            f"run python -m benchmarks.read_foreign_answers: {file} {read}"
+        )
