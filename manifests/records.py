@@ -1,8 +1,9 @@
-"""JSON that was written down becomes records again, with every value's type checked: a damaged file is an error, not a surprise later."""
+"""Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a surprise later."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,6 +24,18 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
     """
     adapter: TypeAdapter[RecordT] = _adapter(cast(Any, kind))
     return adapter.validate_python(values)
+
+
+def plain(record: Any) -> Any:
+    """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth, fields in order."""
+    if is_dataclass(record):
+        return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+    if isinstance(record, dict):
+        return {key: plain(value) for key, value in record.items()}
+    if isinstance(record, list | tuple):
+        names = getattr(record, "_fields", None)
+        return [plain(value) for value in record] if names is None else dict(zip(names, map(plain, record), strict=True))
+    return record
 
 
 def fault_of(error: Exception) -> str:

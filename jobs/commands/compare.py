@@ -67,6 +67,7 @@ def compare(
     from jobs.files.durable_files import check_free, written
     from jobs.report.gold import gold_files
     from manifests.judging.qrels import parse_map
+    from manifests.records import plain
 
     check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(
@@ -91,6 +92,6 @@ def compare(
         with written(html) as file:
             file.write_text(comparison_page(found), encoding="utf-8", errors="replace")
         log_format.say(f"wrote {html}", event="page", path=html)
-    result = {**found, "html": html, "exit_code": int(Exit.DONE)}
+    result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}
     emit(result, runs_text(found), output)
     return Exit.DONE

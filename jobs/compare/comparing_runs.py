@@ -8,6 +8,7 @@ from jobs.compare.flips import LargestFlips, examples
 from jobs.compare.gold import HumanGrades
 from jobs.compare.matches import MatchCounts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
+from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
 from jobs.compare.runs import how_matched, open_both, spill_rows
 from jobs.evaluate.judging import JudgingOptions
 from jobs.files.scratch import scratch_folder
@@ -30,15 +31,13 @@ def compare_runs(
     depth: int,
     resamples: int,
     seed: int,
-) -> dict[str, Any]:
+) -> RunComparison:
     """Compare two finished runs, A and B; differences are B minus A.
 
     Args:
         options: of human grades; `qrels` None where nobody judges.
         num_examples, num_queries: flips and moved queries to show.
         depth: of the top of a query that is compared.
-    Returns:
-        What `--output json` prints.
     Raises:
         UsageError: one run twice.
         InputError: not a run, different scales, no row in common, or qrels that are off.
@@ -70,23 +69,23 @@ def compare_runs(
     shown, more = examples(flips.rows(), ours, theirs)
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
     confusion = sums.confusion
-    return {
-        "a": _about(ours),
-        "b": _about(theirs),
-        "differences": recipe_differences(ours.plan.parts, theirs.plan.parts),
-        "matched_by": how,
-        "grades": ours.grades,
-        "counts": counts.plain(),
-        "figures": {name: vars(figure) for name, figure in sums.figures(resamples=resamples, seed=seed).items()},
-        "confusion": confusion.tolist(),
-        "tests": {"stuart_maxwell": stuart_maxwell(confusion)._asdict(), "bowker": bowker(confusion)._asdict()},
-        "gold": None if humans is None else humans.result(num_matched, resamples=resamples, seed=seed),
-        "flips": {"rows": flips.up + flips.down, "up": flips.up, "down": flips.down, "examples": shown},
-        "queries": {**summary(sums.moves), "depth": depth, "moved_most": moved.rows()},
-        "resamples": resamples,
-        "seed": seed,
-        "notes": notes,
-    }
+    return RunComparison(
+        a=_about(ours),
+        b=_about(theirs),
+        differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
+        matched_by=how,
+        grades=ours.grades,
+        counts=counts.named(),
+        figures=sums.figures(resamples=resamples, seed=seed),
+        confusion=confusion.tolist(),
+        tests=GradeTests(stuart_maxwell(confusion), bowker(confusion)),
+        gold=None if humans is None else humans.result(num_matched, resamples=resamples, seed=seed),
+        flips=Flips(flips.up + flips.down, flips.up, flips.down, shown),
+        queries=QueriesMoved(**vars(summary(sums.moves)), depth=depth, moved_most=moved.rows()),
+        resamples=resamples,
+        seed=seed,
+        notes=notes,
+    )
 
 
 def _names(polars: Any, frame: Any) -> list[str]:
@@ -94,37 +93,37 @@ def _names(polars: Any, frame: Any) -> list[str]:
     return list(frame.group_by("query", maintain_order=True).agg(polars.col("query_id").first())["query_id"])
 
 
-def _about(run: RunLabels) -> dict[str, Any]:
+def _about(run: RunLabels) -> ComparedRun:
     plan = run.plan
-    return {
-        "path": run.root,
-        "name": plan.name,
-        "labeler": plan.parts["labeler"]["name"],
-        "model": plan.parts["model"],
-        "fingerprint": plan.fingerprint,
-        "labelled": sum(file.rows for file in run.labels),
-        "quarantined": run.num_quarantined,
-    }
+    return ComparedRun(
+        path=run.root,
+        name=plan.name,
+        labeler=plan.parts["labeler"]["name"],
+        model=plan.parts["model"],
+        fingerprint=plan.fingerprint,
+        labelled=sum(file.rows for file in run.labels),
+        quarantined=run.num_quarantined,
+    )
 
 
 def _notes(counts: MatchCounts) -> list[str]:
-    found = counts.plain()
+    found = counts.named()
     notes = []
-    for letter in "ab":
-        if found[f"only_{letter}"]:
-            notes.append(f"rows that only run {letter.upper()} has, left out: {found[f'only_{letter}']:,}")
-        if found[f"quarantined_{letter}_only"]:
-            notes.append(f"rows that run {letter.upper()} alone has in quarantine, left out: {found[f'quarantined_{letter}_only']:,}")
-    if found["quarantined_elsewhere_absent"]:
-        notes.append(f"rows in quarantine in one run and absent from the other: {found['quarantined_elsewhere_absent']:,}")
-    if found["repeated"]:
-        notes.append(f"pairs that stand several times in both runs are matched in order; rows beyond the first: {found['repeated']:,}")
+    for letter, only, quarantined in (("A", found.only_a, found.quarantined_a_only), ("B", found.only_b, found.quarantined_b_only)):
+        if only:
+            notes.append(f"rows that only run {letter} has, left out: {only:,}")
+        if quarantined:
+            notes.append(f"rows that run {letter} alone has in quarantine, left out: {quarantined:,}")
+    if found.quarantined_elsewhere_absent:
+        notes.append(f"rows in quarantine in one run and absent from the other: {found.quarantined_elsewhere_absent:,}")
+    if found.repeated:
+        notes.append(f"pairs that stand several times in both runs are matched in order; rows beyond the first: {found.repeated:,}")
     return notes
 
 
 def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: MatchCounts) -> str:
-    found = counts.plain()
+    found = counts.named()
     return (
-        f"{first.root} and {second.root} have no labelled row in common: {found['labelled_a']:,} and {found['labelled_b']:,} labels were "
+        f"{first.root} and {second.root} have no labelled row in common: {found.labelled_a:,} and {found.labelled_b:,} labels were "
         f"compared by {how}. Did both label the same pairs?"
     )

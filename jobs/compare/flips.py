@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distill.students.label_tables import read_pairs
+from jobs.compare.results import Flip, FlipSide
 from manifests.errors import RelabelError
 from manifests.judging.label_sets import RunLabels
 from manifests.labels import Pair
@@ -50,7 +51,7 @@ class LargestFlips:
         return self._held
 
 
-def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) -> tuple[list[dict[str, Any]], list[str]]:
+def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) -> tuple[list[Flip], list[str]]:
     """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be read any more."""
     if not rows:
         return [], []
@@ -64,23 +65,18 @@ def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) ->
     found = []
     for row in rows:
         pair = pairs.get(row["row_a"])
-        one = {
-            "row_a": row["row_a"],
-            "row_b": row["row_b"],
-            "query_id": row["query_id"],
-            "doc_id": row["doc_id"],
-            "query": _cut(pair.query) if pair else None,
-            "document": _cut(pair.document) if pair else None,
-            "change": round(row["change"], 6),
-        }
-        for letter in "ab":
-            one[letter] = {
-                "grade": row[f"grade_{letter}"],
-                "expected_grade": row[f"expected_grade_{letter}"],
-                "probs": row[f"probs_{letter}"],
-                "reasoning": _cut(reasons[letter].get(row[f"row_{letter}"])),
-            }
-        found.append(one)
+        a, b = (
+            FlipSide(
+                grade=row[f"grade_{letter}"],
+                expected_grade=row[f"expected_grade_{letter}"],
+                probs=row[f"probs_{letter}"],
+                reasoning=_cut(reasons[letter].get(row[f"row_{letter}"])),
+            )
+            for letter in "ab"
+        )
+        query, document = (_cut(pair.query), _cut(pair.document)) if pair else (None, None)
+        change = round(row["change"], 6)
+        found.append(Flip(row["row_a"], row["row_b"], row["query_id"], row["doc_id"], query, document, change, a, b))
     return found, notes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jobs.compare.results import AgainstGold, McNemar
 from jobs.evaluate.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
 from manifests.errors import InputError
 from manifests.judging.label_sets import LabelSet
@@ -82,7 +83,7 @@ class HumanGrades:
             )
         )
 
-    def result(self, matched: int, *, resamples: int, seed: int) -> dict[str, Any]:
+    def result(self, matched: int, *, resamples: int, seed: int) -> AgainstGold:
         """Both runs judged, the second minus the first, and McNemar's test of who is right.
 
         Raises:
@@ -105,15 +106,15 @@ class HumanGrades:
         first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
         is_right = [one.labels == gold_N for one in judged]
         only_a, only_b = int((is_right[0] & ~is_right[1]).sum()), int((~is_right[0] & is_right[1]).sum())
-        return {
-            "qrels": self._qrels,
-            "joined_by": self.joined_by,
-            "judged": len(gold_N),
-            "unjudged": matched - self.num_seen,
-            "gold_null": self.num_null,
-            "queries": num_queries,
-            "a": first.plain(),
-            "b": second.plain(),
-            "difference": {name: vars(one) for name, one in difference.items()},
-            "mcnemar": {"only_a_right": only_a, "only_b_right": only_b, **mcnemar(only_a, only_b)._asdict()},
-        }
+        return AgainstGold(
+            qrels=self._qrels,
+            joined_by=self.joined_by,
+            judged=len(gold_N),
+            unjudged=matched - self.num_seen,
+            gold_null=self.num_null,
+            queries=num_queries,
+            a=first,
+            b=second,
+            difference=difference,
+            mcnemar=McNemar(only_a, only_b, *mcnemar(only_a, only_b)),
+        )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jobs.compare.results import RowCounts
 from jobs.files.query_buckets import query_buckets
 from manifests.metrics.paired_labels import PairedRows
 from manifests.metrics.triangle import BY_ROW
@@ -32,20 +33,20 @@ class MatchCounts:
         """Rows in that state in A and in B."""
         return self.by_state.get((first, second), 0)
 
-    def plain(self) -> dict[str, int]:
-        """By name, for JSON."""
-        return {
-            "both": self.of("labelled", "labelled"),
-            "labelled_a": sum(self.of("labelled", state) for state in STATES),
-            "labelled_b": sum(self.of(state, "labelled") for state in STATES),
-            "only_a": self.of("labelled", "absent"),
-            "only_b": self.of("absent", "labelled"),
-            "quarantined_a_only": self.of("quarantined", "labelled"),
-            "quarantined_b_only": self.of("labelled", "quarantined"),
-            "quarantined_both": self.of("quarantined", "quarantined"),
-            "quarantined_elsewhere_absent": self.of("quarantined", "absent") + self.of("absent", "quarantined"),
-            "repeated": self.repeated,
-        }
+    def named(self) -> RowCounts:
+        """By name."""
+        return RowCounts(
+            both=self.of("labelled", "labelled"),
+            labelled_a=sum(self.of("labelled", state) for state in STATES),
+            labelled_b=sum(self.of(state, "labelled") for state in STATES),
+            only_a=self.of("labelled", "absent"),
+            only_b=self.of("absent", "labelled"),
+            quarantined_a_only=self.of("quarantined", "labelled"),
+            quarantined_b_only=self.of("labelled", "quarantined"),
+            quarantined_both=self.of("quarantined", "quarantined"),
+            quarantined_elsewhere_absent=self.of("quarantined", "absent") + self.of("absent", "quarantined"),
+            repeated=self.repeated,
+        )
 
 
 def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCounts, scratch: Path) -> Iterator[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from jobs.compare.results import MovedQuery, QueryMoveCounts
 from manifests.metrics.paired_labels import QueryMoves
 
 TINY = 1e-6
@@ -22,7 +22,7 @@ class MovedQueries:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._held: list[dict[str, Any]] = []
+        self._held: list[MovedQuery] = []
 
     def add(self, names: list[str], moves: QueryMoves) -> None:
         """Take in the moves of some queries, and what these are called."""
@@ -31,34 +31,34 @@ class MovedQueries:
         for query in order.tolist():
             tau = float(moves.tau[query])
             self._held.append(
-                {
-                    "query_id": names[query],
-                    "rows": int(moves.rows[query]),
-                    "mean_a": round(float(moves.first[query]), 6),
-                    "mean_b": round(float(moves.second[query]), 6),
-                    "change": round(float(change_Q[query]), 6),
-                    "kendall_tau": None if math.isnan(tau) else round(tau, 6),
-                    "entered_top": int(moves.entered[query]),
-                    "top": int(moves.top[query]),
-                    "first_changed": bool(moves.top_changed[query]),
-                }
+                MovedQuery(
+                    query_id=names[query],
+                    rows=int(moves.rows[query]),
+                    mean_a=round(float(moves.first[query]), 6),
+                    mean_b=round(float(moves.second[query]), 6),
+                    change=round(float(change_Q[query]), 6),
+                    kendall_tau=None if math.isnan(tau) else round(tau, 6),
+                    entered_top=int(moves.entered[query]),
+                    top=int(moves.top[query]),
+                    first_changed=bool(moves.top_changed[query]),
+                )
             )
-        self._held.sort(key=lambda one: -abs(one["change"]))
+        self._held.sort(key=lambda one: -abs(one.change))
         del self._held[self._count :]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[MovedQuery]:
         """The queries, largest change first."""
-        return [one for one in self._held if abs(one["change"]) > TINY]
+        return [one for one in self._held if abs(one.change) > TINY]
 
 
-def summary(moves: QueryMoves) -> dict[str, int]:
+def summary(moves: QueryMoves) -> QueryMoveCounts:
     """How many queries moved, and how."""
     change_G = moves.second - moves.first
-    return {
-        "queries": len(moves.rows),
-        "moved": int((np.abs(change_G) > TINY).sum()),
-        "up": int((change_G > TINY).sum()),
-        "down": int((change_G < -TINY).sum()),
-        "top_changed": int((moves.entered > 0).sum()),
-        "first_changed": int(moves.top_changed.sum()),
-    }
+    return QueryMoveCounts(
+        queries=len(moves.rows),
+        moved=int((np.abs(change_G) > TINY).sum()),
+        up=int((change_G > TINY).sum()),
+        down=int((change_G < -TINY).sum()),
+        top_changed=int((moves.entered > 0).sum()),
+        first_changed=int(moves.top_changed.sum()),
+    )

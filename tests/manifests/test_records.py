@@ -1,0 +1,43 @@
+"""A record becomes JSON with its fields in order, and the same record again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from manifests.records import checked, plain
+
+
+class Span(NamedTuple):
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Inner:
+    spans: list[Span]
+    by_name: dict[str, Span]
+
+
+@dataclass(frozen=True)
+class Outer:
+    z: str
+    a: tuple[Inner, ...]
+
+
+RECORD = Outer("é", (Inner([Span(1, None)], {"b": Span(2, 3)}), Inner([], {})))
+
+
+def test_records_within_records_become_objects_with_their_fields_in_order_and_come_back() -> None:
+    inner = '{"spans": [{"start": 1, "end": null}], "by_name": {"b": {"start": 2, "end": 3}}}'
+    text = json.dumps(plain(RECORD), ensure_ascii=False)
+    assert text == '{"z": "é", "a": [' + inner + ', {"spans": [], "by_name": {}}]}'
+    assert checked(Outer, json.loads(text)) == RECORD
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="spans"):
+        checked(Outer, {"z": "", "a": [{"spans": 3, "by_name": {}}]})
