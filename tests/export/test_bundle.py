@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from distill.students.students import load_student, student_digest, student_files
+from export import loader
 from export.bundles import open_bundle
 from export.exporting import export_bundle
 from export.loader import BundleError, Student, choose_model, open_session
@@ -52,7 +53,7 @@ def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -
     assert [model["precision"] for model in facts["models"]] == list(FILES)
     assert facts["made_by"]["models"]["int8"]["quantized"] == 12  # two layers of six matrices; the heads stay float
     assert facts["made_by"]["models"]["int8-static"]["calibration_batches"] > 0
-    assert (bundle / "load.py").read_bytes() == Path(load_student.__code__.co_filename).parents[1].joinpath("export/loader.py").read_bytes()
+    assert (bundle / "load.py").read_bytes() == Path(loader.__file__).read_bytes()
 
 
 def test_every_head_is_a_named_output_with_any_batch_and_length(bundle: Path) -> None:
