@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from jobs.environment import fill_in_region
 from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
 from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
 from jobs.streams import redacted_streams
@@ -101,6 +102,7 @@ def main(args: list[str] | None = None) -> None:
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)
+    fill_in_region(os.environ)
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
         found = _ended(arguments)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jobs.environment import fill_in_region
 from jobs.given_secrets import keep_environment
 from jobs.planning.opening import open_run
 from jobs.pool.assignments import Assignment, assign, deadline_of
@@ -83,6 +84,7 @@ class Place:
             os.chdir(folder)
         os.environ.update(environment)  # this process reads and writes the store too, not its workers alone
         keep_environment(os.environ)
+        fill_in_region(os.environ)  # the node may name one where the driver's machine does not
         self._assignment = Assignment(**assignment)
         self._environment = dict(os.environ)
         self._life = secrets.token_hex(8)

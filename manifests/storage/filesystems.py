@@ -124,9 +124,6 @@ def _keep(value: Any, name: str) -> None:
 def _with_s3_defaults(options: dict[str, Any]) -> dict[str, Any]:
     merged = {**_S3_DEFAULTS, **options}
     merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-    region = os.environ.get("AWS_REGION")  # botocore, which reads all other variables itself, knows AWS_DEFAULT_REGION alone
-    if region and "AWS_DEFAULT_REGION" not in os.environ:
-        merged["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
     merged.setdefault("use_listings_cache", False)  # others write while we look
     return merged
 
