@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export.parity_records import ModelParity, Parity, read_parity
+
 CARD_NAME = "README.md"
 REPORT_NAME = "report.html"
 """The page about the bundle, drawn on a floor above this one."""
@@ -39,7 +41,7 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
         "",
         "## Parity with the student",
         "",
-        *_parity(facts["parity"]),
+        *_parity(read_parity(facts["parity"], facts["name"])),
         "",
         "## Made of",
         "",
@@ -52,21 +54,20 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parity_rows(parity: Mapping[str, Any]) -> list[list[str]]:
+def parity_rows(parity: Parity) -> list[list[str]]:
     """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the head."""
     rows = [["precision", "max abs Δp", "flips", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
-    for one in parity["models"]:
-        figures = list(one["by_batch_size"].values())
-        worst_f1 = max((figure["f1_macro"] for figure in figures), key=lambda f1: f1["loss_points"])
-        taus = [figure["tau"] for figure in figures if figure["tau"] is not None]
-        losses = [figure["ndcg@10"]["loss"] for figure in figures if figure["ndcg@10"]["loss"] is not None]
+    for one in parity.models:
+        worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1.loss_points)
+        taus = [figure.tau for figure in one.figures if figure.tau is not None]
+        losses = [figure.ndcg.loss for figure in one.figures if figure.ndcg.loss is not None]
         rows.append(
             [
-                one["precision"],
-                f"{max(figure['max_abs'] for figure in figures):.1e}",
-                f"{max(figure['flip_share'] for figure in figures):.2%}",
+                one.precision,
+                f"{max(figure.max_abs for figure in one.figures):.1e}",
+                f"{one.flip_share:.2%}",
                 f"{min(taus):.4f}" if taus else "–",
-                f"{worst_f1['loss_points']:+.2f} ({worst_f1['loss_low']:+.2f} to {worst_f1['loss_high']:+.2f})",
+                f"{worst_f1.loss_points:+.2f} ({worst_f1.loss_low:+.2f} to {worst_f1.loss_high:+.2f})",
                 f"{max(losses, key=abs):+.4f}" if losses else "–",
                 verdict(one),
             ]
@@ -74,35 +75,39 @@ def parity_rows(parity: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def verdict(one: Mapping[str, Any]) -> str:
+def verdict(one: ModelParity) -> str:
     """What the gate says of a model: `passed`, `undecided` with the loss that it could have, or `REFUSED`."""
-    if not one["has_passed"]:
+    if not one.has_passed:
         return "REFUSED"
-    worst = one.get("could_lose")  # bundles of earlier days have none
-    return "passed" if worst is None else f"undecided: could lose {worst:.1f}"
+    return "passed" if one.could_lose is None else f"undecided: could lose {one.could_lose:.1f}"
 
 
-def undecided_lines(parity: Mapping[str, Any]) -> list[str]:
+def undecided_lines(parity: Parity) -> list[str]:
     """A sentence for each model that passed and could yet lose more than the gate allows."""
-    bound = parity["spec"].get("int8_max_f1_loss")
     return [
-        f"{one['precision']} is undecided: on these {one['rows']:,} pairs it could be as bad as {one['could_lose']:.1f} points of macro F1 "
-        f"(95 %), the bound is {bound:g}; {max(figure['flip_share'] for figure in one['by_batch_size'].values()):.1%} of the grades flip. "
+        f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points of macro F1 "
+        f"(95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
         "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
-        for one in parity["models"]
-        if one["has_passed"] and one.get("could_lose") is not None
+        for one in parity.models
+        if one.has_passed and one.could_lose is not None
     ]
 
 
-def _parity(parity: Mapping[str, Any]) -> list[str]:
-    first = parity["models"][0]
-    figure = next(iter(first["by_batch_size"].values()))
-    weak = f" Fewer than {parity['spec']['min_pairs']:,}: a weak result." if first["is_weak"] else ""
-    sizes = ", ".join(map(str, parity["spec"]["batch_sizes"]))
+def compared_on(parity: Parity) -> str:
+    """The pairs and batch sizes that the models were compared on, and who judged, as a sentence begun."""
+    first = parity.models[0]
+    sizes = ", ".join(map(str, parity.spec.batch_sizes))
+    return (
+        f"On {first.rows:,} real pairs of {first.queries:,} queries, in batches of {sizes}, on {parity.provider} "
+        f"(onnxruntime {parity.onnxruntime}); macro F1 and nDCG by {first.figures[0].judged_by}."
+    )
+
+
+def _parity(parity: Parity) -> list[str]:
+    weak = f" Fewer than {parity.spec.min_pairs:,}: a weak result." if parity.models[0].is_weak else ""
     head, *rows = parity_rows(parity)
     return [
-        f"On {first['rows']:,} real pairs of {first['queries']:,} queries, in batches of {sizes}, on {parity['provider']} "
-        f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {figure['judged_by']}.{weak} Worst batch size each:",
+        f"{compared_on(parity)}{weak} Worst batch size each:",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),

@@ -21,6 +21,7 @@ from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
 from export.parity import answers, measure
+from export.parity_records import ModelParity, read_parity
 from export.precisions import list_models, write_models
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
 from export.sessions import ModelSession, provider_here
@@ -155,17 +156,17 @@ def compare(
     return {**about, "onnxruntime": onnxruntime.__version__, "models": found}
 
 
-def refusal_text(refused: list[dict[str, Any]], aside: Path) -> str:
+def refusal_text(refused: list[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
     lines = ["parity refused, so there is no bundle:"]
     for one in refused:
-        for check in one["checks"]:
-            if not check["has_passed"]:
-                lines.append(f"  {one['precision']}: {check['check']} is {check['value']:.3g}, the bound {check['bound']:g}")
-        for row in one["worst"]:
-            flip = ", flipped" if row["is_flip"] else ""
-            moved = f"{_probs(row['student'])} became {_probs(row['model'])}"
-            lines.append(f"    row {row['row']} of {row['source']}, batch of {row['batch_size']}{flip}: {moved}")
+        for check in one.checks:
+            if not check.has_passed:
+                lines.append(f"  {one.precision}: {check.check} is {check.value:.3g}, the bound {check.bound:g}")
+        for row in one.worst:
+            flip = ", flipped" if row.is_flip else ""
+            moved = f"{_probs(row.student)} became {_probs(row.model)}"
+            lines.append(f"    row {row.row} of {row.source}, batch of {row.batch_size}{flip}: {moved}")
     lines.append(f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound (--set parity.…).")
     return "\n".join(lines)
 
@@ -243,7 +244,7 @@ def _finish(folder: Path, facts: dict[str, Any], target: Path) -> Bundle:
     Raises:
         GateError: a gate refuses; lists the worst rows.
     """
-    refused = [one for one in facts["parity"]["models"] if not one["has_passed"]]
+    refused = [one for one in read_parity(facts["parity"], facts["name"]).models if not one.has_passed]
     if refused:
         aside = target.with_name(target.name + ".refused")
         if aside.exists():

@@ -134,16 +134,18 @@ def _local(path: str, name: str) -> Path:
 
 def _text(done: Any) -> str:
     from export.bundle_cards import parity_rows, undecided_lines
+    from export.bundles import MANIFEST_NAME
+    from export.parity_records import read_parity
 
     facts = done.bundle.facts
-    parity = facts["parity"]
-    first = parity["models"][0]
+    parity = read_parity(facts["parity"], f"{done.bundle.folder}/{MANIFEST_NAME}")
+    first = parity.models[0]
     size = sum(file.size_bytes for file in done.bundle.files)
-    weak = f", fewer than {parity['spec']['min_pairs']:,}: a weak result" if first["is_weak"] else ""
+    weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
     rows = [
         ("version", f"{done.bundle.version}, {len(done.bundle.files)} files, {size / 1e6:,.1f} MB"),
         ("heads", ", ".join(f"{name} {grades}" for name, grades in facts["heads"].items())),
-        ("compared on", f"{first['rows']:,} pairs of {first['queries']:,} queries, {parity['provider']}{weak}"),
+        ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
     head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"
     return "\n".join([f"{head} {done.bundle.folder}", table(rows), _grid(parity_rows(parity)), *undecided_lines(parity)])

@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from export.bundle_cards import parity_rows, undecided_lines
+from export.bundle_cards import compared_on, parity_rows, undecided_lines
+from export.bundles import MANIFEST_NAME
+from export.parity_records import Parity, read_parity
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
@@ -43,23 +45,17 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Every model beside the student that it was exported from, on real pairs."""
     blocks: list[Block] = []
     for bundle in bundles:
-        parity = bundle.facts.get("parity")
-        if not parity:
+        if not bundle.facts.get("parity"):
             blocks.append(
                 Paragraph(f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to the student.", "warn")
             )
             continue
+        parity = read_parity(bundle.facts["parity"], f"{bundle.path}/{MANIFEST_NAME}")
         head, *rows = parity_rows(parity)
         shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
-        first = parity["models"][0]
-        weak = " Fewer than the gate wants: a weak result." if first["is_weak"] else ""
-        judged = next(iter(first["by_batch_size"].values()))["judged_by"]
-        sizes = ", ".join(map(str, parity["spec"]["batch_sizes"]))
+        weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
         blocks += [
-            Paragraph(
-                f"On {first['rows']:,} real pairs of {first['queries']:,} queries, in batches of {sizes}, on {parity['provider']} "
-                f"(onnxruntime {parity['onnxruntime']}); macro F1 and nDCG by {judged}. The worst batch size of each.{weak}"
-            ),
+            Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}"),
             Table(head, shown, f"Parity of {bundle.name}", csv_download(f"parity-{bundle.name}", head, rows)),
             *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
             _worst(parity),
@@ -67,21 +63,21 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
     return Section("parity", "Parity", blocks)
 
 
-def _worst(parity: dict[str, Any]) -> Fold:
+def _worst(parity: Parity) -> Fold:
     head = ("precision", "source", "row", "batch", "flipped", "max |Δp|", "student", "model")
     rows: list[list[Cell]] = [
         [
-            one["precision"],
-            row["source"],
-            row["row"],
-            row["batch_size"],
-            "yes" if row["is_flip"] else "",
-            f"{row['max_abs']:.1e}",
-            _probs(row["student"]),
-            _probs(row["model"]),
+            one.precision,
+            row.source,
+            row.row,
+            row.batch_size,
+            "yes" if row.is_flip else "",
+            "none" if row.max_abs is None else f"{row.max_abs:.1e}",
+            _probs(row.student),
+            _probs(row.model),
         ]
-        for one in parity["models"]
-        for row in one["worst"]
+        for one in parity.models
+        for row in one.worst
     ]
     return Fold(
         "The rows that differ most",

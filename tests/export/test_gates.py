@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +16,14 @@ from export.bundle_cards import render_bundle_card, undecided_lines, verdict
 from export.bundles import open_bundle
 from export.exporting import export_bundle, refusal_text
 from export.parity import answers, judge, measure
+from export.parity_records import ModelParity, Parity, read_parity
 from export.reference_pairs import PairSet, PairsFile, draw_queries
 from export.specs import ExportSpec, ParitySpec
 from jobs.report.artifacts import BundleArtifact
-from jobs.report.blocks import Badge, Table, Text
+from jobs.report.blocks import Badge, Paragraph, Table
 from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from manifests.records import checked
 from manifests.storage.run_stores import open_run_store
 
 QUERIES, DOCS = 100, 8
@@ -138,23 +141,47 @@ def test_int8_is_refused_only_when_the_interval_of_its_loss_lies_wholly_above_th
     assert measured("int8", spoiled(probs, 0.2), int8_max_f1_loss=50)["has_passed"]
 
 
+def parity_of(*models: dict[str, Any]) -> Parity:
+    """These models' figures as a manifest's section."""
+    about = {"spec": ParitySpec().model_dump(mode="json"), "provider": "cpu", "onnxruntime": "1"}
+    return read_parity({**about, "models": list(models)}, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "key"),
+    [
+        (lambda parity: parity.pop("provider"), "`provider`"),
+        (lambda parity: parity["models"].clear(), "`models`"),
+        (lambda parity: parity["models"][0]["worst"][0].update(batch_size="many"), "`models.0.worst.0.batch_size`"),
+        (lambda parity: parity["models"][0]["by_batch_size"]["7"].pop("ndcg@10"), "`models.0.by_batch_size.7.ndcg@10`"),
+    ],
+)  # fmt: skip
+def test_a_damaged_parity_is_named_with_its_key(damage: Callable[[dict[str, Any]], Any], key: str) -> None:
+    _, probs = made_pairs()
+    held = {"spec": ParitySpec().model_dump(mode="json"), "provider": "cpu", "onnxruntime": "1", "models": [measured("int8", probs)]}
+    assert read_parity(held, "b/manifest.json").models[0].precision == "int8"
+    damage(held)
+    with pytest.raises(ManifestError, match=re.escape(f"b/manifest.json: its parity is not as this relabel writes it ({key}")):
+        read_parity(held, "b/manifest.json")
+
+
 def test_an_int8_whose_loss_is_not_ruled_out_passes_as_undecided_with_the_loss_that_it_could_have() -> None:
     _, probs = made_pairs()
     same, bad = measured("int8", probs), measured("int8", spoiled(probs, 0.02))
-    assert (same["has_passed"], same["could_lose"], verdict(same)) == (True, None, "passed")
+    assert (same["has_passed"], same["could_lose"], verdict(checked(ModelParity, same))) == (True, None, "passed")
     loss = bad["by_batch_size"]["7"]["f1_macro"]
     assert loss["loss_low"] < 1.0 < loss["loss_high"]
     assert bad["has_passed"]
     assert bad["could_lose"] == loss["loss_high"]
-    assert verdict(bad) == f"undecided: could lose {loss['loss_high']:.1f}"
-    (sentence,) = undecided_lines({"spec": ParitySpec().model_dump(), "models": [same, bad]})
+    assert verdict(checked(ModelParity, bad)) == f"undecided: could lose {loss['loss_high']:.1f}"
+    (sentence,) = undecided_lines(parity_of(same, bad))
     assert f"as bad as {loss['loss_high']:.1f} points" in sentence
     assert "the bound is 1" in sentence
     assert "int8_max_flips" in sentence
     assert measured("int8", spoiled(probs, 0.02), int8_max_f1_loss=20)["could_lose"] is None
     refused = measured("int8", spoiled(probs, 0.2))
-    assert verdict(refused) == "REFUSED"
-    assert undecided_lines({"spec": ParitySpec().model_dump(), "models": [refused]}) == []
+    assert verdict(checked(ModelParity, refused)) == "REFUSED"
+    assert undecided_lines(parity_of(refused)) == []
     assert measured("fp16", spoiled(probs, 0.0005), fp16_max_flips=1.0)["could_lose"] is None  # its gate is another
 
 
@@ -170,7 +197,7 @@ def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -
     badges = {str(row[0]): row[-1] for row in table.rows}
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
     assert badges["fp32"] == Badge("passed", "good")
-    assert any(isinstance(block, Text) and block.tone == "warn" and "12.3 points" in block.text for block in section.blocks)
+    assert any(isinstance(block, Paragraph) and block.tone == "warn" and "12.3 points" in block.text for block in section.blocks)
 
 
 def test_a_single_query_rules_no_loss_out() -> None:
@@ -189,7 +216,9 @@ def test_an_int8_is_refused_by_its_flips_where_a_bound_is_set() -> None:
     for precision in ("int8", "int8-static"):
         one = measured(precision, flipped, int8_max_flips=share - 1e-9)
         assert not one["has_passed"]
-        assert "int8: share of flipped grades is" in refusal_text([{**one, "precision": "int8"}], Path("out/bundle.refused"))
+        assert "int8: share of flipped grades is" in refusal_text(
+            [checked(ModelParity, {**one, "precision": "int8"})], Path("out/bundle.refused")
+        )
     assert measured("fp16", flipped, int8_max_flips=0.0, fp16_max_flips=0.5, fp16_min_tau=-1, fp16_max_ndcg_loss=1)["has_passed"]
 
 
@@ -244,7 +273,7 @@ def test_queries_are_drawn_whole_until_there_are_enough_pairs() -> None:
 def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_told() -> None:
     _, probs = made_pairs()
     one = measured("fp16", spoiled(probs, 0.01), worst=3)
-    text = refusal_text([one], Path("out/bundle.refused"))
+    text = refusal_text([checked(ModelParity, one)], Path("out/bundle.refused"))
     assert len(one["worst"]) == 3
     assert f"row {one['worst'][0]['row']} of pairs.parquet, batch of 7, flipped" in text
     assert "share of flipped grades is" in text
