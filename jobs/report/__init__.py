@@ -7,7 +7,7 @@ The page kit, for any command that wants a page of its own:
     from jobs.report.downloads import csv_download
     from jobs.report.blocks import Badge, Drawing, Facts, Fold, Paragraph, Section, Shade, Side, Table, confusion_table
     from jobs.report.page import Page, render_page
-    from jobs.report.plots import Bars, draw_bars, draw_lines, draw_points
+    from jobs.report.plots import Bars, draw_bars, draw_lines
 
     head, rows = ("query", "flips"), [("red shoe", 3)]
     table = Table(head, rows, caption="Queries that moved", download=csv_download("moved", head, rows))

@@ -219,7 +219,7 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
 STALLED = """
 import sys, time
 from pathlib import Path
-from export import engines
+from export import tensorrt_engines as engines
 from jobs.cli import main
 
 class Library:
