@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from export.bundles import read_manifest
-from export.channels import Channel, channels_of, find_channel
+from export.bundles import BundleFile, read_manifest
+from export.channels import Channel, Move, channels_of, find_channel
 from export.pulling import DEFAULT_CHANNEL
 from export.versions import Address, Version, is_name, load_version, object_name
 from manifests.digests import sha256_bytes
@@ -13,7 +14,71 @@ from manifests.errors import InputError, ManifestError
 from manifests.storage.bundle_store_ports import BundleStore
 
 
-def bundles_in(bundle_store: BundleStore) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ListedChannel:
+    """Where a channel points, since when and why; `signed_by` are ids of keys, not checked."""
+
+    channel: str
+    version: str
+    sequence: int
+    moved: str
+    reason: str
+    signed_by: list[str]
+
+
+@dataclass(frozen=True)
+class ListedBundle:
+    """A bundle, the number of its versions, and its channels."""
+
+    name: str
+    versions: int
+    channels: list[ListedChannel]
+
+
+@dataclass(frozen=True)
+class ListedVersion:
+    """A version: the sha256 of its body, the number of its files and their size together."""
+
+    version: str
+    sha256: str
+    files: int
+    size_bytes: int
+    signed_by: list[str]
+
+
+@dataclass(frozen=True)
+class ShownVersion(ListedVersion):
+    """A version with the channels that point to it."""
+
+    channels: list[str]
+
+
+@dataclass(frozen=True)
+class ShownChannel(ListedChannel):
+    """A channel with its history, oldest first."""
+
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
+class ShownBundle:
+    """A bundle with its versions, newest first, and its channels."""
+
+    name: str
+    versions: list[ShownVersion]
+    channels: list[ShownChannel]
+
+
+@dataclass(frozen=True)
+class VersionContents(ListedVersion):
+    """A version with the channel that it was asked for by, if it was, its files, and what its own manifest says besides."""
+
+    channel: ListedChannel | None
+    list: tuple[BundleFile, ...]
+    facts: dict[str, Any]
+
+
+def bundles_in(bundle_store: BundleStore) -> list[ListedBundle]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
     found = []
     for name in bundle_store.folders():
@@ -22,11 +87,11 @@ def bundles_in(bundle_store: BundleStore) -> list[dict[str, Any]]:
         versions = sum(1 for _ in bundle_store.entries(f"{name}/versions"))
         channels = channels_of(bundle_store, name)
         if versions or channels:
-            found.append({"name": name, "versions": versions, "channels": [_plain_channel(channel) for channel in channels]})
+            found.append(ListedBundle(name, versions, [ListedChannel(**_about_channel(channel)) for channel in channels]))
     return found
 
 
-def bundle_in(bundle_store: BundleStore, name: str) -> dict[str, Any]:
+def bundle_in(bundle_store: BundleStore, name: str) -> ShownBundle:
     """One bundle: its versions, newest first, and its channels with their history.
 
     Raises:
@@ -37,17 +102,15 @@ def bundle_in(bundle_store: BundleStore, name: str) -> dict[str, Any]:
     if not entries and not channels:
         raise InputError(f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}.")
     versions = [load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")) for entry in entries]
-    return {
-        "name": name,
-        "versions": [
-            {**_plain_version(version), "channels": [channel.channel for channel in channels if channel.head.version == version.version]}
-            for version in versions
-        ],
-        "channels": [{**_plain_channel(channel), "moves": channel.body["moves"]} for channel in channels],
-    }
+    standing = [(channel.channel, channel.head.version) for channel in channels]
+    return ShownBundle(
+        name,
+        [ShownVersion(**_about(version), channels=[name for name, at in standing if at == version.version]) for version in versions],
+        [ShownChannel(**_about_channel(channel), moves=channel.moves) for channel in channels],
+    )
 
 
-def version_in(bundle_store: BundleStore, address: Address) -> dict[str, Any]:
+def version_in(bundle_store: BundleStore, address: Address) -> VersionContents:
     """One version: its files, and what its own manifest says of it.
 
     Raises:
@@ -68,15 +131,15 @@ def version_in(bundle_store: BundleStore, address: Address) -> dict[str, Any]:
     if sha256_bytes(data) != manifest.sha256:
         raise ManifestError(f"{bundle_store.url}/{name}: is not the manifest that was published. Publish the bundle again.")
     facts, _ = read_manifest(data, f"{bundle_store.url}/{name}")
-    return {
-        **_plain_version(version),
-        "channel": _plain_channel(channel) if channel else None,
-        "list": [file._asdict() for file in version.files],
-        "facts": {key: value for key, value in facts.items() if key != "files"},
-    }
+    return VersionContents(
+        **_about(version),
+        channel=ListedChannel(**_about_channel(channel)) if channel else None,
+        list=version.files,
+        facts={key: value for key, value in facts.items() if key != "files"},
+    )
 
 
-def _plain_version(version: Version) -> dict[str, Any]:
+def _about(version: Version) -> dict[str, Any]:
     return {
         "version": version.version,
         "sha256": version.sha256,
@@ -86,7 +149,7 @@ def _plain_version(version: Version) -> dict[str, Any]:
     }
 
 
-def _plain_channel(channel: Channel) -> dict[str, Any]:
+def _about_channel(channel: Channel) -> dict[str, Any]:
     head = channel.head
     return {
         "channel": channel.channel,

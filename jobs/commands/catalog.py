@@ -14,7 +14,7 @@ from jobs.exits import Exit
 from jobs.output import emit, table
 
 if TYPE_CHECKING:
-    pass
+    from export.catalog import ShownBundle, VersionContents
 
 
 SHORT_DIGITS = 12
@@ -26,15 +26,16 @@ SHORT_DIGITS = 12
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels stand."""
     from export.catalog import bundles_in
+    from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url)
     found = bundles_in(bundle_store)
     lines = [f"{bundle_store.url}: {len(found)} bundles"]
     for bundle in found:
-        stands = ", ".join(f"{one['channel']} → {one['version']} (sequence {one['sequence']})" for one in bundle["channels"])
-        lines.append(f"  {bundle['name']}  {bundle['versions']} versions  {stands or 'no channel'}")
-    emit({"url": bundle_store.url, "bundles": found}, "\n".join(lines), output)
+        stands = ", ".join(f"{one.channel} → {one.version} (sequence {one.sequence})" for one in bundle.channels)
+        lines.append(f"  {bundle.name}  {bundle.versions} versions  {stands or 'no channel'}")
+    emit({"url": bundle_store.url, "bundles": plain(found)}, "\n".join(lines), output)
     return Exit.DONE
 
 
@@ -52,44 +53,46 @@ def show(bundle: str, output: str) -> int:
         return show_destination(Path(bundle), output)
     from export.catalog import bundle_in, version_in
     from export.versions import parse_address
+    from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(bundle)
     bundle_store = open_bundle_store(address.url)
     if address.at is None:
-        found = bundle_in(bundle_store, address.name)
-        emit({"url": bundle_store.url, **found}, _bundle_text(bundle_store.url, found), output)
+        shown = bundle_in(bundle_store, address.name)
+        emit({"url": bundle_store.url, **plain(shown)}, _bundle_text(bundle_store.url, shown), output)
     else:
         found = version_in(bundle_store, address)
-        emit({"url": bundle_store.url, "name": address.name, **found}, _version_text(f"{bundle_store.url}/{address.name}", found), output)
+        text = _version_text(f"{bundle_store.url}/{address.name}", found)
+        emit({"url": bundle_store.url, "name": address.name, **plain(found)}, text, output)
     return Exit.DONE
 
 
-def _bundle_text(url: str, found: dict[str, Any]) -> str:
+def _bundle_text(url: str, found: ShownBundle) -> str:
     from jobs.delivery.transfers import size_text
 
-    lines = [f"{url}/{found['name']}", "versions, newest first"]
-    for one in found["versions"]:
-        marks = [*one["channels"], *(f"signed by {key}" for key in one["signed_by"])]
-        lines.append(f"  {one['version']}  {one['files']} files, {size_text(one['size_bytes'])}  {', '.join(marks)}".rstrip())
-    for one in found["channels"]:
-        lines.append(f"channel {one['channel']}" + "".join(f", signed by {key}" for key in one["signed_by"]))
-        lines += [f"  {move['sequence']:>4}  {move['moved']}  {move['reason']:<8}  {move['version']}" for move in reversed(one["moves"])]
+    lines = [f"{url}/{found.name}", "versions, newest first"]
+    for one in found.versions:
+        marks = [*one.channels, *(f"signed by {key}" for key in one.signed_by)]
+        lines.append(f"  {one.version}  {one.files} files, {size_text(one.size_bytes)}  {', '.join(marks)}".rstrip())
+    for channel in found.channels:
+        lines.append(f"channel {channel.channel}" + "".join(f", signed by {key}" for key in channel.signed_by))
+        lines += [f"  {move.sequence:>4}  {move.moved}  {move.reason:<8}  {move.version}" for move in reversed(channel.moves)]
     return "\n".join(lines)
 
 
-def _version_text(where: str, found: dict[str, Any]) -> str:
+def _version_text(where: str, found: VersionContents) -> str:
     from jobs.delivery.transfers import size_text
 
-    rows = [("sha256", found["sha256"]), ("signed by", ", ".join(found["signed_by"]) or "nobody")]
-    if found["channel"]:
-        rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
-    rows += [(_plain(key), _plain(value)) for key, value in found["facts"].items()]
-    files = [(file["path"], f"{file['sha256'][:SHORT_DIGITS]}  {size_text(file['size_bytes'])}") for file in found["list"]]
-    return f"{where}: version {found['version']}\n{table(rows)}\nfiles\n{table(files)}"
+    rows = [("sha256", found.sha256), ("signed by", ", ".join(found.signed_by) or "nobody")]
+    if found.channel:
+        rows.append(("channel", f"{found.channel.channel}, sequence {found.channel.sequence}"))
+    rows += [(_line(key), _line(value)) for key, value in found.facts.items()]
+    files = [(file.path, f"{file.sha256[:SHORT_DIGITS]}  {size_text(file.size_bytes)}") for file in found.list]
+    return f"{where}: version {found.version}\n{table(rows)}\nfiles\n{table(files)}"
 
 
-def _plain(value: Any) -> str:
+def _line(value: Any) -> str:
     """A fact of a bundle's author on one line; nothing in it reaches the terminal as a command."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)

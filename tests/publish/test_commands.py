@@ -72,6 +72,17 @@ def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_ta
     assert call(10, "gc", url, "--delete")["deleted"] == []
 
 
+def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
+    relabel: Relabel, store: str, bundle: Callable[..., Path], golden: Callable[[str, str], None]
+) -> None:
+    publish_to(open_bundle_store(store), bundle("two"))
+    said = []
+    for arguments in (("list", store), ("show", f"{store}/ecom"), ("show", f"{store}/ecom@stable")):
+        said += [relabel(*arguments).out, json.dumps(relabel(*arguments, "--output", "json").json, indent=1, ensure_ascii=False) + "\n"]
+    text = re.sub(r"\b[0-9a-f]{12,64}\b|\d{4}-\d\d-\d\dT[\d:.+]+", "…", "\n".join(said).replace(store, "STORE"))
+    golden("publish/store.txt", text)
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("by", ["variables", "profile"])
 def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
