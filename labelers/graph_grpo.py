@@ -18,12 +18,29 @@ from labelers.prompts import BUILT_IN, SHARED, Prompts
 from labelers.verdicts import Reader, is_none, token_budget
 from manifests.asks import Answer, Ask, Decision, Sampling
 from manifests.formats import AnswerFormat, Choice, Text
-from manifests.labels import Label, Pair
+from manifests.labels import Label, LabelColumn, Pair
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, phi_grade, unreached_grades
 from manifests.specs import LabelerOptions
 
 _logger = logging.getLogger(__name__)
 
+_COLUMNS = (
+    LabelColumn("preliminary", "int8", "The first grade, by intuition."),
+    LabelColumn("preliminary_probs", "list<float32>", "Its distribution over the grades."),
+    LabelColumn("preliminary_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("subject", "int8", "How well the product's subject is the query's, 0 to 4."),
+    LabelColumn("subject_probs", "list<float32>", "Its distribution over the five scores."),
+    LabelColumn("subject_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("attribute", "int8", "How well the product's attributes are the query's, 0 to 4."),
+    LabelColumn("attribute_probs", "list<float32>", "Its distribution over the five scores."),
+    LabelColumn("attribute_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("query_subject", "string", "What the query asks for, in a few words; null for none."),
+    LabelColumn("query_attribute", "string", "With which attributes; null for none."),
+    LabelColumn("product_subject", "string", "What the product is; null for none."),
+    LabelColumn("product_attribute", "string", "With which attributes; null for none."),
+    LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
+    LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
+)
 _TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
 
 
@@ -48,11 +65,11 @@ class GraphGrpo:
     """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four decisions),
     and the answer's own.
 
-    `Label.nodes` holds `preliminary`, `subject`, `attribute` with `_probs` and `_outside_mass` of each (None where the engine gives none),
-    the four texts (None for `none`), `phi_grade` and `phi_agrees`.
+    Every label has all of its columns; distributions are None where the engine gives none.
     """
 
     Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
+    columns: ClassVar[tuple[LabelColumn, ...]] = _COLUMNS
     uses_context = False
 
     def __init__(self, options: GraphGrpoOptions) -> None:
@@ -103,21 +120,21 @@ class GraphGrpo:
         grade = int(sections["score"])
         subject, attribute = int(sections["subject_score"]), int(sections["attribute_score"])
         by_rule = phi_grade(self._phi, subject, attribute)
-        nodes: dict[str, Any] = {"preliminary": int(sections["preliminary"]), "subject": subject, "attribute": attribute}
+        columns: dict[str, Any] = {"preliminary": int(sections["preliminary"]), "subject": subject, "attribute": attribute}
         flags = list(answer.flags)
         for name in ("preliminary", "subject", "attribute"):
             distribution = answer.distributions.get(name)
-            nodes[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
-            nodes[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
+            columns[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
+            columns[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
         for tag in _TEXTS:
-            nodes[tag] = None if is_none(sections[tag]) else sections[tag]
-        nodes["phi_grade"] = by_rule
-        nodes["phi_agrees"] = by_rule == grade
+            columns[tag] = None if is_none(sections[tag]) else sections[tag]
+        columns["phi_grade"] = by_rule
+        columns["phi_agrees"] = by_rule == grade
         if by_rule != grade:
             flags.append("phi_disagrees")
         if any(decision.name not in answer.distributions for decision in self._decisions):
             flags.append("no_distribution")
-        return Label(grade, answer.distributions.get("score"), nodes, flags=flags)
+        return Label(grade, answer.distributions.get("score"), columns, flags=flags)
 
     def probe(self) -> list[Ask]:
         return [self._ask(Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45."))]

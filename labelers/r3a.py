@@ -138,7 +138,7 @@ class R3A:
                 flags.append("evidence_unneeded")
         if distribution is None:
             flags.append("no_distribution")
-        return Label(grade, distribution, None, evidence, intent or sections.get("intent"), sections["think"], flags)
+        return Label(grade, distribution, {}, evidence, intent or sections.get("intent"), sections["think"], flags)
 
     def probe(self) -> list[Ask]:
         """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""

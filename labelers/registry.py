@@ -6,13 +6,16 @@ Third parties add theirs through the entry-point group `relabel.labelers`.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Generator
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
 
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError
-from manifests.labels import Label, Pair
+from manifests.labels import Label, LabelColumn, Pair
+from manifests.schemas import KINDS
+from manifests.schemas import LABELS as LABEL_SCHEMA
 from manifests.specs import LabelerOptions, unknown_name
 
 LABELERS: dict[str, str] = {
@@ -33,7 +36,8 @@ class Labeler(Protocol):
     """Option model: what the spec's `labeler:` section may hold."""
     uses_context: bool
     """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at `Pair.document` either says
-    so with `reads_document = False`, so that a label outlives a change of the document."""
+    so with `reads_document = False`, so that a label outlives a change of the document. One whose labels have columns of their own declares
+    them as `columns`, a tuple of `LabelColumn` (`declared_columns`)."""
 
     def __init__(self, options: Any) -> None: ...
 
@@ -55,6 +59,27 @@ class Labeler(Protocol):
     def probe(self) -> list[Ask]:
         """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what `Engine.prepare` looks at."""
         ...
+
+
+def declared_columns(labeler: Labeler | type[Labeler], *, name: str) -> tuple[LabelColumn, ...]:
+    """The columns that a labeler's labels have beside those of all label files; none where it declares none.
+
+    Args:
+        name: of the labeler, for errors.
+    Raises:
+        ConfigError: a column's name is taken or is none, or its kind is none.
+    """
+    found: tuple[LabelColumn, ...] = tuple(LabelColumn(*column) for column in getattr(labeler, "columns", ()))
+    taken = {*LABEL_SCHEMA.names, "nodes"}
+    for column in found:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", column.name):
+            raise ConfigError(f"labeler {name}: a column is called {column.name!r}; want lower-case letters, digits and _.")
+        if column.name in taken:
+            raise ConfigError(f"labeler {name}: two columns of its label files would be called `{column.name}`. Rename its own.")
+        if column.kind not in KINDS:
+            raise ConfigError(f"labeler {name}: column `{column.name}` is of kind {column.kind!r}; there are {', '.join(KINDS)}.")
+        taken.add(column.name)
+    return found
 
 
 def labeler_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,6 +32,20 @@ class Span(NamedTuple):
     text: str
 
 
+class LabelColumn(NamedTuple):
+    """A column of the label files that a labeler declares for its own labels.
+
+    Args:
+        name: of lower-case letters, digits and `_`; none of the columns that all label files have.
+        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>` or `list<string>`. Null stands for no value.
+        about: what it holds, in a line; `relabel schema labels --labeler NAME` prints it.
+    """
+
+    name: str
+    kind: str
+    about: str
+
+
 @dataclass(slots=True)
 class Label:
     """What a labeler read from the answers about one pair.
@@ -38,14 +53,14 @@ class Label:
     Args:
         grade: what the model wrote (or, where it writes nothing, the most probable grade), 0..K-1.
         distribution: over the grades at the decision; None where the engine can't give it.
-        nodes: labeler-specific values, one key for each field of the schema's `nodes` struct; None for labelers without.
+        columns: values of the columns that the labeler declares, by name; one that is not there is null.
         evidence: quoted spans of the document, in the order quoted.
         flags: remarks on this label, each a word of `[a-z_]`.
     """
 
     grade: int
     distribution: Distribution | None
-    nodes: dict[str, Any] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
     evidence: tuple[Span, ...] = ()
     intent: str | None = None
     reasoning: str | None = None

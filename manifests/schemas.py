@@ -7,14 +7,20 @@ a millisecond or two, not ten.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 2
-"""2 added `key` and `origin` to labels, and the answers that rows share."""
+SCHEMA_VERSION = 3
+"""Of label files. 2 added `key` and `origin`, and the answers that rows share; 3 put columns that each labeler declares in place of the
+struct `nodes`, which held Graph-GRPO's alone."""
+READABLE_VERSIONS = (2, SCHEMA_VERSION)
+"""Those whose labels can be taken over and merged: with keys, whose rows are rows of this version in other columns."""
+ROWS_VERSION = 2
+"""Of quarantine and answer files."""
 
 KEY_BYTES = 16
 
@@ -23,26 +29,36 @@ _PROBS = pa.list_(pa.float32())
 SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("text", pa.string())])
 """`document[start:end]` in code points, and that text."""
 
-NODES = pa.struct(
-    [
-        ("preliminary", pa.int8()),
-        ("preliminary_probs", _PROBS),
-        ("preliminary_outside_mass", pa.float32()),
-        ("subject", pa.int8()),
-        ("subject_probs", _PROBS),
-        ("subject_outside_mass", pa.float32()),
-        ("attribute", pa.int8()),
-        ("attribute_probs", _PROBS),
-        ("attribute_outside_mass", pa.float32()),
-        ("query_subject", pa.string()),
-        ("query_attribute", pa.string()),
-        ("product_subject", pa.string()),
-        ("product_attribute", pa.string()),
-        ("phi_grade", pa.int8()),
-        ("phi_agrees", pa.bool_()),
-    ]
-)
-"""Graph-GRPO's nodes: grades, five-way scores, their distributions, the four descriptions and the rule map's verdict."""
+KINDS: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "string": pa.string(),
+    "list<float32>": _PROBS,
+    "list<string>": pa.list_(pa.string()),
+}
+"""Of which kinds a labeler's own columns can be, and how they lie in Arrow."""
+
+NODES = {
+    "preliminary": "int8",
+    "preliminary_probs": "list<float32>",
+    "preliminary_outside_mass": "float32",
+    "subject": "int8",
+    "subject_probs": "list<float32>",
+    "subject_outside_mass": "float32",
+    "attribute": "int8",
+    "attribute_probs": "list<float32>",
+    "attribute_outside_mass": "float32",
+    "query_subject": "string",
+    "query_attribute": "string",
+    "product_subject": "string",
+    "product_attribute": "string",
+    "phi_grade": "int8",
+    "phi_agrees": "bool",
+}
+"""What the struct `nodes` of label files up to version 2 held, by kind: Graph-GRPO's columns."""
 
 SAMPLE = pa.struct([("status", pa.string()), ("grade", pa.int8()), ("probs", _PROBS), ("outside_mass", pa.float32())])
 """One of S trajectories; grade and probs are null unless its status is ok."""
@@ -57,7 +73,6 @@ LABELS = pa.schema(
         ("probs", _PROBS),
         ("outside_mass", pa.float32()),
         ("expected_grade", pa.float32()),
-        ("nodes", NODES),
         ("evidence", pa.list_(SPAN)),
         ("intent", pa.string()),
         ("reasoning", pa.string()),
@@ -71,9 +86,20 @@ LABELS = pa.schema(
     ],
     metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
 )
+"""The columns of every label file; those that its labeler declares lie behind them (`label_schema`). `key` is the label's identity
+(`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked a row that was taken over, null
+where this run asked."""
 
-"""`key` is the label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked a
-row that was taken over, null where this run asked."""
+_NODES_PLACE = LABELS.get_field_index("evidence")
+LABELS_2 = pa.schema(
+    [
+        *list(LABELS)[:_NODES_PLACE],
+        ("nodes", pa.struct([(name, KINDS[kind]) for name, kind in NODES.items()])),
+        *list(LABELS)[_NODES_PLACE:],
+    ],
+    metadata={"relabel.schema": "labels-2"},
+)
+"""Label files of version 2, of whatever labeler."""
 
 DISTRIBUTION = pa.struct([("name", pa.string()), ("probs", pa.list_(pa.float64())), ("outside_mass", pa.float64())])
 """A decision's distribution as the engine gave it; float64, so that a row read from it equals one read from the answer."""
@@ -90,7 +116,7 @@ ANSWERS = pa.schema(
         ("flags", pa.list_(pa.string())),
         ("origin", pa.string()),
     ],
-    metadata={"relabel.schema": f"answers-{SCHEMA_VERSION}"},
+    metadata={"relabel.schema": f"answers-{ROWS_VERSION}"},
 )
 """Answers that the rows of a query share (r3a's intents): kept, so that a later run need not ask them again."""
 
@@ -108,12 +134,12 @@ QUARANTINE = pa.schema(
         ("prompt_tokens", pa.int32()),
         ("output_tokens", pa.int32()),
     ],
-    metadata={"relabel.schema": f"quarantine-{SCHEMA_VERSION}"},
+    metadata={"relabel.schema": f"quarantine-{ROWS_VERSION}"},
 )
 
 
 class LabelRow(NamedTuple):
-    """One row of `LABELS`, in its column order; plain values, structs as dicts."""
+    """One row of `LABELS`, in its column order, and the labeler's own columns by name; plain values, structs as dicts."""
 
     row_id: int
     query_id: str
@@ -123,7 +149,6 @@ class LabelRow(NamedTuple):
     probs: Sequence[float] | None
     outside_mass: float | None
     expected_grade: float | None
-    nodes: dict[str, Any] | None
     evidence: list[dict[str, Any]]
     intent: str | None
     reasoning: str | None
@@ -134,6 +159,7 @@ class LabelRow(NamedTuple):
     reused: bool
     key: bytes | None = None
     origin: str | None = None
+    columns: Mapping[str, Any] = MappingProxyType({})
 
 
 class AnswerRow(NamedTuple):
@@ -163,13 +189,58 @@ class QuarantineRow(NamedTuple):
     output_tokens: int
 
 
+def label_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """How label files lie whose labeler has these columns of its own, name → kind."""
+    return pa.schema([*LABELS, *((name, KINDS[kind]) for name, kind in columns.items())], metadata=LABELS.metadata)
+
+
+def label_rows(table: pa.Table) -> Iterator[LabelRow]:
+    """The rows of a table with the columns of `LABELS`, in any order; all others are the labeler's own."""
+    own = [name for name in table.column_names if name not in LABELS.names]
+    values = (table[name].to_pylist() for name in (*LABELS.names, *own))
+    for row in zip(*values, strict=True):
+        yield LabelRow._make((*row[: len(LABELS)], dict(zip(own, row[len(LABELS) :], strict=True))))
+
+
+def with_own_columns(table: pa.Table) -> pa.Table:
+    """A label table of version 2 with the fields of its nodes as columns behind the others, null where a row has no nodes; any other table
+    as it is."""
+    if "nodes" not in table.column_names:
+        return table
+    nodes = table["nodes"].combine_chunks()
+    held = table.drop_columns(["nodes"])
+    if pa.types.is_null(nodes.type):
+        return held
+    for name, values in zip(nodes.type.names, nodes.flatten(), strict=True):
+        held = held.append_column(name, values)
+    return held
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name are left out."""
+    held = with_own_columns(table)
+    columns = [held[field.name] if field.name in held.column_names else pa.nulls(held.num_rows, field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:
     """The Parquet file of some rows, the same bytes for the same rows.
 
     Args:
-        rows: at least one, each with one value a column of `schema`.
+        rows: at least one, with a value for each column of `schema`.
+    Raises:
+        ValueError: a label has a column of its own that the schema does not name.
     """
-    arrays = [_array(list(values), field.type) for field, values in zip(schema, zip(*rows, strict=True), strict=True)]
+    values: dict[str, Sequence[Any]] = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
+    own = values.pop("columns", ())
+    names = NODES.keys() if "nodes" in schema.names else schema.names[len(values) :]
+    if strange := {name for row in own for name in row}.difference(names):
+        raise ValueError(f"no column for {', '.join(sorted(strange))}")
+    if "nodes" in schema.names:
+        values["nodes"] = [row if any(value is not None for value in row.values()) else None for row in own]
+    else:
+        values |= {name: [row.get(name) for row in own] for name in names}
+    arrays = [_array(list(values[field.name]), field.type) for field in schema]
     return table_bytes(pa.Table.from_arrays(arrays, schema=schema))
 
 

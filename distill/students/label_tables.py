@@ -25,20 +25,22 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
+from manifests.runs.label_files import read_labels
 from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, load_plan
 from manifests.runs.readings import Readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, load_manifest
 from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import LABELS, NODES, table_of
+from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, table_of, with_own_columns
 from manifests.specs import Columns, InputSpec
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import read_whole
 
-COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "nodes"]
-"""What is read of a label file."""
+COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
+"""What is read of a label file, beside `NODE_COLUMNS`."""
+NODE_COLUMNS = [f"{name}{suffix}" for name in NODE_HEADS for suffix in ("", "_probs")]
 READ_ROWS = 4096
 SUM_TOLERANCE = 1e-3
 """How far a distribution's sum may lie from 1: probabilities are stored as float32."""
@@ -121,7 +123,7 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     labeler = plan.parts["labeler"]
     if labeler["name"] == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
-    tables = [folder.table(FileRef(**file), LABELS, COLUMNS) for file in manifest["labels"]]
+    tables = [read_labels(folder, FileRef(**file), [*COLUMNS, *NODE_COLUMNS]) for file in manifest["labels"]]
     dataset, readings = open_run_input(root, store, plan)
     about = {
         "path": root,
@@ -154,7 +156,7 @@ def _load_file(source: LabelSource) -> LabelTable:
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
         _check_schema(schema, path)
-        held = table_of(data, [name for name in COLUMNS if name in schema.names])
+        held = with_own_columns(table_of(data, _columns_of(schema)))
     if source.pairs is None:
         raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}")
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), reads_context=False)
@@ -188,7 +190,16 @@ def _check_schema(schema: pa.Schema, path: str) -> None:
     wanted = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list, "nodes": _is_nodes}
     for name, test in wanted.items():
         if name in schema.names and not test(schema.field(name).type):
-            raise InputError(f"{path}: column `{name}` holds {schema.field(name).type}, the label schema has {LABELS.field(name).type}.")
+            raise InputError(f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS_2.field(name).type}.")
+
+
+def _columns_of(schema: pa.Schema) -> list[str]:
+    """What to read of a label file: `nodes` where it has them, as files up to version 2 do; else node columns, if they are of our types. A
+    column that only has such a name, as a product's subject, is none."""
+    wanted = [name for name in COLUMNS if name in schema.names]
+    if "nodes" in schema.names:
+        return [*wanted, "nodes"]
+    return wanted + [name for name in NODE_COLUMNS if name in schema.names and schema.field(name).type.equals(KINDS[NODES[name]])]
 
 
 def _is_float_list(kind: pa.DataType) -> bool:
@@ -200,7 +211,7 @@ def _is_nodes(kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
     names = {kind.field(place).name for place in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
-    return bool(names & set(NODE_HEADS)) and names <= {NODES.field(place).name for place in range(NODES.num_fields)}
+    return bool(names & set(NODE_HEADS)) and names <= NODES.keys()
 
 
 def _as_table(
@@ -231,11 +242,9 @@ def _as_table(
         raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
     grades = grades or width
     targets = {"relevance": _targets(columns["grade"], probs, grades, where, "grade")}
-    nodes = columns.get("nodes") or [None] * len(usable)
+    nothing = [None] * len(usable)
     for name in NODE_HEADS:
-        scores = [None if node is None else node.get(name) for node in nodes]
-        given = [None if node is None else node.get(f"{name}_probs") for node in nodes]
-        targets[name] = _targets(scores, given, NODE_SCORES, where, f"nodes.{name}")
+        targets[name] = _targets(columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name)
     pairs = _rejoin(columns, dataset, readings, where)
     about["labels"] = len(usable)
     outside = columns.get("outside_mass") or [None] * len(usable)

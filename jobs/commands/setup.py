@@ -57,9 +57,12 @@ def init(path: str, force: bool, output: str) -> int:
 
 @click.command(epilog="Example: relabel schema job > job.schema.json")
 @click.argument("what", type=click.Choice(["job", "student", "labels", "quarantine"]))
+@click.option("--labeler", metavar="NAME", help="With `labels`: also the columns that this labeler's label files have of their own.")
 @output_option
-def schema(what: str, output: str) -> int:
+def schema(what: str, labeler: str | None, output: str) -> int:
     """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
+    if labeler is not None and what != "labels":
+        raise UsageError(f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`.")
     if what in ("job", "student"):
         from distill.students.specs import student_schema
         from jobs.planning.job_schema import job_schema
@@ -69,13 +72,15 @@ def schema(what: str, output: str) -> int:
         return Exit.DONE
     from manifests import schemas
 
-    found = schemas.LABELS if what == "labels" else schemas.QUARANTINE
+    found, version = (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
     columns = [{"name": field.name, "type": str(field.type)} for field in found]
-    emit(
-        {"schema": what, "version": schemas.SCHEMA_VERSION, "columns": columns},
-        f"{what}, version {schemas.SCHEMA_VERSION}\n" + table([(column["name"], column["type"]) for column in columns]),
-        output,
-    )
+    if labeler is not None:
+        from labelers.registry import declared_columns, labeler_class
+
+        own = declared_columns(labeler_class(labeler), name=labeler)
+        columns += [{"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about} for column in own]
+    lines = table([(column["name"], f"{column['type']}  {column.get('about', '')}".rstrip()) for column in columns])
+    emit({"schema": what, "version": version, "columns": columns}, f"{what}, version {version}\n{lines}", output)
     return Exit.DONE
 
 

@@ -18,7 +18,7 @@ from manifests.errors import InputError
 from manifests.inputs.table_files import require_column
 from manifests.judging.label_sets import open_run_labels
 from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
-from manifests.schemas import LABELS
+from manifests.runs.label_files import file_schema
 from manifests.storage.concurrency import map_concurrent
 
 Kind = Literal["grade", "score"]
@@ -92,12 +92,13 @@ def open_source(polars: Any, path: str, form: Format, target: Format, options: O
 
 def _from_run(path: str, target: Format, options: Options, scratch: Path) -> Source:
     run = open_run_labels(path, allow_partial=options.allow_partial)
-    names = LABELS.names
+    whole = file_schema(run.plan.parts)
+    names = whole.names
     value, kind = _value(names, path, "labels", target, options)
     by, doc = _ids(names, path, options)
     wanted = list(dict.fromkeys(["row_id", by, doc, value])) if target in TREC else names
-    schema = pa.schema([LABELS.field(name) for name in wanted], metadata=LABELS.metadata)
-    tables = map_concurrent(run.folder.store, lambda file: run.folder.table(file, LABELS, None if wanted == names else wanted), run.labels)
+    schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
+    tables = map_concurrent(run.folder.store, lambda file: run.folder.table(file, whole, None if wanted == names else wanted), run.labels)
     file = _gathered(tables, schema, scratch / "labels.parquet")
     return Source(path, "labels", [file], wanted, by, doc, value, kind, "row_id", run.num_quarantined, run.plan.name, run.notes)
 

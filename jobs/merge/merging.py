@@ -27,13 +27,14 @@ from manifests import failpoints
 from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from manifests.runs.engine_identity import engines_differ
+from manifests.runs.label_files import file_schema, joined_form
 from manifests.runs.label_keys import recipe_differences, recipe_parts
 from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, chunk_row_ids, load_plan, shard_row_id_file, shard_row_ids, write_plan
 from manifests.runs.proofs import prove_chunk
 from manifests.runs.readings import check_readings, copy_readings, refuse_differing
 from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
-from manifests.schemas import ANSWERS, LABELS, QUARANTINE, table_bytes
+from manifests.schemas import ANSWERS, QUARANTINE, conformed, table_bytes
 from manifests.specs import RunSpec
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.filesystems import place_of
@@ -231,12 +232,11 @@ def _open_runs(paths: Sequence[str]) -> list[_Run]:
 def _check_inputs(runs: list[_Run]) -> None:
     first = runs[0]
     for run in runs[1:]:
-        for part, what in (("columns", "columns"), ("schema", "label schema")):
-            if run.plan.parts[part] != first.plan.parts[part]:
-                raise ManifestError(
-                    f"merge: {run.path} has another {what} than {first.path}: {run.plan.parts[part]} and {first.plan.parts[part]}. "
-                    "One manifest can't describe both; label one of them again."
-                )
+        if run.plan.parts["columns"] != first.plan.parts["columns"]:
+            raise ManifestError(
+                f"merge: {run.path} has other columns than {first.path}: {run.plan.parts['columns']} and {first.plan.parts['columns']}. "
+                "One manifest can't describe both; label one of them again."
+            )
         grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(
@@ -279,6 +279,7 @@ def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, 
     plans = [run.plan for run in runs]
     parts = {
         **plans[0].parts,
+        **joined_form([(run.path, run.plan.parts) for run in runs]),
         "inputs": digest_of([list(file.identity) for file in files]),
         "limit": None,
         "cut": {"shards": len(shards), "chunk_rows": max(plan.parts["cut"]["chunk_rows"] for plan in plans)},
@@ -346,10 +347,12 @@ class _Step:
     def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
         run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
 
-        def copied(kind: str, file: FileRef | None, schema: pa.Schema) -> FileRef | None:
+        def copied(kind: str, file: FileRef | None, schema: pa.Schema, merged: pa.Schema | None = None) -> FileRef | None:
             if file is None:
                 return None
             table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
+            if merged is not None and merged != schema:
+                table = conformed(table, merged)
             written = put_data(self.merged.store, kind, target, table_bytes(table), file.rows)
             tables[written.path] = table
             return written
@@ -359,7 +362,7 @@ class _Step:
             fingerprint=self.merged.plan.fingerprint,
             shard=target.shard,
             attempt=attempt,
-            labels=copied("labels", receipt.labels, LABELS),
+            labels=copied("labels", receipt.labels, file_schema(run.plan.parts), file_schema(self.merged.plan.parts)),
             quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
             answers=copied("answers", receipt.answers, ANSWERS),
             replaces=self.is_anew and bool(self.held) and receipt is self.todo[0],

@@ -22,7 +22,7 @@ from jobs.planning.spec_places import Places, mark_of, path_of, placed, places_o
 from jobs.planning.spec_variables import spec_variables
 from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
 from labelers.engines.registry import EngineClass, engine_class
-from labelers.registry import Labeler, labeler_class
+from labelers.registry import Labeler, declared_columns, labeler_class
 from manifests.errors import ConfigError, UsageError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.runs.label_keys import BY_CONTENT, stage_digests
@@ -81,6 +81,7 @@ class Job:
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
+            label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=self.spec.labeler.name)},
             templates=self.labeler.template_digests,
             stages=stage_digests(self.labeler.probe()),
             engine={

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from manifests.labels import Pair
+from manifests.schemas import LABELS
 
 if TYPE_CHECKING:
     from jobs.report.blocks import Paragraph
@@ -19,9 +20,11 @@ TRY_CHARS = 4_000
 """Of a try's answer, a reasoning or an intent."""
 QUERY_CHARS = 2_000
 SHORT_CHARS = 500
-"""Of an id, a reason, a flag, a piece of evidence, and what a node says."""
+"""Of an id, a reason, a flag, a piece of evidence, and what a column of the labeler's own says."""
 SPANS = 64
 """Most pieces of evidence of a row."""
+ITEMS = 64
+"""Most texts of a list."""
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """What could end the script element, or JavaScript's lines; JSON reads both spellings alike."""
 
@@ -47,7 +50,7 @@ class BrowserData:
 
 
 def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
-    """A row of `manifests.schemas.LABELS` as the browser takes it; what is null is left out.
+    """A label as the browser takes it, with the columns that its labeler has of its own; what is null is left out.
 
     Args:
         run: its number among the page's runs.
@@ -67,7 +70,7 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
             "intent": _cut_or_none(row["intent"], TRY_CHARS),
             "reasoning": _cut_or_none(row["reasoning"], TRY_CHARS),
             "flags": [_cut(flag, SHORT_CHARS) for flag in row["flags"] or ()] or None,
-            "nodes": _nodes(row["nodes"]),
+            "own": _own({name: value for name, value in row.items() if name not in LABELS.names}),
             "samples": [{"status": one["status"], "grade": one["grade"]} for one in row["samples"] or ()] or None,
             "reused": row["reused"] or None,
         }
@@ -103,11 +106,15 @@ def _ids(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) ->
     }
 
 
-def _nodes(nodes: dict[str, Any] | None) -> dict[str, Any] | None:
-    if nodes is None:
-        return None
-    plain = {name: _rounded(value) if name.endswith("_probs") else _number(value) for name, value in nodes.items()}
-    return _without_none(plain) or None
+def _own(columns: dict[str, Any]) -> dict[str, Any] | None:
+    return _without_none({name: _plain(value) for name, value in columns.items()}) or None
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, list):
+        return _number(value)
+    is_probs = all(isinstance(one, float) for one in value)
+    return _rounded(value) if is_probs else [_number(one) for one in value[:ITEMS]]
 
 
 def _number(value: Any) -> Any:

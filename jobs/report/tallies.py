@@ -16,14 +16,13 @@ import pyarrow as pa
 
 from jobs.report.artifacts import RunArtifact
 from manifests.labels import Pair
+from manifests.runs.label_files import read_labels
 from manifests.runs.receipts import FileRef
 from manifests.schemas import LABELS, QUARANTINE
 
 BINS = 20
 SEED = 7
 _NARROW = ["row_id", "grade", "probs", "outside_mass", "flags"]
-_WIDE = [name for name in LABELS.names if name not in ("key", "origin")]
-"""What a browser shows; runs of an earlier schema have no other columns."""
 
 
 @dataclass
@@ -161,12 +160,14 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
 
 def read_chosen(run: RunArtifact, tally: LabelTally, kind: str) -> Iterator[dict[str, Any]]:
     """The chosen rows of one kind, whole, file by file."""
-    schema, columns = (LABELS, _WIDE) if kind == "labels" else (QUARANTINE, QUARANTINE.names)
     by_file: dict[str, tuple[FileRef, list[int]]] = {}
     for row, file in tally.chosen[kind]:
         by_file.setdefault(file.path, (file, []))[1].append(row)
     for file, rows in by_file.values():
-        table = run.folder.table(file, schema, columns, check_bytes=False)
+        if kind == "labels":
+            table = read_labels(run.folder, file, check_bytes=False)
+        else:
+            table = run.folder.table(file, QUARANTINE, check_bytes=False)
         yield from table.filter(pa.array(np.isin(table["row_id"].to_numpy(), rows))).to_pylist()
 
 

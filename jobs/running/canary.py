@@ -29,11 +29,12 @@ from manifests.errors import GateError, ManifestError
 from manifests.labels import Pair
 from manifests.records import checked, fault_of
 from manifests.runs.engine_identity import engine_identity
+from manifests.runs.label_files import read_labels
 from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import ChunkId, FileRef
 from manifests.runs.reuse import RowPlace
 from manifests.runs.rows import read_chunks
-from manifests.schemas import LABELS, LabelRow, QuarantineRow
+from manifests.schemas import LabelRow, QuarantineRow, label_rows
 from manifests.storage.run_store_ports import RunStore
 
 FOLDER = "canary"
@@ -310,10 +311,9 @@ def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], num_to
         if inside:
             if _must_end(session, num_to_ask):
                 return []
-            table = opened.folder.table(file.ref, LABELS)
+            table = read_labels(opened.folder, file.ref)
             places = np.flatnonzero(table["reused"].to_numpy() == reused)
-            for values in table.take(places[inside]).to_pylist():
-                row = LabelRow(**values)
+            for row in label_rows(table.take(places[inside])):
                 labels[row.row_id] = row
                 ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
     rows: list[Drawn] = []

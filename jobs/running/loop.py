@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
-from jobs.running.node_values import check_nodes
+from jobs.running.label_values import check_columns
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
 from jobs.running.trajectories import OpenPair, Trajectory, row_of
 from jobs.running.watch import Watch
-from labelers.registry import Labeler
+from labelers.registry import Labeler, declared_columns
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
 from manifests.runs.receipts import ChunkId
@@ -114,6 +114,7 @@ class RunLoop:
         answer_cache: AnswerBook | None = None,
     ) -> None:
         self.labeler = labeler
+        self._columns = {column.name: column.kind for column in declared_columns(labeler, name=options.name)}
         self.answer_cache = answer_cache
         self.options = options
         self.engine = engine
@@ -438,7 +439,7 @@ class RunLoop:
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open
         if trajectory.label is not None:
-            check_nodes(trajectory.label, labeler=self.options.name)
+            check_columns(trajectory.label, self._columns, labeler=self.options.name)
         open_pair.outcomes.append(trajectory)
         if len(open_pair.outcomes) < self.options.samples:
             return

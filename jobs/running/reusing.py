@@ -9,6 +9,7 @@ from jobs.running.chunks import ChunkWork
 from jobs.running.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError
+from manifests.runs.label_files import own_columns
 from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
 from manifests.runs.plans import Plan
 from manifests.runs.receipts import ReusedRows
@@ -68,7 +69,7 @@ class Reuse:
     def __init__(self, job: Job, plan: Plan, outputs: list[EarlierOutput]) -> None:
         self.job = job
         self.outputs = outputs
-        self.labels = KnownLabels(outputs, recipe_digest(plan.parts))
+        self.labels = KnownLabels(outputs, recipe_digest(plan.parts), own_columns(plan.parts))
         self.answer_cache = AnswerCache(plan, outputs)
         self._first_is_shared = job.labeler.probe()[0].shared_by is not None
 

@@ -26,6 +26,7 @@ from jobs.running.work_left import WorkLeft
 from manifests.asks import EngineFacts
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
+from manifests.runs.label_files import file_schema
 from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
 from manifests.runs.rows import read_chunks
@@ -300,7 +301,7 @@ class Session:
             reused_answers=work.reused_answers,
             execution=self.execution,
         )
-        receipt = commit_chunk(self.opened.store, facts, labels, quarantine)
+        receipt = commit_chunk(self.opened.store, facts, labels, quarantine, schema=file_schema(self.opened.plan.parts))
         shard, chunk = work.id.shard, work.id.chunk
         if work.asked:
             self.helping.asked(facts.seconds)

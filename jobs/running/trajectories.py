@@ -169,7 +169,6 @@ def _labelled(open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] |
         distribution.probs if distribution else None,
         distribution.outside_mass if distribution else None,
         distribution.expected if distribution else None,
-        label.nodes,
         [span._asdict() for span in label.evidence],
         label.intent,
         label.reasoning,
@@ -180,6 +179,7 @@ def _labelled(open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] |
         False,
         open_pair.work.keys[open_pair.index],
         None,
+        label.columns,
     )
 
 

@@ -7,7 +7,7 @@ time, sorted by length, and generates nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from distill.students.specs import NODE_HEADS
 from distill.students.students import (
     BATCH_TOKENS,
     StudentModel,
@@ -28,12 +29,13 @@ from distill.students.texts import TokenRow
 from jobs.planning.job_files import Job
 from jobs.planning.spec_places import Places, resolved
 from labelers.engines.registry import EngineClass
+from labelers.registry import declared_columns
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import ManifestError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.inputs.dataset import Dataset
-from manifests.labels import Label, Pair
+from manifests.labels import Label, LabelColumn, Pair
 from manifests.models.references import fetch_folder
 from manifests.phi import PhiTable
 from manifests.runs.label_keys import stage_digests
@@ -67,6 +69,23 @@ class StudentArgs(EngineArgs):
     """In what the student computes."""
 
 
+def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
+    """What a student with these heads says beside the grade."""
+    found = []
+    for name in NODE_HEADS:
+        if name in heads:
+            found += [
+                LabelColumn(name, "int8", f"The most probable {name} score, 0 to 4."),
+                LabelColumn(f"{name}_probs", "list<float32>", "Its distribution over the five scores."),
+            ]
+    if set(NODE_HEADS) <= set(heads):
+        found += [
+            LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
+            LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
+        ]
+    return tuple(found)
+
+
 class StudentLabeler:
     """What a score run asks, as labelers say it: one decision a pair, on query and document alone. Estimates walk it; the score loop
     reads pairs by the chunk instead.
@@ -75,7 +94,8 @@ class StudentLabeler:
     Options: ClassVar[type[LabelerOptions]] = StudentOptions
     uses_context = False
 
-    def __init__(self, options: StudentOptions) -> None:
+    def __init__(self, options: StudentOptions, heads: Collection[str]) -> None:
+        self.columns = _declared(heads)
         self._decisions = (Decision("relevance", "", tuple(map(str, range(options.grades)))),)
 
     @property
@@ -215,6 +235,7 @@ class ScoreJob(Job):
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler={"name": STUDENT, "grades": self.spec.labeler.grades},
+            label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=STUDENT)},
             templates={},
             stages=stage_digests(self.labeler.probe()),
             engine={"name": STUDENT, "args": {key: value for key, value in args.items() if key not in engine.args.speed_only}},
@@ -268,7 +289,7 @@ def score_job(request: ScoreRequest) -> ScoreJob:
     }
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
-    labeler = StudentLabeler(options)
+    labeler = StudentLabeler(options, record.heads)
     return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}")  # `start_student` stands for the class
 
 
@@ -291,10 +312,10 @@ def score_rows(
     is_whole_B = np.all([np.isfinite(values_BK).all(axis=1) for values_BK in probs.values()], axis=0)
     grades = relevance_BK.argmax(axis=1).tolist()
     expected = (relevance_BK * np.arange(relevance_BK.shape[1], dtype=np.float64)).sum(axis=1).tolist()
-    nodes = _nodes(probs, phi, grades)
+    own = _node_columns(probs, phi, grades)
     rows: list[LabelRow | QuarantineRow] = []
-    columns = (pairs, keys, grades, relevance_BK.tolist(), expected, nodes, tokens, is_whole_B.tolist())
-    for pair, key, grade, row, mean, node, token, is_whole in zip(*columns, strict=True):
+    columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
+    for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True):
         length = len(token.ids)
         if not is_whole:
             rows.append(
@@ -303,20 +324,18 @@ def score_rows(
             continue
         flags = ["document_truncated"] if token.is_cut else []
         ids = (pair.row_id, pair.query_id, pair.doc_id)
-        rows.append(LabelRow(*ids, "ok", grade, row, None, mean, node, [], None, None, flags, None, length, 0, False, key))
+        rows.append(LabelRow(*ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine))
     return rows
 
 
-def _nodes(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any] | None]:
+def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any]]:
     """Subject and attribute of students that have these heads, and what φ makes of the most probable scores."""
-    if "subject" not in probs and "attribute" not in probs:
-        return [None] * len(grades)
     columns: dict[str, list[Any]] = {}
-    for name in ("subject", "attribute"):
+    for name in NODE_HEADS:
         if name in probs:
             columns[name] = probs[name].argmax(axis=1).tolist()
             columns[f"{name}_probs"] = probs[name].tolist()
     if "subject" in columns and "attribute" in columns:
         columns["phi_grade"] = [phi[s][a] for s, a in zip(columns["subject"], columns["attribute"], strict=True)]
         columns["phi_agrees"] = [one == grade for one, grade in zip(columns["phi_grade"], grades, strict=True)]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] if columns else [{} for _ in grades]

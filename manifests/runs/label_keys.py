@@ -21,7 +21,7 @@ from typing import Any
 from manifests.asks import Ask
 from manifests.digests import canonical_json
 from manifests.labels import Pair
-from manifests.schemas import KEY_BYTES
+from manifests.schemas import KEY_BYTES, NODES
 
 _PERSON_LABEL = b"relabel label 1"
 _PERSON_ANSWER = b"relabel answer 1"
@@ -40,6 +40,14 @@ def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
     engine: dict[str, Any] = parts["engine"]
     paths = [name for name in _WERE_PATHS if engine.get("args", {}).get(name) is not None]
     return {**engine, "args": {**engine["args"], **dict.fromkeys(paths, BY_CONTENT)}} if paths else engine
+
+
+def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
+    """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long as they have fields
+    for the columns that its labeler declares."""
+    if was.get("schema") != 2 or any(NODES.get(name) != kind for name, kind in parts.get("label_columns", ())):
+        return parts
+    return {key: value for key, value in parts.items() if key != "label_columns"} | {"schema": 2}
 
 
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:

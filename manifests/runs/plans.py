@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, InputFile, changed_files, open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.records import checked, fault_of
-from manifests.runs.label_keys import engine_parts
+from manifests.runs.label_keys import engine_parts, parts_as_of
 from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.storage.filesystems import absolute_path
 from manifests.storage.run_store_ports import RunStore
@@ -107,6 +107,7 @@ def fingerprint_parts(
     limit: int | None,
     overlong: str,
     labeler: dict[str, Any],
+    label_columns: Mapping[str, str],
     templates: dict[str, str],
     stages: dict[str, str],
     engine: dict[str, Any],
@@ -118,6 +119,7 @@ def fingerprint_parts(
     Input paths are not part of it: a data set may move, its identity is what its footers say.
 
     Args:
+        label_columns: those that the labeler declares, name → kind, in their order in the label files.
         stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names the stage that a
             changed template belongs to, and changes also where the code that renders it does.
     """
@@ -127,6 +129,7 @@ def fingerprint_parts(
         "overlong": overlong,
         "columns": dataset.columns.model_dump(mode="json"),
         "labeler": labeler,
+        "label_columns": list(label_columns.items()),
         "templates": templates,
         "stages": stages,
         "engine": engine,
@@ -275,6 +278,7 @@ def parse_plan(data: bytes, where: str) -> Plan:
 
 def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
     """Whether a plan is that of the job whose parts these are."""
+    parts = parts_as_of(parts, plan.parts)
     return plan.parts == parts or ("engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts)
 
 
@@ -287,7 +291,7 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     if is_plan_of(plan, parts):
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
-    differences = list(_differences(_settings(plan.parts), _settings(parts)))
+    differences = list(_differences(_settings(plan.parts), _settings(parts_as_of(parts, plan.parts))))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from manifests import failpoints
 from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ManifestError, RelabelError
@@ -164,18 +166,22 @@ def _redacted(row: QuarantineRow) -> QuarantineRow:
     return row._replace(reason=redacted(row.reason), tries=tries)
 
 
-def commit_chunk(store: RunStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow]) -> Receipt | None:
+def commit_chunk(
+    store: RunStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow], *, schema: pa.Schema = LABELS
+) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
     harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have been.
 
+    Args:
+        schema: of the output's label files.
     Returns:
         The receipt, or None if another worker committed this chunk first.
     """
     quarantine = [_redacted(row) for row in quarantine]
     failpoints.hit("before_labels")
-    label_file = _put_rows(store, "labels", facts.id, labels, LABELS)
+    label_file = _put_rows(store, "labels", facts.id, labels, schema)
     failpoints.hit("after_labels")
     quarantine_file = _put_rows(store, "quarantine", facts.id, quarantine, QUARANTINE)
     failpoints.hit("after_quarantine")
@@ -256,7 +262,7 @@ def parse_receipt_name(name: str) -> ChunkId | None:
         return None
 
 
-def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: Any) -> FileRef | None:
+def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
     if not rows:
         return None
     return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,11 +22,23 @@ from manifests.asks import Answer, Distribution
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
 from manifests.runs.engine_identity import engine_identity
+from manifests.runs.label_files import own_columns, read_labels
 from manifests.runs.label_keys import recipe_differences, recipe_digest
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef, ReusedRows
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot
-from manifests.schemas import ANSWERS, KEY_BYTES, LABELS, SCHEMA_VERSION, AnswerRow, LabelRow
+from manifests.schemas import (
+    ANSWERS,
+    KEY_BYTES,
+    LABELS,
+    READABLE_VERSIONS,
+    SCHEMA_VERSION,
+    AnswerRow,
+    LabelRow,
+    conformed,
+    label_rows,
+    label_schema,
+)
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_stores import open_run_store
 
@@ -92,7 +104,7 @@ class EarlierOutput:
 
     Args:
         path: as the spec names it.
-        is_readable: its labels have the columns of this version.
+        is_readable: its labels have keys, and what this version has columns for.
         manifest_sha256: None if the run is not finished.
     """
 
@@ -127,16 +139,24 @@ def open_earlier(path: str) -> EarlierOutput:
         manifest_sha256 = sha256_bytes(store.read(MANIFEST_NAME))
     except FileNotFoundError:
         manifest_sha256 = None
-    return EarlierOutput(path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") == SCHEMA_VERSION)
+    return EarlierOutput(path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS)
 
 
 def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:
     """Why no label of an output can be taken over by a job with these parts: what differs, by part; empty if labels can be."""
     if not earlier.is_readable:
         return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
+    if lacking := columns_lacking(earlier, own_columns(parts)):
+        return {"label_columns": lacking}
     if recipe_digest(parts) in recipes_of(earlier.plan.parts):
         return {}
     return recipe_differences(earlier.plan.parts, parts)
+
+
+def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[str]:
+    """Which of these columns, name → kind, an output's labels do not have: taken over, they would be without a value there."""
+    held = own_columns(earlier.plan.parts)
+    return [name for name, kind in columns.items() if held.get(name) != kind]
 
 
 def recipes_of(parts: dict[str, Any]) -> set[bytes]:
@@ -150,17 +170,19 @@ class KnownLabels:
     Args:
         outputs: in order of precedence.
         recipe: digest of the recipe wanted; outputs without it are not read.
+        columns: of the labeler's own that are wanted, name → kind; outputs without one of them are not read.
     """
 
-    def __init__(self, outputs: Sequence[EarlierOutput], recipe: bytes) -> None:
+    def __init__(self, outputs: Sequence[EarlierOutput], recipe: bytes, columns: Mapping[str, str]) -> None:
         self.outputs = list(outputs)
+        self._schema = label_schema(columns)
         self._files: list[tuple[int, FileRef]] = []
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._tables_bytes = 0
         keys: list[np.ndarray] = [np.zeros((0, 2), np.uint64)]
         values: list[np.ndarray] = [np.zeros(0, np.uint64)]
         for number, earlier in enumerate(self.outputs):
-            if not earlier.is_readable or recipe not in recipes_of(earlier.plan.parts):
+            if not earlier.is_readable or recipe not in recipes_of(earlier.plan.parts) or columns_lacking(earlier, columns):
                 continue
             for file, keys_R2 in zip(earlier.found.labels, _key_columns(earlier), strict=True):
                 rows_R = np.flatnonzero(keys_R2.any(axis=1)).astype(np.uint64)
@@ -204,8 +226,7 @@ class KnownLabels:
         for file, wanted in by_file.items():
             taken = self._table(file).take(pa.array([places[at].row for at in wanted]))
             fingerprint = self.outputs[self._files[file][0]].plan.fingerprint
-            for at, values in zip(wanted, zip(*(column.to_pylist() for column in taken.columns), strict=True), strict=True):
-                row = LabelRow(*values)
+            for at, row in zip(wanted, label_rows(taken), strict=True):
                 rows[at] = row if row.origin else row._replace(origin=fingerprint)
         return [row for row in rows if row is not None]
 
@@ -213,7 +234,7 @@ class KnownLabels:
         held = self._tables.get(file)
         if held is None:
             output, ref = self._files[file]
-            held = self.outputs[output].folder.table(ref, LABELS)
+            held = conformed(read_labels(self.outputs[output].folder, ref), self._schema)
             self._tables[file] = held
             self._tables_bytes += held.nbytes
             while self._tables_bytes > FILES_KEPT_BYTES and len(self._tables) > 1:

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.files.durable_files import written
+from labelers.graph_grpo import GraphGrpo
 from manifests.errors import UsageError
 from manifests.judging.trec import FIELD, UNWRITABLE
-from manifests.schemas import LABELS
+from manifests.schemas import label_schema
 from tests.convert.conftest import rows_of
 
 QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
@@ -77,7 +78,7 @@ def test_labels_as_one_parquet_file_are_the_label_rows_and_as_jsonl_the_same_val
     convert("out/ecom", "labels.parquet")
     convert("out/ecom", "labels.jsonl")
     table = pq.read_table("labels.parquet")
-    assert table.schema.equals(LABELS)
+    assert table.schema.equals(label_schema({column.name: column.kind for column in GraphGrpo.columns}))
     assert sorted(table.to_pylist(), key=lambda row: row["row_id"]) == [row for _, row in sorted(committed().items())]
     plain = {row["row_id"]: row for row in rows_of("labels.jsonl")}
     for row_id, row in committed().items():

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.phi import DEFAULT_PHI
-from manifests.schemas import LABELS
+from manifests.schemas import LABELS, NODES, label_schema
 from tests.engines.conftest import CHATML, make_tokenizer
 
 SUBJECTS = ["shoe", "lamp", "tent", "mug", "rope", "chair", "drum", "kite"]
@@ -140,14 +140,14 @@ def softened(grade: int, width: int, sure: float = 0.8) -> list[float]:
 def label_rows(pairs: list[dict[str, Any]], *, has_nodes: bool = True, has_probs: bool = True, **changes: Any) -> list[dict[str, Any]]:
     rows = []
     for number, pair in enumerate(pairs):
-        nodes = None
+        nodes: dict[str, Any] = {}
         if has_nodes:
             nodes = {"subject": pair["subject"], "attribute": pair["attribute"]}
             if has_probs:
                 nodes |= {f"{name}_probs": softened(pair[name], 5) for name in ("subject", "attribute")}
         row: dict[str, Any] = dict.fromkeys(LABELS.names) | {
             "row_id": number, "query_id": pair["query_id"], "doc_id": pair["doc_id"], "status": "ok", "grade": pair["grade"],
-            "probs": softened(pair["grade"], 3) if has_probs else None, "outside_mass": 0.1 if has_probs else None, "nodes": nodes,
+            "probs": softened(pair["grade"], 3) if has_probs else None, "outside_mass": 0.1 if has_probs else None, **nodes,
             "evidence": [], "flags": [], "prompt_tokens": 1, "output_tokens": 1, "reused": False,
         }  # fmt: skip
         rows.append(row | changes)
@@ -155,7 +155,7 @@ def label_rows(pairs: list[dict[str, Any]], *, has_nodes: bool = True, has_probs
 
 
 def write_labels(path: Path, rows: list[dict[str, Any]]) -> Path:
-    pq.write_table(pa.Table.from_pylist(rows, schema=LABELS), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=label_schema(NODES)), path)
     return path
 
 

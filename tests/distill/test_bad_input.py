@@ -135,7 +135,7 @@ def test_another_label_schema_is_refused(run: Callable[..., Any], tmp_path: Path
         ({"grade": 7, "probs": None}, "one class alone|off the scale"),
         ({"row_id": 4000}, "label of row 4000"),
         ({"row_id": 3}, "Are they the right pairs"),
-        ({"nodes": {"subject": 9}}, "off the scale 0 to 4"),
+        ({"subject": 9}, "off the scale 0 to 4"),
     ],
 )
 def test_labels_that_teach_nothing_or_are_wrong_are_refused(

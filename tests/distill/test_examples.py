@@ -17,6 +17,7 @@ from distill.students.figures import graded_figures, teacher_figures
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
 from manifests.errors import ConfigError
+from manifests.schemas import NODES
 from manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
@@ -89,7 +90,7 @@ def test_four_grades_want_a_rule_map_of_their_own(examples: Callable[..., Exampl
 def test_rows_without_a_node_are_masked_and_not_guessed(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
     rows = label_rows(make_pairs())
     for row in rows[::2]:
-        row["nodes"] = None
+        row |= dict.fromkeys(NODES)
     found = examples(labels=[source(write_labels(tmp_path / "l.parquet", rows), pairs_file)])
     assert (found.weights["subject"][::2] == 0).all()
     assert (found.weights["subject"][1::2] == 1).all()

@@ -98,7 +98,7 @@ def test_a_loss_that_no_label_of_these_trains_is_refused(
 
 def test_a_lone_node_that_nothing_trains_gets_no_head(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
     """Consistency needs both nodes, so it trains no lone one."""
-    sources = labels(tmp_path, pairs_file, nodes={"subject": 2})
+    sources = labels(tmp_path, pairs_file, attribute=None, attribute_probs=None)
     assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest["heads"] == {"relevance": 3}
 
 

@@ -85,7 +85,7 @@ class Worker:
         grade, probs, own = self.number % 3, (0.2, 0.3, 0.5), self.number
         key = work.keys[index]
         return LabelRow(
-            pair.row_id, pair.query_id, pair.doc_id, "ok", grade, probs, 0.1, 1.3, None, [], None, None, [], None, 0, own, False, key, None
+            pair.row_id, pair.query_id, pair.doc_id, "ok", grade, probs, 0.1, 1.3, [], None, None, [], None, 0, own, False, key, None
         )  # fmt: skip
 
     def die(self) -> None:
@@ -117,7 +117,7 @@ class Runs(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_store"):
+        for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_run_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
         self.patch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)

@@ -85,7 +85,7 @@ def test_a_run_labels_every_row_and_says_so(tmp_path: Path, labeler: str) -> Non
         assert row["grade"] in range(4 if labeler == "direct" else 3)
         assert sum(row["probs"]) == pytest.approx(1, abs=1e-5)
         assert row["expected_grade"] == pytest.approx(sum(k * p for k, p in enumerate(row["probs"])), abs=1e-5)
-        assert (row["nodes"] is not None) == (labeler == "graph-grpo")
+        assert ("phi_grade" in row) == (labeler == "graph-grpo")
         assert (row["intent"] is not None) == (labeler == "r3a")
     assert call("verify", path)[0] == 0
     assert call("run", path)[0] == 10

@@ -7,18 +7,18 @@ import hashlib
 import json
 import shutil
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.running.label_values import check_columns
 from labelers.prompts import BUILT_IN, SHARED
-from labelers.registry import labeler_class, labeler_names
+from labelers.registry import declared_columns, labeler_class, labeler_names
 from manifests.asks import Answer, Ask, Distribution
 from manifests.errors import ConfigError, VerdictError
 from manifests.formats import Choice
-from manifests.labels import Label, Pair
-from manifests.schemas import NODES
+from manifests.labels import Label, LabelColumn, Pair
+from manifests.schemas import LabelRow, label_rows, label_schema, parquet_bytes, table_of
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, replay, reply, walk
 from tests.strategies import SNARES, pairs, texts
 
@@ -61,15 +61,32 @@ def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pai
     label, asks, _ = walk(labeler(name), pair, fake())
     assert 0 <= label.grade < labeler_class(name).Options(name=name).grades
     assert json.loads(as_json(label))["grade"] == label.grade
-    if label.nodes is not None:
-        assert set(label.nodes) == {field.name for field in NODES}
-        pa.array([label.nodes], NODES)
+    check_written(label, declared_columns(labeler(name), name=name))
     assert isinstance(label.distribution, Distribution)
     assert sum(label.distribution.probs) == pytest.approx(1.0)
     assert all(flag.replace("_", "").isalpha() and flag.islower() for flag in label.flags)
     for span in label.evidence:
         assert pair.document[span.start : span.end] == span.text
     check_messages(asks, pair, reads_document=name not in QUERY_ONLY)
+
+
+def check_written(label: Label, declared: tuple[LabelColumn, ...]) -> None:
+    """What a label says in its labeler's own columns is what a label file gives back, and no declared column is forgotten."""
+    kinds = {column.name: column.kind for column in declared}
+    check_columns(label, kinds, labeler="ours")
+    assert label.columns.keys() == kinds.keys()
+    row = LabelRow(0, "q", "d", "ok", label.grade, None, None, None, [], None, None, [], None, 1, 1, False, columns=label.columns)
+    (read,) = label_rows(table_of(parquet_bytes([row], label_schema(kinds))))
+    for name, value in read.columns.items():
+        assert value == (
+            pytest.approx(label.columns[name], rel=1e-6) if kinds[name] in ("float32", "list<float32>") else label.columns[name]
+        )
+
+
+def test_its_columns_are_documented_in_a_line_each(name: str) -> None:
+    for column in declared_columns(labeler(name), name=name):
+        assert column.about.endswith(".")
+        assert "\n" not in column.about
 
 
 def check_messages(asks: list[Ask], pair: Pair, *, reads_document: bool) -> None:

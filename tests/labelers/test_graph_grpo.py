@@ -44,7 +44,7 @@ def label_of(text: str, distributions: dict[str, Distribution] = DISTS, **option
 def test_a_label_holds_all_seven_nodes_and_the_rule() -> None:
     label = label_of(answer())
     assert (label.grade, label.distribution, label.flags) == (2, DISTS["score"], [])
-    assert label.nodes == {
+    assert label.columns == {
         "preliminary": 1,
         "preliminary_probs": [0.6, 0.2, 0.2],
         "preliminary_outside_mass": 0.1,
@@ -65,8 +65,7 @@ def test_a_label_holds_all_seven_nodes_and_the_rule() -> None:
 
 def test_a_grade_that_the_rule_does_not_give_is_flagged() -> None:
     label = label_of(answer(score="1"))
-    assert label.nodes is not None
-    assert (label.nodes["phi_grade"], label.nodes["phi_agrees"], label.flags) == (2, False, ["phi_disagrees"])
+    assert (label.columns["phi_grade"], label.columns["phi_agrees"], label.flags) == (2, False, ["phi_disagrees"])
     assert label_of(answer(attribute_score="1")).flags == ["phi_disagrees"]
     assert label_of(answer(score="1"), phi=[[1] * 5] * 5).flags == []
 
@@ -75,7 +74,7 @@ def test_a_grade_that_the_rule_does_not_give_is_flagged() -> None:
 def test_one_distribution_missing_is_flagged(missing: str) -> None:
     label = label_of(answer(), {name: d for name, d in DISTS.items() if name != missing})
     assert label.flags == ["no_distribution"]
-    assert missing == "score" or (label.nodes is not None and label.nodes[f"{missing}_probs"] is None)
+    assert missing == "score" or label.columns[f"{missing}_probs"] is None
 
 
 @pytest.mark.parametrize(

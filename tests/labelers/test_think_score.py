@@ -38,7 +38,7 @@ def label_of(name: str, text: str, **fields: object) -> Label:
 def test_a_label_holds_the_grade_the_reasoning_and_the_distribution(name: str) -> None:
     label = label_of(name, "<think>Two of 3.</think>\n<score> 1 </score>\n", distributions=DIST, flags=("document_truncated",))
     assert (label.grade, label.reasoning, label.distribution, label.flags) == (1, "Two of 3.", DIST["score"], ["document_truncated"])
-    assert (label.intent, label.evidence, label.nodes) == (None, (), None)
+    assert (label.intent, label.evidence, label.columns) == (None, (), {})
     assert label_of(name, "<think></think><score>0</score>").flags == ["no_distribution"]
 
 

@@ -18,7 +18,7 @@ from manifests.storage.local_run_store import LocalRunStore
 
 
 def label(row: int, *, reused: bool = False) -> LabelRow:
-    return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, None, [], None, None, [], None, 10, 1, reused)
+    return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, [], None, None, [], None, 10, 1, reused)
 
 
 def failure(row: int, status: str = "format") -> QuarantineRow:

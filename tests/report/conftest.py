@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.inputs.dataset import open_dataset
+from manifests.runs.label_files import file_schema
 from manifests.runs.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
 from manifests.runs.receipts import ChunkFacts, ChunkId, commit_chunk
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
-from manifests.schemas import LabelRow, QuarantineRow
+from manifests.schemas import NODES, LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
 from manifests.storage.run_stores import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
@@ -41,6 +42,10 @@ BAITS = (
 )
 
 
+OWN = {**NODES, "tone": "string", "words": "list<string>"}
+"""Columns of a forged run's labeler: those that the page draws as a graph, and others."""
+
+
 @dataclass
 class Judgment:
     """What a forged run says about one row: a label, or with `status` none."""
@@ -49,7 +54,7 @@ class Judgment:
     probs: Sequence[float] | None = (0.6, 0.3, 0.1)
     outside: float | None = 0.02
     evidence: Sequence[tuple[int, int, str]] = ()
-    nodes: dict[str, Any] | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     intent: str | None = None
     reasoning: str | None = None
     flags: Sequence[str] = ()
@@ -94,8 +99,8 @@ def forge_run(
     columns = Columns(gold=gold)
     dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), reads_context=False)
     parts = fingerprint_parts(
-        dataset, limit=None, overlong="truncate", labeler={"name": labeler, "grades": 3}, templates={}, stages={"verdict": name},
-        engine={"name": "fake"}, model_digest="0" * 64, cut={"shards": 1, "chunk_rows": chunk_rows},
+        dataset, limit=None, overlong="truncate", labeler={"name": labeler, "grades": 3}, label_columns=OWN, templates={},
+        stages={"verdict": name}, engine={"name": "fake"}, model_digest="0" * 64, cut={"shards": 1, "chunk_rows": chunk_rows},
     )  # fmt: skip
     store = open_run_store(root)
     plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
@@ -117,7 +122,7 @@ def forge_run(
             {"family": "fake", "version": "1", "model": "made up", "model_digest": "0" * 64, "device": "cpu", "dtype": "float32"},
             workers[chunk * len(workers) // count], 0, begun.isoformat(), (begun + timedelta(seconds=seconds)).isoformat(),
         )  # fmt: skip
-        commit_chunk(store, facts, labels, quarantine)
+        commit_chunk(store, facts, labels, quarantine, schema=file_schema(plan.parts))
     if is_finished:
         held = {
             "name": name,
@@ -149,7 +154,6 @@ def _add(said: Judgment, pair: Any, labels: list[LabelRow], quarantine: list[Qua
             said.probs,
             said.outside,
             expected,
-            said.nodes,
             spans,
             said.intent,
             said.reasoning,
@@ -158,6 +162,7 @@ def _add(said: Judgment, pair: Any, labels: list[LabelRow], quarantine: list[Qua
             100,
             9,
             False,
+            columns=said.columns,
         )
     )
 

@@ -19,7 +19,7 @@ NODES = {
     "preliminary": 1, "preliminary_probs": [0.2, 0.5, 0.3], "preliminary_outside_mass": 0.1, "subject": 4,
     "subject_probs": [0.0, 0.0, 0.1, 0.1, 0.8], "subject_outside_mass": 0.0, "attribute": 1, "attribute_probs": [0.0, 0.7, 0.1, 0.1, 0.1],
     "attribute_outside_mass": 0.0, "query_subject": "shoe", "query_attribute": "red", "product_subject": "shoe", "product_attribute": None,
-    "phi_grade": 0, "phi_agrees": False,
+    "phi_grade": 0, "phi_agrees": False, "tone": "dry <b>", "words": ["red", "<i>shoe</i>"],
 }  # fmt: skip
 
 
@@ -136,6 +136,8 @@ def test_opened_row_shows_reasoning_nodes_and_distributions(hostile: Path, open_
     assert graph is not None
     assert "subject: 4" in graph
     assert "grade: 1" in graph
+    others = row.locator("[aria-label='columns of its labeler']").evaluate("one => one.textContent")
+    assert others == "tone: dry <b>\nwords: red,<i>shoe</i>"
     assert row.locator("svg[aria-label^='0: 0.100, 1: 0.800, 2: 0.100, outside: 0.200']").count() == 1
     head.click()
     assert row.locator(".open").count() == 0

@@ -307,7 +307,7 @@ def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
     def judge(pair: Any) -> Judgment:
         if pair.row_id == 3:
             return Judgment(status="format", reason=long, tries=[long])
-        return Judgment(1, evidence=spans, nodes=nodes, intent=long, reasoning=long)
+        return Judgment(1, evidence=spans, columns=nodes, intent=long, reasoning=long)
 
     html = build_report([str(forge_run(tmp_path / "out", pairs, judge))]).html
     assert len(html) < 600_000
@@ -317,7 +317,7 @@ def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
         assert shown[0][name].endswith("characters more)")
     assert shown[0]["evidence"][0][2].endswith("characters more)")
     assert shown[0]["evidence_more"] == 3_000 - len(shown[0]["evidence"]) > 0
-    assert shown[0]["nodes"]["query_subject"].endswith("characters more)")
+    assert shown[0]["own"]["query_subject"].endswith("characters more)")
     assert shown[3]["reason"].endswith("characters more)")
 
 

@@ -19,6 +19,7 @@ from jobs.exits import exit_for
 from labelers.engines.fake import Fake
 from manifests.asks import Answer, Request
 from manifests.errors import RelabelError
+from manifests.schemas import LABELS
 
 Row = dict[str, Any]
 
@@ -153,9 +154,9 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
-LABEL = ("status", "grade", "probs", "outside_mass", "expected_grade", "nodes", "evidence", "intent", "reasoning", "flags", "key")
+LABEL = ("status", "grade", "probs", "outside_mass", "expected_grade", "evidence", "intent", "reasoning", "flags", "key")
 
 
 def said(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What labels say, without whose rows they are and where they came from."""
-    return [{name: row[name] for name in LABEL} for row in rows]
+    return [{name: row[name] for name in row if name in LABEL or name not in LABELS.names} for row in rows]

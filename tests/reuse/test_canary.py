@@ -258,7 +258,7 @@ def test_another_engine_may_not_go_on_with_an_output(days: Days, upgraded: Any) 
 
 
 def label(grade: int, probs: list[float] | None) -> LabelRow:
-    return LabelRow(0, "q", "d", "ok", grade, probs, 0.0, None, None, [], None, None, [], None, 1, 1, False)
+    return LabelRow(0, "q", "d", "ok", grade, probs, 0.0, None, [], None, None, [], None, 1, 1, False)
 
 
 def test_the_figures_by_hand() -> None:

@@ -126,7 +126,7 @@ def test_an_output_of_an_earlier_schema_gives_no_label_and_is_told(days: Days) -
         other.write_text(other.read_text().replace(old, held["fingerprint"]))
     code, result = days.call("plan", days.job("tuesday", rows, reuse=["monday"]), "--exact")
     assert code == 0
-    assert "schema (was 1, is 2)" in result["estimate"]["reuse"][0]
+    assert "schema (was 1, is 3)" in result["estimate"]["reuse"][0]
     assert result["estimate"]["rows_reused"] == [0, 0, 0]
     days.run("tuesday", rows, reuse=["monday"])
     assert days.manifest("tuesday")["rows"]["reused"] == 0

@@ -38,10 +38,10 @@ def test_every_row_gets_the_students_own_distributions_in_the_order_of_the_input
         assert label["probs"] == pytest.approx(probs["relevance"][row], abs=1e-5)
         assert label["grade"] == int(np.argmax(label["probs"]))
         assert label["expected_grade"] == pytest.approx(np.dot(label["probs"], [0, 1, 2]))
-        assert label["nodes"]["subject_probs"] == pytest.approx(probs["subject"][row], abs=1e-5)
-        assert label["nodes"]["attribute"] == int(np.argmax(label["nodes"]["attribute_probs"]))
-        assert label["nodes"]["phi_grade"] == DEFAULT_PHI[label["nodes"]["subject"]][label["nodes"]["attribute"]]
-        assert label["nodes"]["phi_agrees"] == (label["nodes"]["phi_grade"] == label["grade"])
+        assert label["subject_probs"] == pytest.approx(probs["subject"][row], abs=1e-5)
+        assert label["attribute"] == int(np.argmax(label["attribute_probs"]))
+        assert label["phi_grade"] == DEFAULT_PHI[label["subject"]][label["attribute"]]
+        assert label["phi_agrees"] == (label["phi_grade"] == label["grade"])
         assert label["prompt_tokens"] > 0
     assert len({label["grade"] for label in labels.values()}) > 1  # a student that says one thing would hide a wrong order
 
@@ -53,7 +53,7 @@ def test_a_student_without_node_heads_has_no_nodes(
     assert score(student=write_tiny_student(tmp_path / "plain", heads={"relevance": 4})).code == 0
     labels = committed("labels", "out/scores")
     assert {len(label["probs"]) for label in labels.values()} == {4}
-    assert all(label["nodes"] is None for label in labels.values())
+    assert all("subject" not in label for label in labels.values())
 
 
 def test_a_pair_that_is_too_long_is_cut_as_in_training_and_flagged(

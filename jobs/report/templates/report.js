@@ -2,6 +2,7 @@
 // The page's only script: the theme's button, and the labels browser. What comes from the data becomes text nodes and nothing else.
 (() => {
   const SHOWN = 50;
+  const NODES = /^((preliminary|subject|attribute)(_probs|_outside_mass)?|(query|product)_(subject|attribute)|phi_(grade|agrees))$/;
   const byId = (name) => document.getElementById(name);
 
   const theme = byId("theme");
@@ -185,8 +186,9 @@
     }
     const side = element("div", "panels");
     if (row.probs) side.append(part("grade", bars(row.probs, row.grade, row.outside)));
-    const nodes = row.nodes;
-    if (nodes) {
+    const nodes = row.own;
+    const others = Object.keys(nodes || {}).filter((name) => !NODES.test(name));
+    if (nodes && Object.keys(nodes).length > others.length) {
       side.append(part("nodes", graph(nodes, row.grade)));
       for (const name of ["preliminary", "subject", "attribute"]) {
         if (nodes[`${name}_probs`]) side.append(part(name, bars(nodes[`${name}_probs`], nodes[name], nodes[`${name}_outside_mass`])));
@@ -194,6 +196,7 @@
       const said = ["query_subject", "query_attribute", "product_subject", "product_attribute"].filter((name) => nodes[name]);
       if (said.length) side.append(part("what it saw", words(said.map((name) => `${name.replace("_", " ")}: ${nodes[name]}`).join("\n"), "nodes")));
     }
+    if (others.length) side.append(part("of its labeler", words(others.map((name) => `${name}: ${nodes[name]}`).join("\n"), "columns of its labeler")));
     if (row.samples) side.append(part("samples", words(row.samples.map((one) => one.grade ?? one.status).join(", "), "samples")));
     const facts = [`row ${row.row}`, `query ${row.query_id}`, `document ${row.doc_id}`, runs[row.run].name];
     if (row.tokens) facts.push(`${row.tokens[0]} tokens in, ${row.tokens[1]} out`);
