@@ -181,16 +181,16 @@ def _text(report: RunReport) -> str:
         share = "all" if report.rows == tally.rows else "these"
         counts = f"{tally.labelled:,} labelled, {tally.num_quarantined:,} quarantined"
         return f"{report.name}: nothing to do, {share} shards are done ({counts})."
-    seconds = max(did["seconds"], 1e-9)
+    seconds = max(did.seconds, 1e-9)
     is_finished = report.rows == tally.rows
     return f"{report.name}: {verdict(report)}\n" + table(
         [
             ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
             ("labelled", f"{tally.labelled:,}"),
             ("quarantined", f"{tally.num_quarantined:,}"),
-            ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
-            ("tokens", f"{did['prompt_tokens']:,}, {did['prompt_tokens'] / seconds:,.0f} tokens/s"),
-            *in_vain_rows(did["in_vain"]),
+            ("this run", f"{did.pairs:,} pairs in {did.seconds:.1f} s, {did.pairs / seconds:,.1f} pairs/s"),
+            ("tokens", f"{did.prompt_tokens:,}, {did.prompt_tokens / seconds:,.0f} tokens/s"),
+            *in_vain_rows(did.in_vain),
             ("scores", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"),
         ]
     )

@@ -47,10 +47,7 @@ class Results:
         report.engine_start_s = self.engine_start_s
         report.remarks = list(self.remarks)
         report.engine_restarts = self.restarts
-        if self.costs is not None:
-            report.did["costs"] = self.costs
-        if self.canary is not None:
-            report.did["canary"] = self.canary
+        report.did.costs, report.did.canary = self.costs, self.canary
         return report
 
 

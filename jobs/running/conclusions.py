@@ -12,13 +12,50 @@ from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
-from jobs.running.counts import ASKED
 from jobs.running.sessions import Session
 from manifests.errors import GateError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import Snapshot, Tally, build_manifest, load_manifest, write_manifest
 from manifests.specs import EngineArgs
+
+
+@dataclass(frozen=True, slots=True)
+class AskedInVain:
+    """What was asked for chunks that were not committed here; `cost` is None where the engine names no price."""
+
+    pairs: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None
+
+
+@dataclass(slots=True)
+class ThisExecution:
+    """Counts of one execution alone: what it committed, and what it asked `in_vain` beside.
+
+    Args:
+        costs: of an engine that is paid for; canary: what asking labelled rows again came to. Left out of JSON where there is none.
+    """
+
+    pairs: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reused: int
+    statuses: dict[str, int]
+    in_vain: AskedInVain
+    chunks_committed: int
+    chunks_lost: int
+    seconds: float
+    costs: dict[str, Any] | None = None
+    canary: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -32,7 +69,6 @@ class RunReport:
         over_limit, failed_fraction: None until every chunk is in.
         stopped: why the run was cut short, if it was.
         seconds, engine_start_s: wall time of all, and of starting the engine.
-        did: counts of this execution alone: what it committed, and what it asked `in_vain` beside.
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
     """
@@ -46,10 +82,10 @@ class RunReport:
     rows: int
     over_limit: bool | None
     failed_fraction: float | None
+    did: ThisExecution
     stopped: str | None = None
     seconds: float = 0.0
     engine_start_s: float = 0.0
-    did: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     engine_restarts: int | None = None
 
@@ -92,15 +128,19 @@ def conclude(session: Session) -> RunReport:
         over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
         failed_fraction=failed if is_complete else None,
         stopped=session.stop.reason,
-        did={
-            **{name: progress.kept(name) for name in ASKED},
-            "reused": progress.reused,
-            "statuses": dict(progress.statuses),
-            "in_vain": {**progress.in_vain(), "cost": _price(spec.engine.args, progress.in_vain())},
-            "chunks_committed": progress.chunks_committed,
-            "chunks_lost": progress.chunks_lost,
-            "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
-        },
+        did=ThisExecution(
+            pairs=progress.kept("pairs"),
+            requests=progress.kept("requests"),
+            prompt_tokens=progress.kept("prompt_tokens"),
+            cached_tokens=progress.kept("cached_tokens"),
+            output_tokens=progress.kept("output_tokens"),
+            reused=progress.reused,
+            statuses=dict(progress.statuses),
+            in_vain=AskedInVain(**progress.in_vain(), cost=_price(spec.engine.args, progress.in_vain())),
+            chunks_committed=progress.chunks_committed,
+            chunks_lost=progress.chunks_lost,
+            seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
+        ),
     )
     report.exit = _exit(report, session, was_finished_now=was_finished_now)
     return report

@@ -62,10 +62,9 @@ def label(
     started = time.perf_counter()
     worked = work(session, tick=tick, on_engine=on_engine)
     report = conclude(session)
-    if worked.costs is not None:
-        report.did["costs"] = worked.costs
+    report.did.costs = worked.costs
     if worked.canary is not None:
-        report.did["canary"] = asdict(worked.canary)
+        report.did.canary = asdict(worked.canary)
     report.seconds = time.perf_counter() - started
     report.engine_start_s = worked.engine_start_s
     report.remarks = worked.remarks

@@ -8,7 +8,7 @@ from jobs import log_format
 from jobs.exits import Exit
 from jobs.output import table
 from jobs.running.canary import CanaryResult, canary_text
-from jobs.running.conclusions import RunReport
+from jobs.running.conclusions import AskedInVain, RunReport
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "failed_fraction": report.failed_fraction,
         "over_limit": report.over_limit,
         "stopped": report.stopped,
-        "this_run": report.did,
+        "this_run": report.did.as_json(),
         "stages": report.tally.stages,
         "remarks": report.remarks,
         "engine_start_s": round(report.engine_start_s, 3),
@@ -44,21 +44,21 @@ def report_text(report: RunReport) -> str:
         share = "all" if report.rows == tally.rows else "these"
         counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
         return f"{report.name}: nothing to do, {share} shards are done ({counts})."
-    seconds = max(did["seconds"], 1e-9)
-    prompt = did["prompt_tokens"]
+    seconds = max(did.seconds, 1e-9)
+    prompt = did.prompt_tokens
     rows = [
         ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
         ("labelled", f"{tally.labelled:,}"),
         ("reused", f"{tally.reused:,}"),
         ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
-        ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
-        ("tokens", f"{prompt:,} in, {did['output_tokens']:,} out, {(prompt + did['output_tokens']) / seconds:,.0f} tokens/s"),
-        ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
+        ("this run", f"{did.pairs:,} pairs in {did.seconds:.1f} s, {did.pairs / seconds:,.1f} pairs/s"),
+        ("tokens", f"{prompt:,} in, {did.output_tokens:,} out, {(prompt + did.output_tokens) / seconds:,.0f} tokens/s"),
+        ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
-    rows += in_vain_rows(did["in_vain"])
+    rows += in_vain_rows(did.in_vain)
     rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
-    if "canary" in did:
-        rows.append(("canary", canary_text(CanaryResult(**did["canary"]))))
+    if did.canary is not None:
+        rows.append(("canary", canary_text(CanaryResult(**did.canary))))
     if report.engine_restarts is not None:
         rows.append(("engine restarts", f"{report.engine_restarts:,}"))
     is_finished = report.rows == tally.rows
@@ -66,13 +66,13 @@ def report_text(report: RunReport) -> str:
     return f"{report.name}: {verdict(report)}\n" + table(rows)
 
 
-def in_vain_rows(lost: dict[str, Any]) -> list[tuple[str, str]]:
+def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
     """A line of the end table about what was asked in vain; none where nothing was."""
-    if not lost["requests"] and not lost["pairs"]:
+    if not lost.requests and not lost.pairs:
         return []
-    cost = f", {lost['cost']:,.4f} in money" if lost["cost"] is not None else ""
-    tokens = lost["prompt_tokens"] + lost["output_tokens"]
-    return [("asked in vain", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {tokens:,} tokens{cost}")]
+    cost = f", {lost.cost:,.4f} in money" if lost.cost is not None else ""
+    tokens = lost.prompt_tokens + lost.output_tokens
+    return [("asked in vain", f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens{cost}")]
 
 
 def verdict(report: RunReport) -> str:
