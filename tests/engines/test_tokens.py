@@ -134,10 +134,10 @@ def test_what_may_not_be_cut_is_overlong(tokenizer, encoder):
 
 def test_a_document_of_450000_characters_is_cut_at_once(encoder):
     ask = ask_for("q", "red shoes, " * 41_000)
-    started = time.perf_counter()
+    started = time.process_time()
     prompt = encoder.encode(ask, max_prompt_tokens=2048)
     assert len(prompt.ids) > 2000
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_extends_says_whether_a_turn_builds_on_the_one_before():

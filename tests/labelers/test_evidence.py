@@ -137,13 +137,13 @@ def test_a_document_with_more_clusters_than_names_finds_what_it_named_and_invent
     ids=["cut accents", "white space", "marks alone", "mid-cluster", "decomposed"],
 )
 def test_a_megabyte_is_searched_in_linear_time(document: str, fragment: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     find_fragment(fragment, document)
-    assert time.perf_counter() - start < 5.0  # about half a second; a quadratic search takes minutes
+    assert time.process_time() - start < 5.0  # about half a second; a quadratic search takes minutes
 
 
 def test_many_lines_that_are_not_there_cost_one_search() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(VerdictError):
         read_evidence("\n".join(f"line  {i}" for i in range(100_000)), "some é text " * 50_000)
-    assert time.perf_counter() - start < 3.0
+    assert time.process_time() - start < 3.0

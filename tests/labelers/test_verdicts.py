@@ -172,10 +172,10 @@ def check_valid(format: AnswerFormat, text: str, sections: dict[str, str]) -> No
 )
 def test_a_megabyte_of_anything_is_read_in_linear_time(text: str) -> None:
     reader = Reader(R3A)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(VerdictError):
         reader.read(reply(text))
-    assert time.perf_counter() - start < 0.5  # takes about 2 ms; a quadratic reader takes minutes
+    assert time.process_time() - start < 0.5  # takes about 2 ms; a quadratic reader takes minutes
 
 
 def test_the_budget_covers_every_section() -> None:
