@@ -12,8 +12,10 @@ from labelers.engines.checkpoints import adapter_dir
 from manifests.errors import ModelError
 from manifests.specs import EngineArgs, EngineSpec, PathText
 
-OURS = frozenset({"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"})
-"""Arguments of vLLM that the engine's exactness rests on; `extra` may not set them."""
+_EXACT = {"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"}
+_SAFE = {"load_format", "trust_remote_code"}  # no pickled weights are read, no code that comes with a model is run
+OURS = frozenset(_EXACT | _SAFE)
+"""Arguments of vLLM that the engine's exactness and safety rest on; `extra` may not set them."""
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The widths that vLLM makes room for; an adapter goes into the next one."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from labelers.engines.registry import engine_class
-from labelers.engines.vllm_args import VllmArgs, plan_engine_args
+from labelers.engines.vllm_args import OURS, VllmArgs, plan_engine_args
 from manifests.errors import ConfigError, MissingExtraError, ModelError
 from manifests.specs import EngineSpec, validate_spec
 
@@ -92,7 +92,7 @@ def test_inline_under_a_grammar_is_refused_with_the_reason():
     assert validate_spec(VllmArgs, {"decisions": "inline", "constrain": False}, where="job.yaml").decisions == "inline"
 
 
-@pytest.mark.parametrize("name", ["model", "logprobs_mode", "structured_outputs_config", "dtype", "lora"])
+@pytest.mark.parametrize("name", [*sorted(OURS), "dtype", "lora"])
 def test_extra_can_not_undo_what_exactness_rests_on(name):
     with pytest.raises(ConfigError, match=name):
         validate_spec(VllmArgs, {"extra": {name: "x"}}, where="job.yaml")
