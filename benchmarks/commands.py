@@ -2,8 +2,8 @@
 
     python benchmarks/commands.py [--files 1000] [--rows 10000]
 
-Each figure is the median of five whole processes, beside a raw baseline in the same run: a bare interpreter, or pyarrow reading the same
-footers and the same column.
+Each figure is the median of five whole processes, beside a raw baseline in the same run: a bare interpreter, or pyarrow
+reading the same footers and the same column.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ def write_files(folder: Path, files: int, rows: int) -> None:
     for number in range(files):
         first = number * rows
         ids = [f"q{row // 10}" for row in range(first, first + rows)]
-        table = {"query_id": ids, "query": ids, "doc_id": [f"d{row}" for row in range(rows)], "document": ["text"] * rows}
+        table = {
+            "query_id": ids,
+            "query": ids,
+            "doc_id": [f"d{row}" for row in range(rows)],
+            "document": ["text"] * rows,
+        }
         pq.write_table(pa.table(table), folder / f"part-{number:05d}.parquet")
 
 
@@ -62,7 +67,10 @@ def main() -> None:
         bare, helped = seconds([python, "-c", "pass"]), seconds([relabel, "--help"])
         click = seconds([python, "-c", "import click"])
         print(
-            f"relabel --help       {helped * 1e3:7.0f} ms (bare interpreter {bare * 1e3:.0f} ms, with click {click * 1e3:.0f} ms)",
+            (
+                f"relabel --help       {helped * 1e3:7.0f} ms (bare interpreter {bare * 1e3:.0f} ms, with click "
+                f"{click * 1e3:.0f} ms)"
+            ),
             flush=True,
         )
         write_files(root / "small", 4, 5_000)
@@ -79,8 +87,13 @@ def main() -> None:
         planned = seconds([relabel, "plan", str(job)], before=lambda: shutil.rmtree(out, ignore_errors=True), repeats=3)
         raw = seconds([python, "-c", RAW_READ, str(root / "many")], repeats=3)
         rows = args.files * args.rows
-        print(f"plan                 {planned:7.2f} s for {args.files:,} files x {args.rows:,} rows ({rows:,})", flush=True)
-        print(f"  raw pyarrow        {raw:7.2f} s for the same footers and column: {planned / raw:.2f} times", flush=True)
+        print(
+            f"plan                 {planned:7.2f} s for {args.files:,} files x {args.rows:,} rows ({rows:,})",
+            flush=True,
+        )
+        print(
+            f"  raw pyarrow        {raw:7.2f} s for the same footers and column: {planned / raw:.2f} times", flush=True
+        )
         print(f"status               {seconds([relabel, 'status', str(job)], repeats=3):7.2f} s", flush=True)
 
 

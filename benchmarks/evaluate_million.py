@@ -3,9 +3,9 @@
     git worktree add /tmp/before 45d9ca7
     python benchmarks/evaluate_million.py /tmp/before --rounds 3
 
-A million labels with distributions over four grades, in 50,000 queries, judged by a million qrels in another order; 1,000 resamples. Each
-turn is a process of its own with one thread. Prints seconds of CPU and peak memory of each turn, the ratios, and the largest difference of
-any number in the two outputs.
+A million labels with distributions over four grades, in 50,000 queries, judged by a million qrels in another order;
+1,000 resamples. Each turn is a process of its own with one thread. Prints seconds of CPU and peak memory of each turn,
+the ratios, and the largest difference of any number in the two outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def write_world(folder: Path, *, rows: int, queries: int, grades: int) -> None:
     probs = random.dirichlet(np.ones(grades), rows) + 0.7 * np.eye(grades)[gold]
     probs = (probs / probs.sum(1, keepdims=True)).astype(np.float32)
     query = np.sort(random.integers(0, queries, rows))
-    ids = {"query_id": pa.array([f"q{number}" for number in query]), "doc_id": pa.array([f"d{number}" for number in range(rows)])}
+    ids = {
+        "query_id": pa.array([f"q{number}" for number in query]),
+        "doc_id": pa.array([f"d{number}" for number in range(rows)]),
+    }
     lists = pa.FixedSizeListArray.from_arrays(pa.array(probs.ravel()), grades).cast(pa.list_(pa.float32()))
     pq.write_table(pa.table({**ids, "grade": probs.argmax(1), "probs": lists}), folder / "labels.parquet")
     pq.write_table(pa.table({**ids, "grade": gold}).take(random.permutation(rows)), folder / "qrels.parquet")
@@ -44,9 +47,20 @@ def write_world(folder: Path, *, rows: int, queries: int, grades: int) -> None:
 def turn(tree: Path, folder: Path, resamples: int) -> tuple[float, float, dict[str, Any]]:
     """CPU seconds, peak MiB and JSON of one command."""
     program = f"import sys; sys.path.insert(0, {str(tree)!r}); from jobs.cli import main; main()"
-    arguments = ["evaluate", "labels.parquet", "--qrels", "qrels.parquet", "--resamples", str(resamples), "--output", "json"]
+    arguments = [
+        "evaluate",
+        "labels.parquet",
+        "--qrels",
+        "qrels.parquet",
+        "--resamples",
+        str(resamples),
+        "--output",
+        "json",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     out = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -92,7 +106,10 @@ def main() -> None:
     for one in added:
         del found["now"]["figures"][one]
     print(f"before / now: {paired_ratio(spent['before'], spent['now'])}")
-    print(f"largest difference: {difference(found['before'], found['now']):.1e}; figures that are new: {', '.join(added) or 'none'}")
+    print(
+        f"largest difference: {difference(found['before'], found['now']):.1e}; figures that are new: "
+        f"{', '.join(added) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
-"""Reading a grade from free text: answers that other tools' prompts got, with no tags of ours. Strict, and a refusal is a result.
+"""Reading a grade from free text: answers that other tools' prompts got, with no tags of ours. Strict, and a refusal is
+a result.
 
 What counts as a verdict, and nothing else does:
 
-- the whole answer is a number (`2`, `##2`, `**2**`), or its first or last line is one and stands in a paragraph of its own;
-- a line that names a verdict and gives it: `##final score: 2`, `O: 2`, `Answer: 1`, `Score: 0 (irrelevant)`, also several of a kind in one
-  line of parts (`M: 2, T: 1, O: 2`; M and T are UMBRELA's partial scores and no verdict);
+- the whole answer is a number (`2`, `##2`, `**2**`), or its first or last line is one and stands in a paragraph of its
+  own;
+- a line that names a verdict and gives it: `##final score: 2`, `O: 2`, `Answer: 1`, `Score: 0 (irrelevant)`, also
+  several of a kind in one line of parts (`M: 2, T: 1, O: 2`; M and T are UMBRELA's partial scores and no verdict);
 - a JSON object, or one in a code fence, with such a name as a key: `{"O": 2}`;
 - a tag: `<score>2</score>`, `<answer>2</answer>`;
 - a sentence that says so: `the final score is 2.`, `I would rate this passage as a 0, since …`.
 
-All verdicts of an answer must be the same grade on the scale. The last digit of a text is no verdict, nor is a number with a denominator, a
-range, a percentage or a fraction, nor a number that may be the marker of a list item. Reasoning is passed over only where the answer begins
-with it, in `<think>`: nothing that a document put into the answer may hide a verdict before it.
+All verdicts of an answer must be the same grade on the scale. The last digit of a text is no verdict, nor is a number
+with a denominator, a range, a percentage or a fraction, nor a number that may be the marker of a list item. Reasoning
+is passed over only where the answer begins with it, in `<think>`: nothing that a document put into the answer may hide
+a verdict before it.
 
-Takes time linear in the text's length, whatever the text. For our own prompts there is `labelers.verdicts`, which is stricter still.
+Takes time linear in the text's length, whatever the text. For our own prompts there is `labelers.verdicts`, which is
+stricter still.
 """
 
 from __future__ import annotations
@@ -46,11 +50,13 @@ class ForeignReading(NamedTuple):
 
 
 _NAMES = (
-    r"final[ _]?score(?:[ _]?\(?O\)?)?|overall[ _]?score|overall|O|relevance[ _](?:score|grade|label|rating|category|level)|relevance"
+    r"final[ _]?score(?:[ _]?\(?O\)?)?|overall[ _]?score|overall|O|relevance[ "
+    r"_](?:score|grade|label|rating|category|level)|relevance"
     r"|final[ _](?:answer|grade|label|rating|verdict)|score|grade|rating|label|category|verdict|answer"
 )
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
-# What may follow a verdict's number: the end, or a word in brackets. `2/3`, `2-3`, `2.5`, `2 or 3`, `20 %` have to be told apart from it.
+# What may follow a verdict's number: the end, or a word in brackets. `2/3`, `2-3`, `2.5`, `2 or 3`, `20 %` have to be
+# told apart from it.
 _MORE = r"[ \t]{0,3}(?:[-–—/,.:%°~]|or|to|and|out of)[ \t]{0,3}[0-9]|[ \t]{0,3}%|/"
 
 _BARE = re.compile(rf"[#*_`\"' \t]{{0,8}}({_NUMBER})[*_`\"' \t]{{0,8}}")
@@ -60,7 +66,10 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(rf"(?P<name>[A-Za-z][A-Za-z _]{{0,30}})[ \t]{{0,3}}[:=][ \t]{{0,3}}(?P<value>{_NUMBER})")
-_PARTS = re.compile(rf"{_PART.pattern.replace('?P<name>', '').replace('?P<value>', '')}(?:[,;][ \t]{{0,3}}(?:and[ ])?{_PART.pattern})+\.?")
+_PARTS = re.compile(
+    rf"{_PART.pattern.replace('?P<name>', '').replace('?P<value>', '')}(?:[,;][ \t]{{0,3}}(?:and[ "
+    rf"])?{_PART.pattern})+\.?"
+)
 _IS_NAME = re.compile(_NAMES, re.IGNORECASE)
 _VALUE = re.compile(rf"[*_`\"\[({{ \t]{{0,6}}(?P<number>{_NUMBER})(?P<rest>.*)")
 _SIGNED = re.compile(r"[-−+±][ ]?[0-9]")
@@ -68,11 +77,13 @@ _REST = re.compile(r"[*_`\"'\])}. \t]{0,8}(?:[(–—,;:-][^0-9]{0,150})?")
 _LEAD = "#*->•_`\"' \t"
 _TAG = re.compile(r"<(score|answer|final_score|grade|label)>([^<>]{0,40})</\1>", re.IGNORECASE)
 _SAYS = (
-    r"(?:\bI(?:['’]d| would| will|['’]ll)?[ ](?:rate|score|grade|label|rank|categori[sz]e|give|assign|conclude)\b[^0-9\n.]{0,160}?"
+    r"(?:\bI(?:['’]d| would| will|['’]ll)?[ "
+    r"](?:rate|score|grade|label|rank|categori[sz]e|give|assign|conclude)\b[^0-9\n.]{0,160}?"
     r"[ ](?:as|of|a|an|category|grade|rating)"
     r"|\b(?:final[ ]|overall[ ]|relevance[ ])?score[ ]is):?[ ]{1,3}[*_`\"(]{0,3}"
 )
-# After the number the sentence goes on as one about a whole verdict does: `a 0, since`, `as 2 (relevant)`, not `a 2 page text`.
+# After the number the sentence goes on as one about a whole verdict does: `a 0, since`, `as 2 (relevant)`, not `a 2
+# page text`.
 _GOES_ON = r"[*_`\"')]{0,3}(?:[.,;:(]|\s*$|[ ]{1,3}(?:[(–—-]|(?:as|because|since|due|for|based|given)\b))"
 _SENTENCE = re.compile(rf"{_SAYS}(?P<number>{_NUMBER})(?![0-9]|{_MORE})(?={_GOES_ON})", re.IGNORECASE)
 # The same words before something that is no single number, so that `I would rate it a 2 or 3` is told from silence.
@@ -123,8 +134,9 @@ def read_foreign_answer(text: str, *, grades: int) -> ForeignReading:
 
 
 def _verdicts(text: str) -> Iterator[str]:
-    """Every verdict in the text: its digits; `_NOT_ONE` where a verdict is named but its value is no single number; `_ITEM` where the
-    items of a numbered list have one each, so that none is the answer's."""
+    """Every verdict in the text: its digits; `_NOT_ONE` where a verdict is named but its value is no single number;
+    `_ITEM` where the items of a numbered list have one each, so that none is the answer's.
+    """
     whole = _BARE.fullmatch(text)
     if whole:
         yield whole[1]
@@ -175,7 +187,9 @@ def _line_verdicts(line: str) -> Iterator[str]:
 
 
 def _lone_numbers(lines: list[str]) -> Iterator[str]:
-    """The numbers that have a line of their own, if one is the first or last paragraph. Beside a list it may be a cut-off marker."""
+    """The numbers that have a line of their own, if one is the first or last paragraph. Beside a list it may be a
+    cut-off marker.
+    """
     ends = [lines[0]] if len(lines) > 1 and not lines[1].strip() else []
     if len(lines) > 1 and not lines[-2].strip():
         ends.append(lines[-1])

@@ -1,4 +1,5 @@
-"""The pairs of a student's test split as a Parquet file of their own, so that a triangle holds no row that anybody trained on.
+"""The pairs of a student's test split as a Parquet file of their own, so that a triangle holds no row that anybody
+trained on.
 
     python benchmarks/held_out_pairs.py STUDENT PAIRS.parquet OUT.parquet [--limit 0]
 
@@ -31,7 +32,9 @@ def main() -> None:
     side = split_queries(queries, dev=split["shares"]["dev"], test=split["shares"]["test"], seed=split["seed"])
     found = describe_split(queries, side)
     if found["sha256"] != split["sha256"]:
-        raise SystemExit("these are not the pairs that the student's split was made of; is --limit the one of its labels?")
+        raise SystemExit(
+            "these are not the pairs that the student's split was made of; is --limit the one of its labels?"
+        )
     pq.write_table(table.filter(pa.array(side == TEST)), options.out)
     print(json.dumps({"rows": found["test"]["rows"], "queries": found["test"]["queries"]}))
 

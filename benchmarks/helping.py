@@ -25,11 +25,16 @@ def main() -> None:
     args = parser.parse_args()
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory() as scratch:
-            told = json.loads(subprocess.run(command(Path(scratch), args), check=True, capture_output=True, text=True).stdout)
+            told = json.loads(
+                subprocess.run(command(Path(scratch), args), check=True, capture_output=True, text=True).stdout
+            )
         did = told["this_run"]
         vain = did.get("in_vain", {}).get("pairs", did["pairs"] - told["rows"])
         share = vain / told["rows"]
-        print(f"{args.workers} workers, {told['rows']:,} rows: {vain:,} in vain ({share:.1%}), {did['seconds']:.1f} s", flush=True)
+        print(
+            f"{args.workers} workers, {told['rows']:,} rows: {vain:,} in vain ({share:.1%}), {did['seconds']:.1f} s",
+            flush=True,
+        )
 
 
 def command(folder: Path, args: argparse.Namespace) -> list[str]:
@@ -51,7 +56,18 @@ def command(folder: Path, args: argparse.Namespace) -> list[str]:
         "run": {"chunk_rows": args.chunk_rows, "max_failed_fraction": 1.0},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
-    return [sys.executable, "-P", "-m", "jobs", "run", str(folder / "job.yaml"), "--workers", str(args.workers), "--output", "json"]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "jobs",
+        "run",
+        str(folder / "job.yaml"),
+        "--workers",
+        str(args.workers),
+        "--output",
+        "json",
+    ]
 
 
 if __name__ == "__main__":

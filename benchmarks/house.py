@@ -2,9 +2,9 @@
 
     python benchmarks/house.py [--files]
 
-Such a key is a field that a typed record would name. Both are counted in the syntax tree, so that formatting moves neither. Tests and
-docstrings are left out; benchmarks/ has a line of its own below the sum. `house_2026-11-22.md` holds the figures that later ones are
-compared with.
+Such a key is a field that a typed record would name. Both are counted in the syntax tree, so that formatting moves
+neither. Tests and docstrings are left out; benchmarks/ has a line of its own below the sum. `house_2026-11-22.md` holds
+the figures that later ones are compared with.
 """
 
 from __future__ import annotations

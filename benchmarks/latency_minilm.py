@@ -1,12 +1,15 @@
-"""A bundle's latency against torch eager and against optimum's own export of the same weights, and the goals that it is held to.
+"""A bundle's latency against torch eager and against optimum's own export of the same weights, and the goals that it is
+held to.
 
     make test-optimum                                     # once: makes .venv-optimum
-    python benchmarks/latency_minilm.py BUNDLE STUDENT --optimum .venv-optimum/bin/python [--pairs PAIRS] [--threads 2] [--seconds 240]
+    python benchmarks/latency_minilm.py BUNDLE STUDENT --optimum .venv-optimum/bin/python [--pairs PAIRS] [--threads 2]
+    [--seconds 240]
 
-Two graphs of optimum's are made in its environment: `optimum`, the student through `relabel export --exporter optimum`, whose backbone is
-optimum's and which answers what the bundle answers; and `optimum-backbone`, what optimum itself writes for feature extraction: no pooling,
-no heads, the hidden states of every token copied out. Sides take turns on one batch; a goal looks at the interval of the median of the
-paired ratios. Everything that `relabel bench` writes lies in --to, and so do optimum's graphs, which are made once.
+Two graphs of optimum's are made in its environment: `optimum`, the student through `relabel export --exporter optimum`,
+whose backbone is optimum's and which answers what the bundle answers; and `optimum-backbone`, what optimum itself
+writes for feature extraction: no pooling, no heads, the hidden states of every token copied out. Sides take turns on
+one batch; a goal looks at the interval of the median of the paired ratios. Everything that `relabel bench` writes lies
+in --to, and so do optimum's graphs, which are made once.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ from pathlib import Path
 from optimum.exporters.onnx.convert import onnx_export_from_model
 from transformers import AutoModel
 
-onnx_export_from_model(AutoModel.from_pretrained(sys.argv[1]).eval(), Path(sys.argv[2]), task="feature-extraction", do_validation=False)
+model = AutoModel.from_pretrained(sys.argv[1]).eval()
+onnx_export_from_model(model, Path(sys.argv[2]), task="feature-extraction", do_validation=False)
 """
 HEADS = "from jobs.cli import main; main()"
 
@@ -50,15 +54,31 @@ def optimum_graphs(python: Path, student: Path, work: Path, pairs: str | None) -
         return graphs
     work.mkdir(parents=True, exist_ok=True)
     subprocess.run([python, "-P", "-c", BACKBONE, student, backbone], check=True, stdout=sys.stderr)
-    line = ["export", str(student), "--to", str(heads), "--exporter", "optimum", "--provider", "cpu", "--set", "parity.min_pairs=200"]
-    subprocess.run([python, "-P", "-c", HEADS, *line, *(["--pairs", pairs] if pairs else [])], check=True, stdout=sys.stderr)
+    line = [
+        "export",
+        str(student),
+        "--to",
+        str(heads),
+        "--exporter",
+        "optimum",
+        "--provider",
+        "cpu",
+        "--set",
+        "parity.min_pairs=200",
+    ]
+    subprocess.run(
+        [python, "-P", "-c", HEADS, *line, *(["--pairs", pairs] if pairs else [])], check=True, stdout=sys.stderr
+    )
     return graphs
 
 
 def flips(bundle: Bundle) -> dict[str, float]:
-    """Share of grades that a precision answers otherwise than the student, by the bundle's own parity; the worst batch size."""
+    """Share of grades that a precision answers otherwise than the student, by the bundle's own parity; the worst batch
+    size.
+    """
     return {
-        one["precision"]: max(figure["flip_share"] for figure in one["by_batch_size"].values()) for one in bundle.facts["parity"]["models"]
+        one["precision"]: max(figure["flip_share"] for figure in one["by_batch_size"].values())
+        for one in bundle.facts["parity"]["models"]
     }
 
 
@@ -73,7 +93,9 @@ def goals(comparisons: Sequence[dict[str, Any]], flip_share: dict[str, float]) -
         if (one["ours"], one["theirs"]) == ("int8", "fp32") and one["cell"].startswith("1x"):
             faster, low, high, by_cpu = (one[key] and 1 / one[key] for key in ("ratio", "high", "low", "cpu_ratio"))
             is_sure = low is not None and low >= INT8_FASTER
-            verdict = "reached" if is_sure else "reached by the median alone" if faster >= INT8_FASTER else "NOT reached"
+            verdict = (
+                "reached" if is_sure else "reached by the median alone" if faster >= INT8_FASTER else "NOT reached"
+            )
             ends = f"{faster:.2f} times ({known(low, 2)} to {known(high, 2)})"
             flipped = f"by CPU time {known(by_cpu, 2)} times; {flip_share['int8']:.2%} of grades flip"
             lines.append(f"int8 {INT8_FASTER} times fp32, {one['cell']}: {verdict}, {ends}, {flipped}")
@@ -95,8 +117,12 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("student", type=Path)
     parser.add_argument("--optimum", type=Path, help="Python of an environment with the extra optimum")
-    parser.add_argument("--pairs", help="Parquet with pairs to replay, and for optimum's parity; the bundle's lengths by default")
-    parser.add_argument("--sides", default="torch,optimum,optimum-backbone", help="what to compare with; fewer leave more time for each")
+    parser.add_argument(
+        "--pairs", help="Parquet with pairs to replay, and for optimum's parity; the bundle's lengths by default"
+    )
+    parser.add_argument(
+        "--sides", default="torch,optimum,optimum-backbone", help="what to compare with; fewer leave more time for each"
+    )
     parser.add_argument("--precisions", default="fp32,int8")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=240.0)
@@ -111,9 +137,13 @@ def main() -> None:
     if args.pairs:
         found = file_pairs(PairsFile(args.pairs), bundle.facts["inputs"]["columns"], grades=bundle.facts["grades"])
         texts = draw_pairs(found, MAX_ROWS, seed=0)
-    graphs = optimum_graphs(args.optimum.absolute(), args.student, args.to / "optimum", args.pairs) if args.optimum else {}
+    graphs = (
+        optimum_graphs(args.optimum.absolute(), args.student, args.to / "optimum", args.pairs) if args.optimum else {}
+    )
     sides = args.sides.split(",")
-    against = Against(args.student if "torch" in sides else None, {name: path for name, path in graphs.items() if name in sides})
+    against = Against(
+        args.student if "torch" in sides else None, {name: path for name, path in graphs.items() if name in sides}
+    )
     measured = bench_bundle(bundle, spec, pairs=texts, against=against, say=lambda line: print(line, file=sys.stderr))
     write_to(args.to, measured)
     facts = measured.facts

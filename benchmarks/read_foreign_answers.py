@@ -1,4 +1,5 @@
-"""How `benchmarks.foreign_answers` reads answers to other tools' prompts: the tables of docs/readers.md and benchmarks/foreign_answers.md.
+"""How `benchmarks.foreign_answers` reads answers to other tools' prompts: the tables of docs/readers.md and
+benchmarks/foreign_answers.md.
 
     python -m benchmarks.read_foreign_answers [--data ../shared/data] [--samples 3]
 
@@ -21,7 +22,14 @@ from benchmarks.foreign_answers import ForeignReading, read_foreign_answer
 
 GRADES = 4
 KEYS = ("dataset", "model", "prompt_mode", "query_id", "doc_id", "raw_output")
-PARSERS = ("parsed_label", "final_score_tag", "first_single_digit", "last_single_digit", "first_number", "castorini_label")
+PARSERS = (
+    "parsed_label",
+    "final_score_tag",
+    "first_single_digit",
+    "last_single_digit",
+    "first_number",
+    "castorini_label",
+)
 
 
 def rows_of(data: Path, file: str) -> list[dict[str, Any]]:
@@ -29,11 +37,15 @@ def rows_of(data: Path, file: str) -> list[dict[str, Any]]:
 
 
 def outcome(text: str, reading: ForeignReading) -> str:
-    """Read, or why refused; where there is no verdict, whether any digit 0 to 3 stands there that a laxer parser would have taken."""
+    """Read, or why refused; where there is no verdict, whether any digit 0 to 3 stands there that a laxer parser would
+    have taken.
+    """
     if reading.why != "no verdict":
         return reading.why
     return (
-        "no verdict, though a lone digit of the scale" if re.search(r"(?<![0-9])[0-3](?![0-9])", text) else "no verdict and no such digit"
+        "no verdict, though a lone digit of the scale"
+        if re.search(r"(?<![0-9])[0-3](?![0-9])", text)
+        else "no verdict and no such digit"
     )
 
 
@@ -55,7 +67,10 @@ def table(title: str, rows: list[dict[str, Any]], samples: int) -> list[ForeignR
 
 
 def against(title: str, rows: list[dict[str, Any]], readings: list[ForeignReading], columns: tuple[str, ...]) -> None:
-    print(f"\n{title}\n\n| other reading | ours equal | ours another | ours refused | it has none |\n|---|---|---|---|---|")
+    print(
+        f"\n{title}\n\n| other reading | ours equal | ours another | ours refused | it has none "
+        "|\n|---|---|---|---|---|"
+    )
     for column in columns:
         cells: Counter[str] = Counter()
         for row, reading in zip(rows, readings, strict=True):
@@ -84,7 +99,10 @@ def main() -> None:
     against("Disputed, against each known parser", disputed, readings, PARSERS)
     degenerate = rows_of(options.data, "degenerate_outputs")
     readings = table("Degenerate", degenerate, options.samples)
-    print("\nGrades read:", dict(sorted(Counter(reading.grade for reading in readings if reading.grade is not None).items())))
+    print(
+        "\nGrades read:",
+        dict(sorted(Counter(reading.grade for reading in readings if reading.grade is not None).items())),
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.report_page [--rows 10000,100000] [--chromium /usr/bin/chromium]
 
-The runs are made here: documents of 600 characters, graph-grpo's labels of the fake engine, one row in fifty spoiled. Each report is a
-process of its own, whose peak of resident memory the kernel tells. The page is opened in headless Chromium; a filter's time is that of the
-page's own `performance.measure`, from the event to the list that is shown.
+The runs are made here: documents of 600 characters, graph-grpo's labels of the fake engine, one row in fifty spoiled.
+Each report is a process of its own, whose peak of resident memory the kernel tells. The page is opened in headless
+Chromium; a filter's time is that of the page's own `performance.measure`, from the event to the list that is shown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ except SystemExit as end:
     code = end.code
 seconds = time.perf_counter() - start
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps({"code": code, "seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024}))
+cpu_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+print(json.dumps({"code": code, "seconds": seconds, "cpu_s": cpu_s, "peak_mb": peak_mb}))
 """
 
 
@@ -58,7 +59,9 @@ def make_run(folder: Path, rows: int) -> Path:
         "shards": 4,
     }
     (folder / "job.yaml").write_text(json.dumps(job))
-    subprocess.run([sys.executable, "-P", "-m", "jobs", "run", str(folder / "job.yaml")], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-P", "-m", "jobs", "run", str(folder / "job.yaml")], check=True, capture_output=True
+    )
     return folder / "out"
 
 
@@ -76,7 +79,9 @@ def filter_times(page: Path, chromium: str) -> tuple[float, list[float]]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--no-first-run"])
+        browser = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--no-first-run"]
+        )
         tab = browser.new_page(viewport={"width": 1400, "height": 900})
         start = time.perf_counter()
         tab.goto(page.absolute().as_uri())
@@ -110,7 +115,9 @@ def main() -> None:
                 measure(run, page)
                 ready_ms, times = filter_times(page, options.chromium)
                 said = ", ".join(f"{one:.1f}" for one in times)
-                print(f"{rows:>9,} rows: page ready in {ready_ms:.0f} ms; filters {said} ms, slowest {max(times):.1f} ms")
+                print(
+                    f"{rows:>9,} rows: page ready in {ready_ms:.0f} ms; filters {said} ms, slowest {max(times):.1f} ms"
+                )
 
 
 if __name__ == "__main__":

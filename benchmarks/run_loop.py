@@ -2,8 +2,9 @@
 
     python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory]
 
-Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core, interleaved), and the
-process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and prints the ratio of their peaks.
+Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core,
+interleaved), and the process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and
+prints the ratio of their peaks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def write_pairs(path: Path, pairs: int) -> None:
             rows = range(start, min(start + 50_000, pairs))
             documents = [" ".join(draw.choices(WORDS, k=122)) for _ in rows]
             queries = {
-                number: " ".join(draw.choices(WORDS, k=4)) for number in range(start // DOCS_PER_QUERY, rows[-1] // DOCS_PER_QUERY + 1)
+                number: " ".join(draw.choices(WORDS, k=4))
+                for number in range(start // DOCS_PER_QUERY, rows[-1] // DOCS_PER_QUERY + 1)
             }
             table = {
                 "query_id": [f"q{row // DOCS_PER_QUERY}" for row in rows],
@@ -88,7 +90,9 @@ def read_once(pairs_file: Path) -> float:
 
 
 def peak_mb() -> float:
-    """Peak resident memory of this process since it began. Not getrusage: its figure starts from the parent's at the fork."""
+    """Peak resident memory of this process since it began. Not getrusage: its figure starts from the parent's at the
+    fork.
+    """
     for line in Path("/proc/self/status").read_text().split("\n"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -121,11 +125,17 @@ def main() -> None:
                     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                     peaks[labeler, pairs] = found["peak_mb"]
                     print(
-                        f"{labeler:11} {pairs:>9,} pairs: {pairs / found['seconds']:>8,.0f} pairs/s, peak {found['peak_mb']:.0f} MB",
+                        (
+                            f"{labeler:11} {pairs:>9,} pairs: {pairs / found['seconds']:>8,.0f} pairs/s, peak "
+                            f"{found['peak_mb']:.0f} MB"
+                        ),
                         flush=True,
                     )
             for labeler in labelers:
-                print(f"{labeler:11} peak at 1,000,000 over peak at 100,000: {peaks[labeler, 1_000_000] / peaks[labeler, 100_000]:.3f}")
+                print(
+                    f"{labeler:11} peak at 1,000,000 over peak at 100,000: "
+                    f"{peaks[labeler, 1_000_000] / peaks[labeler, 100_000]:.3f}"
+                )
             return
         file = Path(scratch) / "pairs.parquet"
         write_pairs(file, args.pairs)

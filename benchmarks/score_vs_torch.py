@@ -1,13 +1,17 @@
-"""Pairs per second of `relabel score` against a bare PyTorch loop on length-sorted batches, both in one process and taking turns.
+"""Pairs per second of `relabel score` against a bare PyTorch loop on length-sorted batches, both in one process and
+taking turns.
 
-    python benchmarks/score_vs_torch.py STUDENT PAIRS.parquet [--pairs 4096] [--rounds 5] [--batch-tokens 8192] [--threads 2]
+    python benchmarks/score_vs_torch.py STUDENT PAIRS.parquet [--pairs 4096] [--rounds 5] [--batch-tokens 8192]
+    [--threads 2]
 
-STUDENT is a student's folder, or a model directory or reference, of which a student with fresh heads is made in a temporary folder. The
-bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the whole set, pads each batch to its longest
-row, and takes softmax and argmax; nothing is read, checked or written. `relabel score` reads Parquet, tokenizes, scores, and commits labels
-with receipts, from the plan to the manifest; loading the model is outside both. The ratio is the median over rounds of (pairs/s of score) /
-(pairs/s of the bare loop of that round), the same by CPU seconds beside it, which shows whether the machine was busy with something else;
-the order within a round alternates.
+STUDENT is a student's folder, or a model directory or reference, of which a student with fresh heads is made in a
+temporary folder. The
+bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the whole set, pads each
+batch to its longest row, and takes softmax and argmax; nothing is read, checked or written. `relabel score` reads
+Parquet, tokenizes, scores, and commits labels with receipts, from the plan to the manifest; loading the model is
+outside both. The ratio is the median over rounds of (pairs/s of score) / (pairs/s of the bare loop of that round), the
+same by CPU seconds beside it, which shows whether the machine was busy with something else; the order within a round
+alternates.
 """
 
 from __future__ import annotations
@@ -28,7 +32,14 @@ from transformers.utils import logging as transformers_logging
 
 from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.score import Scorer
-from distill.students.students import StudentModel, StudentRecord, length_batches, load_student, student_files, write_student
+from distill.students.students import (
+    StudentModel,
+    StudentRecord,
+    length_batches,
+    load_student,
+    student_files,
+    write_student,
+)
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
@@ -67,13 +78,17 @@ def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens:
     """Tokenize, sort, pad, forward, softmax, argmax: the grades."""
     queries, documents = zip(*pairs, strict=True)
     tokenizer, most = student.tokenizer, student.record.max_tokens
-    rows = tokenizer(list(queries), list(documents), truncation="longest_first", max_length=most, split_special_tokens=True)
+    rows = tokenizer(
+        list(queries), list(documents), truncation="longest_first", max_length=most, split_special_tokens=True
+    )
     ids, types = rows["input_ids"], rows.get("token_type_ids")
     grades = np.empty(len(pairs), dtype=np.int64)
     with torch.inference_mode():
         for places in length_batches([len(row) for row in ids], batch_tokens):
             width = len(ids[places[0]])
-            batch = {name: torch.zeros(len(places), width, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+            batch = {
+                name: torch.zeros(len(places), width, dtype=torch.int64) for name in ("input_ids", "attention_mask")
+            }
             if types is not None:
                 batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
             batch["input_ids"].fill_(tokenizer.pad_token_id)
@@ -113,7 +128,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--document", default="", help="columns of the document, joined by +")
-    parser.add_argument("--no-forward", action="store_true", help="both sides without the forward pass: the rate of all the rest")
+    parser.add_argument(
+        "--no-forward", action="store_true", help="both sides without the forward pass: the rate of all the rest"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers_logging.disable_progress_bar()
@@ -123,7 +140,9 @@ def main() -> None:
             folder = make_student(args.student, Path(scratch, "student"), args.max_tokens)
         student = load_student(folder, device=args.device)
         if args.no_forward:
-            student.module = lambda input_ids, **_: {name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()}
+            student.module = lambda input_ids, **_: {
+                name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()
+            }
         scorer = Scorer(student, batch_tokens=args.batch_tokens)
         columns: dict[str, Any] = {"document": args.document.split("+")} if args.document else {}
 
@@ -149,7 +168,11 @@ def main() -> None:
         bare_loop(student, texts[:512], args.batch_tokens)
         lengths = [len(row.ids) for row in scorer.encode(texts)]
         padded = sum(len(places) * lengths[places[0]] for places in length_batches(lengths, args.batch_tokens))
-        print(f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding {1 - sum(lengths) / padded:.2%} sorted as a whole")
+        print(
+            f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding "
+            f"{1 - sum(lengths) / padded:.2%} "
+            "sorted as a whole"
+        )
         rounds = []
         for number in range(args.rounds):
             sides = {
@@ -160,7 +183,8 @@ def main() -> None:
             bare, score = found["bare"], found["score"]
             rounds.append((bare.wall_s / score.wall_s, bare.cpu_s / score.cpu_s))
             print(
-                f"round {number}: bare {len(texts) / bare.wall_s:7.1f} pairs/s, score {len(texts) / score.wall_s:7.1f} pairs/s, "
+                f"round {number}: bare {len(texts) / bare.wall_s:7.1f} pairs/s, score "
+                f"{len(texts) / score.wall_s:7.1f} pairs/s, "
                 f"ratio {rounds[-1][0]:.3f} (by CPU time {rounds[-1][1]:.3f})",
                 flush=True,
             )

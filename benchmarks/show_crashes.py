@@ -1,13 +1,17 @@
-"""A job of 100,000 pairs on S3 whose workers are killed all the time: nothing is lost, nothing is there twice, the labels are the same.
+"""A job of 100,000 pairs on S3 whose workers are killed all the time: nothing is lost, nothing is there twice, the
+labels are the same.
 
-    python -m benchmarks.show_crashes PAIRS.parquet [PAIRS.parquet …]           # four workers, one killed with -9 every few seconds
-    python -m benchmarks.show_crashes PAIRS.parquet … --ray                     # three nodes of a Ray cluster, one killed now and then
+    python -m benchmarks.show_crashes PAIRS.parquet [PAIRS.parquet …]           # four workers, one killed with -9 every
+    few seconds python -m benchmarks.show_crashes PAIRS.parquet … --ray                     # three nodes of a Ray
+    cluster, one killed now and then
 
-The pairs are the rows of the given files over and over. Input and output lie in a SeaweedFS that this script starts; the fake engine
-answers slowly enough that the job takes minutes, and badly enough that some rows end in quarantine. Each worker is a `relabel run` like
-every other: a killed one is started again at once, one that ends with 20 or 75 likewise, as the next tick of cron would be, and one that
-ends with 0 or 10 is done. Afterwards `relabel verify` must find nothing, and pyarrow alone reads what the manifest lists: each row id
-once, and labels and quarantine equal to those of an undisturbed run on the local disk, by value and by the digests of the files.
+The pairs are the rows of the given files over and over. Input and output lie in a SeaweedFS that this script starts;
+the fake engine answers slowly enough that the job takes minutes, and badly enough that some rows end in quarantine.
+Each worker is a `relabel run` like
+every other: a killed one is started again at once, one that ends with 20 or 75 likewise, as the next tick of cron would
+be, and one that ends with 0 or 10 is done. Afterwards `relabel verify` must find nothing, and pyarrow alone reads what
+the manifest lists: each row id once, and labels and quarantine equal to those of an undisturbed run on the local disk,
+    by value and by the digests of the files.
 """
 
 from __future__ import annotations
@@ -81,7 +85,11 @@ class Worker:
         self._files = [tempfile.TemporaryFile(dir=self._folder) for _ in range(2)]  # noqa: SIM115 (closed when it has ended)
         out, told = self._files
         self.process = subprocess.Popen(
-            relabel("run", self._job), env={**os.environ, **self._place.variables}, stdout=out, stderr=told, start_new_session=True
+            relabel("run", self._job),
+            env={**os.environ, **self._place.variables},
+            stdout=out,
+            stderr=told,
+            start_new_session=True,
         )
 
     def kill(self) -> None:
@@ -210,13 +218,17 @@ def judge(job: Path, place: Place, undisturbed: Place, rows: int) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pairs", nargs="+", type=Path, help="Parquet files with query_id, query, doc_id, and title or body")
+    parser.add_argument(
+        "pairs", nargs="+", type=Path, help="Parquet files with query_id, query, doc_id, and title or body"
+    )
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--every", type=float, help="seconds between kills; 4, or 25 with --ray")
     parser.add_argument("--ray", action="store_true")
-    parser.add_argument("--together", action="store_true", help="sort the pairs by query, so that a killed worker reads little again")
+    parser.add_argument(
+        "--together", action="store_true", help="sort the pairs by query, so that a killed worker reads little again"
+    )
     parser.add_argument("--latency", type=float, default=0.1, help="seconds that the fake engine takes for 16 answers")
     args = parser.parse_args()
     slow = {"latency_s": args.latency, "batch": 16, "capacity": 256}
@@ -229,7 +241,9 @@ def main() -> None:
         (folder / "local").mkdir()
         write_parts(table, local, "pairs", parts=10)
         whole = call("run", write_job(folder / "local", local, args={}, shards=args.shards), place=local)
-        print(f"{args.rows} pairs; undisturbed on the local disk: exit {whole.code} in {whole.seconds:.1f} s", flush=True)
+        print(
+            f"{args.rows} pairs; undisturbed on the local disk: exit {whole.code} in {whole.seconds:.1f} s", flush=True
+        )
         with seaweed_place(folder / "weed") as s3:
             write_parts(table, s3, "pairs", parts=10)
             del table

@@ -2,9 +2,9 @@
 
     python -m benchmarks.show_day [--rows 1000]
 
-Every tick is the line that a crontab would hold, `relabel run job.yaml --shard 0/1 --date … --metrics …`, in a process of its own. The
-input is the folder of the day, the output that of the day, and `reuse` is the day before. Figures of a tick come from its metrics file and
-its result. Afterwards each day's output is verified, and read by pyarrow alone.
+Every tick is the line that a crontab would hold, `relabel run job.yaml --shard 0/1 --date … --metrics …`, in a process
+of its own. The input is the folder of the day, the output that of the day, and `reuse` is the day before. Figures of a
+tick come from its metrics file and its result. Afterwards each day's output is verified, and read by pyarrow alone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,12 @@ class Day:
         self.place = Place(str(folder), {})
         self.ticks: list[Tick] = []
 
-    def write_partition(self, day: str, name: str, *, seed: int, changed_every: int = 0, overlong_every: int = 0) -> None:
-        """A partition of made-up pairs: the same text for the same seed, but for every so many documents that are changed or too long."""
+    def write_partition(
+        self, day: str, name: str, *, seed: int, changed_every: int = 0, overlong_every: int = 0
+    ) -> None:
+        """A partition of made-up pairs: the same text for the same seed, but for every so many documents that are
+        changed or too long.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -99,7 +103,18 @@ class Day:
         before = DAYS.index(day) - 1
         reuse = [f'--set=reuse=["{self.folder}/out/{DAYS[before]}"]'] if before >= 0 else []
         metrics = str(self.folder / f"tick-{number}.prom")
-        return ["run", str(self.folder / "job.yaml"), "--shard", "0/1", "--date", day, *reuse, *more, "--metrics", metrics]
+        return [
+            "run",
+            str(self.folder / "job.yaml"),
+            "--shard",
+            "0/1",
+            "--date",
+            day,
+            *reuse,
+            *more,
+            "--metrics",
+            metrics,
+        ]
 
     def tick(self, what: str, day: str, *more: str) -> None:
         """One tick, to its end."""
@@ -113,7 +128,9 @@ class Day:
         number = len(self.ticks) + 1
         line = self.line(number, day)
         started = time.perf_counter()
-        with subprocess.Popen(relabel(*line), env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            relabel(*line), env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
             self._wait_for_commit(day)
             second = self.line(number + 1, day)
             ended = call(*second, place=self.place, codes=(75,))
@@ -129,7 +146,9 @@ class Day:
         quarantined = sum(count for status, count in did["statuses"].items() if status != "ok")
         shown = " ".join(line[: line.index("--metrics")]).replace(f"{self.folder}/", "")
         starts = self._metric(number, "relabel_run_engine_starts")
-        self.ticks.append(Tick(f"relabel {shown}", what, code, did["pairs"], did["reused"], quarantined, int(starts), seconds))
+        self.ticks.append(
+            Tick(f"relabel {shown}", what, code, did["pairs"], did["reused"], quarantined, int(starts), seconds)
+        )
         print(f"{number} {self.ticks[-1].row()}", flush=True)
 
     def _wait_for_commit(self, day: str) -> None:
@@ -180,7 +199,10 @@ def main() -> None:
             verify = call("verify", Path(scratch) / "out" / date, place=day.place)
             rows = args.rows * (PARTITIONS + (0, 1, 1, 1, 4)[number])
             found = read_committed(day.place, f"out/{date}")
-            print(f"{date}: verify {verify.code}, {rows:,} rows each once: {is_each_row_there_once(found, rows)}", flush=True)
+            print(
+                f"{date}: verify {verify.code}, {rows:,} rows each once: {is_each_row_there_once(found, rows)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.show_million [--files 1000] [--rows 1000] [--s3] [--repeats 3]
 
-Each command is a process of its own. Its peak memory is the kernel's (`ru_maxrss` of the child), which begins with that of the process that
-started it; this one imports nothing heavy and shows its own beside. Texts are short. The run between plan and no-op is the fake engine's.
+Each command is a process of its own. Its peak memory is the kernel's (`ru_maxrss` of the child), which begins with that
+of the process that started it; this one imports nothing heavy and shows its own beside. Texts are short. The run
+between plan and no-op is the fake engine's.
 """
 
 from __future__ import annotations
@@ -82,7 +83,11 @@ def show(what: str, ended: Sequence[Ended]) -> None:
     seconds = [one.seconds for one in ended]
     spread = f"{min(seconds):.2f} to {max(seconds):.2f}" if len(seconds) > 1 else "once"
     print(
-        f"| {what} | {ended[0].code} | {statistics.median(seconds):.2f} | {spread} | {max(one.peak_mb for one in ended):.0f} |", flush=True
+        (
+            f"| {what} | {ended[0].code} | {statistics.median(seconds):.2f} | {spread} | "
+            f"{max(one.peak_mb for one in ended):.0f} |"
+        ),
+        flush=True,
     )
 
 
@@ -93,14 +98,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of status and no-op")
     parser.add_argument("--s3", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="relabel-show-") as scratch, chosen_place(Path(scratch), is_s3=args.s3) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="relabel-show-") as scratch,
+        chosen_place(Path(scratch), is_s3=args.s3) as place,
+    ):
         write_pairs_apart(place, args.files, args.rows)
         job = write_job(Path(scratch), place)
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
-            f"{args.files * args.rows:,} pairs in {args.files:,} files, {'S3' if args.s3 else 'local disk'}; load {os.getloadavg()[0]:.1f}"
+            f"{args.files * args.rows:,} pairs in {args.files:,} files, {'S3' if args.s3 else 'local disk'}; load "
+            f"{os.getloadavg()[0]:.1f}"
         )
-        print(f"this process: {own:.0f} MB\n\n| command | exit | seconds | spread | peak MB |\n|---|---|---|---|---|", flush=True)
+        print(
+            f"this process: {own:.0f} MB\n\n| command | exit | seconds | spread | peak MB |\n|---|---|---|---|---|",
+            flush=True,
+        )
         show("plan", [call("plan", job, place=place)])
         show("plan, again", [call("plan", job, place=place) for _ in range(args.repeats)])
         show("status, nothing done", [call("status", job, place=place) for _ in range(args.repeats)])

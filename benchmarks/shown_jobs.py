@@ -1,4 +1,5 @@
-"""What the shows have in common: pairs, a place on S3 or on disk, relabel's commands as processes, and a check that uses none of relabel.
+"""What the shows have in common: pairs, a place on S3 or on disk, relabel's commands as processes, and a check that
+uses none of relabel.
 
 The shows are whole jobs with everything real but the model: `show_crashes.py`, `show_day.py`, `show_million.py`.
 """
@@ -36,9 +37,15 @@ class Place(NamedTuple):
 
         if not self.root.startswith("s3://"):
             return fs.LocalFileSystem(), self.root
-        access, secret, endpoint = (self.variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"))
+        access, secret, endpoint = (
+            self.variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3")
+        )
         found = fs.S3FileSystem(
-            access_key=access, secret_key=secret, endpoint_override=endpoint.removeprefix("http://"), scheme="http", region="us-east-1"
+            access_key=access,
+            secret_key=secret,
+            endpoint_override=endpoint.removeprefix("http://"),
+            scheme="http",
+            region="us-east-1",
         )
         return found, self.root.removeprefix("s3://")
 
@@ -58,7 +65,8 @@ class Ended(NamedTuple):
 
     Args:
         said: its one JSON object.
-        peak_mb: peak resident memory of the process. The kernel counts from the memory of whoever started it, so keep that one small.
+        peak_mb: peak resident memory of the process. The kernel counts from the memory of whoever started it, so keep
+            that one small.
     """
 
     code: int
@@ -97,7 +105,9 @@ def read_back(file: IO[bytes]) -> str:
 
 
 def repeated_pairs(paths: Sequence[Path], rows: int) -> Any:
-    """The rows of some Parquet files over and over, as one table: what the files hold once stands there several times, which is legal."""
+    """The rows of some Parquet files over and over, as one table: what the files hold once stands there several times,
+    which is legal.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -121,7 +131,9 @@ def write_parts(table: Any, place: Place, name: str, *, parts: int) -> None:
     filesystem.create_dir(f"{root}/{name}")
     each = -(-table.num_rows // parts)
     for number in range(parts):
-        pq.write_table(table.slice(number * each, each), f"{root}/{name}/part-{number:02d}.parquet", filesystem=filesystem)
+        pq.write_table(
+            table.slice(number * each, each), f"{root}/{name}/part-{number:02d}.parquet", filesystem=filesystem
+        )
 
 
 class Committed(NamedTuple):

@@ -1,12 +1,15 @@
-"""Three heads with consistency against the label alone (Graph-GRPO, equations 16 to 19), on labels whose nodes carry signal.
+"""Three heads with consistency against the label alone (Graph-GRPO, equations 16 to 19), on labels whose nodes carry
+signal.
 
-    python benchmarks/train_nodes_vs_label.py PAIRS.parquet [--rows 3000] [--seeds 3] [--epochs 2] [--max-tokens 96] [--threads 1]
+    python benchmarks/train_nodes_vs_label.py PAIRS.parquet [--rows 3000] [--seeds 3] [--epochs 2] [--max-tokens 96]
+    [--threads 1]
 
-The teacher is rules on real text, so that subject and attribute scores say something about the pair that the grade alone does not: the
-query's last word is its subject, the words before it are its attributes. Subject: 4 in the title, 3 in the body alone, 2 if the title
-shares its first four letters, else 1. Attributes: 4 all in the title, 3 all in title or body, 2 some, 1 none, 0 where the query has none.
-The grade is φ(s, a). Its distributions put 0.85 on the score and the rest on the neighbours. Both students start from the same weights and
-heads, see the same rows in the same order, and are judged on the same held-out queries: by the teacher's grades, and by the human ones.
+The teacher is rules on real text, so that subject and attribute scores say something about the pair that the grade
+alone does not: the query's last word is its subject, the words before it are its attributes. Subject: 4 in the title, 3
+in the body alone, 2 if the title shares its first four letters, else 1. Attributes: 4 all in the title, 3 all in title
+or body, 2 some, 1 none, 0 where the query has none. The grade is φ(s, a). Its distributions put 0.85 on the score and
+the rest on the neighbours. Both students start from the same weights and heads, see the same rows in the same order,
+and are judged on the same held-out queries: by the teacher's grades, and by the human ones.
 """
 
 from __future__ import annotations
@@ -105,7 +108,14 @@ def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float, ma
         "gold": {"path": str(folder / "pairs.parquet"), "grade": "grade", "map": {0: 0, 1: 1, 2: 1, 3: 2}},
         "student": {"kind": "encoder", "model": MODEL},
         "loss": loss,
-        "train": {"epochs": epochs, "batch_size": 32, "learning_rate": 2e-4, "max_tokens": max_tokens, "seed": seed, "device": "cpu"},
+        "train": {
+            "epochs": epochs,
+            "batch_size": 32,
+            "learning_rate": 2e-4,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "device": "cpu",
+        },
         "split": {"dev": 0.1, "test": 0.2},
         "calibrate": False,
         "output": str(folder / f"{len(loss)}-{seed}-{loss['subject']}"),
@@ -132,7 +142,10 @@ def main() -> None:
         for seed in range(options.seeds):
             for side, loss in SIDES.items():
                 found[side].append(train_one(Path(scratch), loss, seed, options.epochs, options.max_tokens))
-                print(json.dumps({"side": side, "seed": seed, **{k: round(v, 4) for k, v in found[side][-1].items()}}), flush=True)
+                print(
+                    json.dumps({"side": side, "seed": seed, **{k: round(v, 4) for k, v in found[side][-1].items()}}),
+                    flush=True,
+                )
     names = list(found["three heads"][0])
     print("| figure | " + " | ".join(SIDES) + " | difference, by seed |\n|---|---|---|---|")
     for name in names:

@@ -1,17 +1,22 @@
-"""Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, beside a bare loop and a peer.
+"""Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, beside a bare
+loop and a peer.
 
-    python benchmarks/train_vs_peers.py PAIRS.parquet [--rows 0] [--epochs 2] [--threads 1] [--document title] [--only relabel,bare]
+    python benchmarks/train_vs_peers.py PAIRS.parquet [--rows 0] [--epochs 2] [--threads 1] [--document title] [--only
+    relabel,bare]
 
-All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW with a linear
-schedule and a tenth of warm-up. `bare` is a plain PyTorch loop over the very batches that relabel plans. `sentence-transformers` is its
-CrossEncoderTrainer with CrossEntropyLoss and shuffles by itself; it is not a dependency of relabel, so put it where Python finds it:
+All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW with
+a linear schedule and a tenth of warm-up. `bare` is a plain PyTorch loop over the very batches that relabel plans.
+`sentence-transformers` is its CrossEncoderTrainer with CrossEntropyLoss and shuffles by itself; it is not a dependency
+of relabel, so put it where Python finds it:
 
     pip install --target DIR sentence-transformers datasets && PYTHONPATH=DIR python benchmarks/train_vs_peers.py …
 
-`loop` is relabel's trainer alone, `relabel` the whole command with figures on held-out queries. Rows per second are given by the clock and
-by CPU seconds: on a machine that does other work too only the second compares, and only over several rounds (`--only bare,loop,bare,loop`;
-the first side also pays for what starts once). Baselines need no training: cosine of the mean-pooled query and document under the same
-weights, and the share of the query's words in the document; their two cut points are those of the best macro F1 on dev.
+`loop` is relabel's trainer alone, `relabel` the whole command with figures on held-out queries. Rows per second are
+given by the clock and
+by CPU seconds: on a machine that does other work too only the second compares, and only over several rounds (`--only
+bare,loop,bare,loop`; the first side also pays for what starts once). Baselines need no training: cosine of the
+mean-pooled query and document under the same weights, and the share of the query's words in the document; their two cut
+points are those of the best macro F1 on dev.
 """
 
 from __future__ import annotations
@@ -80,7 +85,9 @@ def make_spec(path: str, output: Path, epochs: int, document: str | None, learni
 
 
 def take_rows(path: str, rows: int, folder: Path) -> str:
-    """Every n-th row, so that all queries keep a share: whole queries would leave too few of them to learn from and to judge by."""
+    """Every n-th row, so that all queries keep a share: whole queries would leave too few of them to learn from and to
+    judge by.
+    """
     if not rows:
         return path
     table = pq.read_table(path)
@@ -95,7 +102,13 @@ def by_relabel(spec: DistillSpec, _: Examples) -> dict[str, Any]:
     training = report.manifest["training"]
     rows = report.manifest["split"]["train"]["rows"] * spec.train.epochs
     figures = report.manifest["metrics"]["test"]["student"]
-    return {**figures, "rows_per_s": training["rows_per_s"], "whole_wall_s": clock.wall, "whole_cpu_s": clock.cpu, "trained_rows": rows}
+    return {
+        **figures,
+        "rows_per_s": training["rows_per_s"],
+        "whole_wall_s": clock.wall,
+        "whole_cpu_s": clock.cpu,
+        "trained_rows": rows,
+    }
 
 
 def parts_of(spec: DistillSpec, examples: Examples) -> tuple[Any, Any, list[Any], Objective, BatchPlan]:
@@ -120,10 +133,13 @@ def by_bare_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     module, texts, tokens, _, plan = parts_of(spec, examples)
     collator = Collator(examples, tokens, texts, pad_multiple=1)
     steps = int(len(plan) * spec.train.epochs)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=spec.train.learning_rate, weight_decay=spec.train.weight_decay)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=spec.train.learning_rate, weight_decay=spec.train.weight_decay
+    )
     warmup = int(steps * spec.train.warmup)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: step / max(1, warmup) if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))
+        optimizer,
+        lambda step: step / max(1, warmup) if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup)),
     )
     module.train()
     rows = 0
@@ -131,7 +147,9 @@ def by_bare_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
         for epoch in range(int(np.ceil(spec.train.epochs))):
             for batch_rows in plan.batches(epoch):
                 batch = collator(batch_rows)
-                loss = torch.nn.functional.cross_entropy(module(**batch["tokens"])["relevance"], batch["targets"]["relevance"])
+                loss = torch.nn.functional.cross_entropy(
+                    module(**batch["tokens"])["relevance"], batch["targets"]["relevance"]
+                )
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(module.parameters(), spec.train.max_grad_norm)
                 optimizer.step()
@@ -141,7 +159,11 @@ def by_bare_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     module.eval()
     test = examples.rows_of(TEST)
     logits = logits_of_rows(module, texts, [tokens[row] for row in test], examples.heads)["relevance"]
-    return {**graded_figures(softmax(logits), examples.gold[test]), "rows_per_s": rows / clock.wall, "rows_per_cpu_s": rows / clock.cpu}
+    return {
+        **graded_figures(softmax(logits), examples.gold[test]),
+        "rows_per_s": rows / clock.wall,
+        "rows_per_cpu_s": rows / clock.cpu,
+    }
 
 
 def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
@@ -150,7 +172,9 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
     from sentence_transformers.cross_encoder.losses import CrossEntropyLoss
 
     folder = resolve_model(spec.student.model).path
-    model = CrossEncoder(str(folder), num_labels=examples.heads["relevance"], max_length=spec.train.max_tokens, device="cpu")
+    model = CrossEncoder(
+        str(folder), num_labels=examples.heads["relevance"], max_length=spec.train.max_tokens, device="cpu"
+    )
     train, test = examples.rows_of(TRAIN), examples.rows_of(TEST)
     data = Dataset.from_dict(
         {
@@ -204,13 +228,19 @@ def data_path_rate(spec: DistillSpec, examples: Examples) -> dict[str, float]:
     texts = texts_of(base, make_record(spec, base, examples.heads, examples.phi, examples.columns))
     with Clock() as encoding:
         tokens = texts.encode(examples.texts)
-    plan = BatchPlan([len(row.ids) for row in tokens], examples.rows_of(TRAIN), seed=0, batch_size=spec.train.batch_size)
+    plan = BatchPlan(
+        [len(row.ids) for row in tokens], examples.rows_of(TRAIN), seed=0, batch_size=spec.train.batch_size
+    )
     collator = Collator(examples, tokens, texts)
     with Clock() as collating:
         for batch in plan.batches(0):
             collator(batch)
     whole = len(tokens) / encoding.wall, len(examples.rows_of(TRAIN)) / collating.wall
-    return {"encode_rows_per_s": whole[0], "collate_rows_per_s": whole[1], "both_rows_per_s": 1 / (1 / whole[0] + 1 / whole[1])}
+    return {
+        "encode_rows_per_s": whole[0],
+        "collate_rows_per_s": whole[1],
+        "both_rows_per_s": 1 / (1 / whole[0] + 1 / whole[1]),
+    }
 
 
 def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, float]]:
@@ -224,7 +254,9 @@ def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, floa
         found = []
         with torch.inference_mode():
             for start in range(0, len(texts), 32):
-                batch = tokenizer(texts[start : start + 32], padding=True, truncation=True, max_length=96, return_tensors="pt")
+                batch = tokenizer(
+                    texts[start : start + 32], padding=True, truncation=True, max_length=96, return_tensors="pt"
+                )
                 hidden = model(**batch).last_hidden_state
                 mask = batch["attention_mask"].unsqueeze(-1)
                 found.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy())
@@ -234,14 +266,20 @@ def baselines(spec: DistillSpec, examples: Examples) -> dict[str, dict[str, floa
     is_test = np.arange(len(rows)) >= len(examples.rows_of(DEV))
     queries, documents = zip(*(examples.texts[row] for row in rows), strict=True)
     cosine = (embed(list(queries)) * embed(list(documents))).sum(1)
-    words = [(set(query.lower().split()), set(document.lower().split())) for query, document in zip(queries, documents, strict=True)]
+    words = [
+        (set(query.lower().split()), set(document.lower().split()))
+        for query, document in zip(queries, documents, strict=True)
+    ]
     overlap = np.array([len(query & document) / max(1, len(query)) for query, document in words])
     gold = examples.gold[rows]
     found = {}
     for name, score in {"zero-shot cosine": cosine, "lexical overlap": overlap}.items():
         cuts = best_cuts(score[~is_test], gold[~is_test])
         figures = graded_figures(np.eye(3)[np.searchsorted(cuts, score[is_test], side="right")], gold[is_test])
-        areas = {"auc_0/12": auc(score[is_test], gold[is_test] >= 1), "auc_01/2": auc(score[is_test], gold[is_test] >= 2)}
+        areas = {
+            "auc_0/12": auc(score[is_test], gold[is_test] >= 1),
+            "auc_01/2": auc(score[is_test], gold[is_test] >= 2),
+        }
         found[name] = {**figures, **areas, "auc": sum(areas.values()) / 2}
     return found
 
@@ -274,13 +312,20 @@ def main() -> None:
         pairs = take_rows(options.pairs, options.rows, Path(folder))
         spec = make_spec(pairs, Path(folder) / "out", options.epochs, options.document, options.learning_rate)
         examples = load_examples(spec)
-        print(json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}), flush=True)
+        print(
+            json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}),
+            flush=True,
+        )
         print(json.dumps({"data path": data_path_rate(spec, examples)}), flush=True)
         for name, figures in baselines(spec, examples).items():
             print(json.dumps({"side": name, **{key: round(value, 4) for key, value in figures.items()}}), flush=True)
         for name in filter(None, options.only.split(",")):
             found = sides[name](spec, examples)
-            shown = {key: found[key] for key in (*SHOWN, "rows_per_s", "rows_per_cpu_s", "whole_wall_s", "whole_cpu_s") if key in found}
+            shown = {
+                key: found[key]
+                for key in (*SHOWN, "rows_per_s", "rows_per_cpu_s", "whole_wall_s", "whole_cpu_s")
+                if key in found
+            }
             print(json.dumps({"side": name, **{key: round(value, 4) for key, value in shown.items()}}), flush=True)
 
 

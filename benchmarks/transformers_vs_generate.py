@@ -1,10 +1,13 @@
-"""Output tokens per second of the transformers engine against a bare `model.generate` loop, both in one run and taking turns.
+"""Output tokens per second of the transformers engine against a bare `model.generate` loop, both in one run and taking
+turns.
 
-    python benchmarks/transformers_vs_generate.py MODEL_DIR PAIRS.parquet [--pairs 64] [--batch 8] [--new 64] [--threads 1]
+    python benchmarks/transformers_vs_generate.py MODEL_DIR PAIRS.parquet [--pairs 64] [--batch 8] [--new 64] [--threads
+    1]
 
-Both sides get the same prompts, batch size, greedy decoding and limit of new tokens, and stop at the end-of-text token. `generate` gets
-them in batches sorted by length, left-padded. Tokens are counted up to the end-of-text token, prefill time is in the time. The ratio is
-of sums over all rounds; CPU seconds beside wall seconds show whether the machine was busy with something else meanwhile.
+Both sides get the same prompts, batch size, greedy decoding and limit of new tokens, and stop at the end-of-text token.
+`generate` gets them in batches sorted by length, left-padded. Tokens are counted up to the end-of-text token, prefill
+time is in the time. The ratio is of sums over all rounds; CPU seconds beside wall seconds show whether the machine was
+busy with something else meanwhile.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from manifests.asks import Ask, Message, Request
 from manifests.specs import EngineSpec
 
 INSTRUCTIONS = (
-    "You judge how well a document answers a query, as a careful librarian would. Grade 2 is for a document that answers it, grade 1 for "
-    "one that is on its topic and no more, grade 0 for all others. Say first what somebody who types this query wants to have. Then "
+    "You judge how well a document answers a query, as a careful librarian would. Grade 2 is for a document that "
+    "answers it, grade 1 for "
+    "one that is on its topic and no more, grade 0 for all others. Say first what somebody who types this query wants "
+    "to have. Then "
     "name the sentence of the document that decides, word for word. Then give the grade, and nothing after it."
 )
 
@@ -36,7 +41,12 @@ def load_asks(path: str, num_pairs: int, max_new: int) -> list[Ask]:
     return [
         Ask(
             "bench",
-            (system, Message("user", ("Query: ", row["query"], "\nDocument: ", row[document] or "", "\n"), ("query", "document"))),
+            (
+                system,
+                Message(
+                    "user", ("Query: ", row["query"], "\nDocument: ", row[document] or "", "\n"), ("query", "document")
+                ),
+            ),
             None,
             max_new,
         )
@@ -115,7 +125,8 @@ def main() -> None:
     tokens, wall, cpu = sums["generate"]
     for name, (own_tokens, own_wall, own_cpu) in sums.items():
         print(
-            f"{name:22} {own_tokens:6} tokens  {own_tokens / own_wall:7.1f} tok/s  ratio {own_tokens / own_wall / (tokens / wall):.3f} "
+            f"{name:22} {own_tokens:6} tokens  {own_tokens / own_wall:7.1f} tok/s  ratio "
+            f"{own_tokens / own_wall / (tokens / wall):.3f} "
             f"(by CPU time {own_tokens / own_cpu / (tokens / cpu):.3f})"
         )
 

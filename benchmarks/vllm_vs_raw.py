@@ -1,16 +1,20 @@
-"""Requests per second of `RunLoop` over the vLLM engine against vLLM's raw step loop, both in one process, taking turns on one vLLM.
+"""Requests per second of `RunLoop` over the vLLM engine against vLLM's raw step loop, both in one process, taking turns
+on one vLLM.
 
-    python benchmarks/vllm_vs_raw.py MODEL_DIR [--pairs 96] [--rounds 5] [--labeler r3a] [--max-num-seqs 32] [--arg key=value …]
+    python benchmarks/vllm_vs_raw.py MODEL_DIR [--pairs 96] [--rounds 5] [--labeler r3a] [--max-num-seqs 32] [--arg
+    key=value …]
 
-A first pass through the run loop records every request that reaches vLLM: token ids and sampling parameters. The raw side feeds vLLM the
-same requests in the same order and does nothing else: no prompts to make, grammars compiled beforehand, no answers read. It comes in two
-kinds: `raw` gives each request as soon as there is room, though in truth a second stage has to wait for the first and a decision for its
-answer; `paced` gives each one only when as many were done as were in the recording. `raw` is the strict yardstick; `paced`, and the share
-of time that ours spends outside vLLM's calls, say how much of the difference is our own work. The sides take turns, the prefix cache
-emptied before each. Engine start, making pairs and commits to disk are outside the measure. Each round gives one ratio of requests/s,
-ours over `raw` (and `paced`), by wall clock and by CPU seconds; what counts is their median with a bootstrap interval over rounds, to be
-held against 0.97. Few pairs give a low ratio to `raw`, since the run loop's first and last steps are not full. On a machine that others
-use, the ratio by CPU seconds is the steadier one.
+A first pass through the run loop records every request that reaches vLLM: token ids and sampling parameters. The raw
+side feeds vLLM the same requests in the same order and does nothing else: no prompts to make, grammars compiled
+beforehand, no answers read. It comes in two
+kinds: `raw` gives each request as soon as there is room, though in truth a second stage has to wait for the first and a
+decision for its answer; `paced` gives each one only when as many were done as were in the recording. `raw` is the
+strict yardstick; `paced`, and the share of time that ours spends outside vLLM's calls, say how much of the difference
+is our own work. The sides take turns, the prefix cache emptied before each. Engine start, making pairs and commits to
+disk are outside the measure. Each round gives one ratio of requests/s, ours over `raw` (and `paced`), by wall clock and
+by CPU seconds; what counts is their median with a bootstrap interval over rounds, to be held against 0.97. Few pairs
+give a low ratio to `raw`, since the run loop's first and last steps are not full. On a machine that others use, the
+ratio by CPU seconds is the steadier one.
 """
 
 from __future__ import annotations
@@ -59,7 +63,11 @@ class Recorder:
         self.vllm = engine._engine
         self.requests: list[dict[str, Any]] = []
         self.is_on = False
-        self._plain_add, self._plain_step, self._grammars = self.vllm.add_request, self.vllm.step, engine._loop._grammars
+        self._plain_add, self._plain_step, self._grammars = (
+            self.vllm.add_request,
+            self.vllm.step,
+            engine._loop._grammars,
+        )
         self._done: list[str] = []
         self._plain_leave = self._grammars.leave
         self._matchers: dict[str, Any] = {}
@@ -80,7 +88,15 @@ class Recorder:
     def _add(self, name: str, prompt: Any, params: Any, **more: Any) -> Any:
         grammar_id = params.structured_outputs.grammar if params.structured_outputs is not None else None
         waits = len(self._done)  # how many were done when this one was given
-        self.requests.append({"prompt": prompt, "params": params, "matcher": self._matchers.get(grammar_id), "waits": waits, "more": more})
+        self.requests.append(
+            {
+                "prompt": prompt,
+                "params": params,
+                "matcher": self._matchers.get(grammar_id),
+                "waits": waits,
+                "more": more,
+            }
+        )
         return self._plain_add(name, copy.copy(prompt), params.clone(), **more)
 
     def _step(self) -> Any:
@@ -117,7 +133,10 @@ def run_ours(engine: Any, labeler: Any, options: Any, pairs: list[Pair]) -> int:
     progress = Progress()
     loop = RunLoop(labeler, options, engine, lambda _: True, seed=3, progress=progress, stop=Stop())
     size = 32
-    loop.run(ChunkWork(ChunkId(0, number, 1), pairs[start : start + size]) for number, start in enumerate(range(0, len(pairs), size)))
+    loop.run(
+        ChunkWork(ChunkId(0, number, 1), pairs[start : start + size])
+        for number, start in enumerate(range(0, len(pairs), size))
+    )
     return progress.requests
 
 
@@ -151,15 +170,20 @@ def main() -> None:
     parser.add_argument("--labeler", default="r3a")
     parser.add_argument("--think", type=int, default=48)
     parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of engine.args, its value in YAML")
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of engine.args, its value in YAML"
+    )
     args = parser.parse_args()
     kind = engine_class("vllm")
     given = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in args.arg)}
     options = kind.Args(max_num_seqs=args.max_num_seqs, **given)
     started = time.perf_counter()
-    engine: Any = kind(EngineSpec(name="vllm", model=args.model, args=options, max_prompt_tokens=3000), overlong="truncate")
+    engine: Any = kind(
+        EngineSpec(name="vllm", model=args.model, args=options, max_prompt_tokens=3000), overlong="truncate"
+    )
     print(
-        f"engine start {time.perf_counter() - started:.1f} s; {engine.facts().version} on {engine.facts().device}, {engine.facts().dtype}"
+        f"engine start {time.perf_counter() - started:.1f} s; {engine.facts().version} on {engine.facts().device}, "
+        f"{engine.facts().dtype}"
     )
     labeler_kind = labeler_class(args.labeler)
     label_options = labeler_kind.Options(name=args.labeler, max_think_tokens=args.think, max_text_tokens=24, attempts=1)
@@ -196,7 +220,10 @@ def main() -> None:
         print(f"{side:5} {len(recorder.requests) * args.rounds / sum(wall_s[side]):7.2f} requests/s over all rounds")
     for side in ("raw", "paced"):
         wall_ratio, cpu_ratio = paired_ratio(wall_s[side], wall_s["ours"]), paired_ratio(cpu_s[side], cpu_s["ours"])
-        print(f"ours / {side:5} by wall clock {wall_ratio}; by CPU seconds {cpu_ratio}; {args.rounds} rounds, median [95 % interval]")
+        print(
+            f"ours / {side:5} by wall clock {wall_ratio}; by CPU seconds {cpu_ratio}; {args.rounds} rounds, median "
+            "[95 % interval]"
+        )
     verdict = "reached" if paired_ratio(wall_s["raw"], wall_s["ours"]).median >= TARGET else "not reached"
     print(f"target {TARGET} of raw: {verdict}")
     print(f"outside vLLM's own calls, ours spent {1 - inside_s / sum(wall_s['ours']):.2%} of its time")

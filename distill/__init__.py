@@ -1,5 +1,5 @@
 """Training: `students/`, the compact models that serve, and `teachers/`, the reasoning models that label.
 
-Students meet labels as files that a manifest describes and never import `labelers`; teachers are trained on the labelers'
-own prompts and may.
+Students meet labels as files that a manifest describes and never import `labelers`; teachers are trained on the
+labelers' own prompts and may.
 """

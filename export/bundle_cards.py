@@ -1,4 +1,6 @@
-"""The bundle's model card: what it is, how to use it, how well it holds to its student; from the manifest's facts alone."""
+"""The bundle's model card: what it is, how to use it, how well it holds to its student; from the manifest's facts
+alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
     lines = [
         f"# {facts['name']}",
         "",
-        f"Grades how relevant a document is to a query. A student ({inputs['kind']}), by `relabel export` {facts['made_by']['relabel']}.",
+        (
+            f"Grades how relevant a document is to a query. A student ({inputs['kind']}), by `relabel export` "
+            f"{facts['made_by']['relabel']}."
+        ),
         "",
         f"- Answers: probabilities of {heads}; calibrated, in the graph.",
         f"- Reads at most {inputs['max_tokens']} tokens of a pair; what is longer is cut.",
@@ -47,7 +52,10 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
         "",
         *_lineage(lineage),
         "",
-        "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted grades before it decides",
+        (
+            "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted "
+            "grades before it decides"
+        ),
         "anything.",
         "",
     ]
@@ -55,7 +63,9 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
 
 
 def parity_rows(parity: Parity) -> list[list[str]]:
-    """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the head."""
+    """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the
+    head.
+    """
     rows = [["precision", "max abs Δp", "flips", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
     for one in parity.models:
         worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1.loss_points)
@@ -85,7 +95,8 @@ def verdict(one: ModelParity) -> str:
 def undecided_lines(parity: Parity) -> list[str]:
     """A sentence for each model that passed and could yet lose more than the gate allows."""
     return [
-        f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points of macro F1 "
+        f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points "
+        "of macro F1 "
         f"(95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
         "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
         for one in parity.models
@@ -120,9 +131,15 @@ def _lineage(lineage: Mapping[str, Any]) -> list[str]:
     student = lineage["student"]
     lines = [f"- Student `{student['name']}`, digest `{student['digest'][:16]}`"]
     if student.get("model"):
-        lines.append(f"- which starts from `{student['model']['reference']}` (digest `{student['model']['digest'][:16]}`)")
+        lines.append(
+            f"- which starts from `{student['model']['reference']}` (digest `{student['model']['digest'][:16]}`)"
+        )
     for source in lineage["labels"] or []:
-        made = f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`" if source["kind"] == "run" else "a label file"
+        made = (
+            f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`"
+            if source["kind"] == "run"
+            else "a label file"
+        )
         lines.append(f"- Labels `{source['path']}`: {source['labels']:,} ({made})")
     if lineage["gold"]:
         lines.append(f"- Trusted grades `{lineage['gold']['path']}`, column `{lineage['gold']['grade']}`")

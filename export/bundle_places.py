@@ -1,11 +1,12 @@
 """A bundle's place: how one that is made ready beside it takes it, who may, and how it comes back after a kill.
 
-The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A process that is killed
-between them leaves no bundle at the place and the old one beside it, whole, under a hidden name; `put_back` brings it home, and whoever
-works on the place next calls that first. All names beside the place are ours alone: nobody's `bundle.old` is touched.
+The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A
+process that is killed between them leaves no bundle at the place and the old one beside it, whole, under a hidden name;
+`put_back` brings it home, and whoever works on the place next calls that first. All names beside the place are ours
+alone: nobody's `bundle.old` is touched.
 
-What is made anew lies in a folder of its maker's own (`made_beside`); what is changed, with the place locked, in one that all share
-(`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
+What is made anew lies in a folder of its maker's own (`made_beside`); what is changed, with the place locked, in one
+that all share (`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
 """
 
 from __future__ import annotations
@@ -71,9 +72,11 @@ def put_back(folder: Path) -> None:
 
 @contextmanager
 def made_beside(folder: Path) -> Iterator[Path]:
-    """An empty folder beside a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends, however it does.
+    """An empty folder beside a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends,
+    however it does.
 
-    Its name is this call's alone, so that two who make at one place share nothing. What killed processes of this machine left there goes.
+    Its name is this call's alone, so that two who make at one place share nothing. What killed processes of this
+    machine left there goes.
 
     Raises:
         StoreError: the folder above can't be written.
@@ -98,12 +101,16 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
     """
     part = beside(folder, PART)
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(folder, part, copy_function=link_or_copy, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset())
+    shutil.copytree(
+        folder, part, copy_function=link_or_copy, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset()
+    )
     return part
 
 
 def switch(part: Path, folder: Path) -> None:
-    """Let what was made ready take the place of what stands there, if anything does. To be called with the place `locked`."""
+    """Let what was made ready take the place of what stands there, if anything does. To be called with the place
+    `locked`.
+    """
     old = beside(folder, OLD)
     for top, _, names in os.walk(part):
         for name in names:
@@ -130,7 +137,8 @@ def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str])
         sealed: the copy beside it.
         written: names of files that are ours to write and to remove.
     Raises:
-        ManifestError: a file of the bundle is another one than when it was opened, so what was found out then is not true of it.
+        ManifestError: a file of the bundle is another one than when it was opened, so what was found out then is not
+            true of it.
     """
     was, now = ({file.path: file for file in one.files if file.path not in written} for one in (bundle, sealed))
     changed = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
@@ -139,7 +147,8 @@ def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str])
         changed.append(MANIFEST_NAME)
     if changed:
         raise ManifestError(
-            f"{bundle.folder}: {changed[0]} changed since the bundle was opened, and {len(changed) - 1} more; nothing was written into it. "
+            f"{bundle.folder}: {changed[0]} changed since the bundle was opened, and {len(changed) - 1} more; nothing "
+            "was written into it. "
             "Export or pull the bundle again unless an export or a pull just did, then run the same command again."
         )
 

@@ -1,7 +1,7 @@
 """A bundle: one folder with a student ready to deploy, and `manifest.json`, which says what every file in it must be.
 
-`seal_bundle` writes the manifest last, `open_bundle` believes a folder only after each name, size and digest was held against it. The
-manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
+`seal_bundle` writes the manifest last, `open_bundle` believes a folder only after each name, size and digest was held
+against it. The manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     """Write the manifest over what lies in a folder; an earlier manifest is replaced.
 
     Args:
-        facts: `name` and `lineage`, and any further sections (heads, inputs, parity, latency, licence …), as plain JSON values without
-            times.
+        facts: `name` and `lineage`, and any further sections (heads, inputs, parity, latency, licence …), as plain JSON
+            values without times.
     Raises:
-        ManifestError: a file's name, or something that is no plain file, has no place in a bundle; a fact is missing or not JSON.
+        ManifestError: a file's name, or something that is no plain file, has no place in a bundle; a fact is missing or
+            not JSON.
     """
     if taken := [key for key in OWN_KEYS if key in facts]:
         raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
@@ -107,10 +108,14 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
     with told("look into", folder):
         found = _names_in(folder)
     if missing := sorted(listed.keys() - set(found)):
-        raise ManifestError(f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again.")
+        raise ManifestError(
+            f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again."
+        )
     if strange := sorted(set(found) - listed.keys() - {MANIFEST_NAME}):
         raise ManifestError(
-            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal the bundle again."
+            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal "
+            "the "
+            "bundle again."
         )
     for file in files:
         check_file(folder / file.path, file, check_bytes=check_bytes)
@@ -127,9 +132,13 @@ def check_file(path: Path, file: BundleFile, *, check_bytes: bool) -> None:
     with told("read", path):
         size = path.stat().st_size
         if size != file.size_bytes:
-            raise ManifestError(f"{path}: {size:,} bytes, its manifest says {file.size_bytes:,}. Export or pull the bundle again.")
+            raise ManifestError(
+                f"{path}: {size:,} bytes, its manifest says {file.size_bytes:,}. Export or pull the bundle again."
+            )
         if check_bytes and (found := sha256_file(path)) != file.sha256:
-            raise ManifestError(f"{path}: sha256 {found[:16]}…, its manifest says {file.sha256[:16]}…. Export or pull the bundle again.")
+            raise ManifestError(
+                f"{path}: sha256 {found[:16]}…, its manifest says {file.sha256[:16]}…. Export or pull the bundle again."
+            )
 
 
 def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[BundleFile, ...]]:
@@ -198,7 +207,12 @@ def _file(held: Any, where: str) -> BundleFile:
     if not isinstance(held, dict) or held.keys() != set(BundleFile._fields):
         raise ManifestError(f"{where} is not a path, size_bytes and sha256.")
     size = held["size_bytes"]
-    if not isinstance(held["path"], str) or not is_sha256(held["sha256"]) or type(size) is not int or not 0 <= size < 2**53:
+    if (
+        not isinstance(held["path"], str)
+        or not is_sha256(held["sha256"])
+        or type(size) is not int
+        or not 0 <= size < 2**53
+    ):
         raise ManifestError(f"{where} is not a path, a size in bytes and a sha256 of 64 hex digits.")
     return BundleFile(held["path"], size, held["sha256"])
 
@@ -213,7 +227,9 @@ def _manifest_bytes(folder: Path) -> bytes:
                 raise ManifestError(f"{path}: too big to be a manifest.")
             return path.read_bytes()
     except FileNotFoundError as exc:
-        raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.") from exc
+        raise ManifestError(
+            f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote."
+        ) from exc
 
 
 def entries_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -248,6 +264,8 @@ def _names_in(folder: Path) -> list[str]:
             if stat.S_ISDIR(held.st_mode):
                 raise ManifestError(f"{folder / name}: an empty folder has no place in a bundle. Remove it.")
             if not stat.S_ISREG(held.st_mode):
-                raise ManifestError(f"{folder / name}: a link or a special file has no place in a bundle. Put the file itself there.")
+                raise ManifestError(
+                    f"{folder / name}: a link or a special file has no place in a bundle. Put the file itself there."
+                )
             found.append(name)
     return sorted(found)

@@ -71,7 +71,9 @@ class ShownBundle:
 
 @dataclass(frozen=True)
 class VersionContents(ListedVersion):
-    """A version with the channel that it was asked for by, if it was, its files, and what its own manifest says besides."""
+    """A version with the channel that it was asked for by, if it was, its files, and what its own manifest says
+    besides.
+    """
 
     channel: ListedChannel | None
     list: tuple[BundleFile, ...]
@@ -87,7 +89,9 @@ def bundles_in(bundle_store: BundleStore) -> list[ListedBundle]:
         versions = sum(1 for _ in bundle_store.entries(f"{name}/versions"))
         channels = channels_of(bundle_store, name)
         if versions or channels:
-            found.append(ListedBundle(name, versions, [ListedChannel(**_about_channel(channel)) for channel in channels]))
+            found.append(
+                ListedBundle(name, versions, [ListedChannel(**_about_channel(channel)) for channel in channels])
+            )
     return found
 
 
@@ -100,12 +104,20 @@ def bundle_in(bundle_store: BundleStore, name: str) -> ShownBundle:
     entries = sorted(bundle_store.entries(f"{name}/versions"), key=lambda entry: (-entry.written_s, entry.name))
     channels = channels_of(bundle_store, name)
     if not entries and not channels:
-        raise InputError(f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}.")
-    versions = [load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")) for entry in entries]
+        raise InputError(
+            f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}."
+        )
+    versions = [
+        load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
+        for entry in entries
+    ]
     standing = [(channel.channel, channel.head.version) for channel in channels]
     return ShownBundle(
         name,
-        [ShownVersion(**_about(version), channels=[name for name, at in standing if at == version.version]) for version in versions],
+        [
+            ShownVersion(**_about(version), channels=[name for name, at in standing if at == version.version])
+            for version in versions
+        ],
         [ShownChannel(**_about_channel(channel), moves=channel.moves) for channel in channels],
     )
 
@@ -126,10 +138,13 @@ def version_in(bundle_store: BundleStore, address: Address) -> VersionContents:
         data = bundle_store.read(name).data
     except FileNotFoundError as exc:
         raise ManifestError(
-            f"{bundle_store.url}/{name}: the manifest of version {version.version} is missing. Publish the bundle again."
+            f"{bundle_store.url}/{name}: the manifest of version {version.version} is missing. Publish the bundle "
+            "again."
         ) from exc
     if sha256_bytes(data) != manifest.sha256:
-        raise ManifestError(f"{bundle_store.url}/{name}: is not the manifest that was published. Publish the bundle again.")
+        raise ManifestError(
+            f"{bundle_store.url}/{name}: is not the manifest that was published. Publish the bundle again."
+        )
     facts, _ = read_manifest(data, f"{bundle_store.url}/{name}")
     return VersionContents(
         **_about(version),

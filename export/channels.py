@@ -1,7 +1,9 @@
 """Channels: moving names such as `stable`, each a small pointer that is replaced only if it is still as it was read.
 
-A pointer holds its whole history, newest last. Its sequence rises by one with every move, a rollback's too, so that whoever has seen 7 can
-refuse 6: an old pointer that somebody put back. A write carries an id of its own, so that a mover whose reply was lost finds its move.
+A pointer holds its whole history, newest last. Its sequence rises by one with every move, a rollback's too, so that
+whoever has seen 7 can
+refuse 6: an old pointer that somebody put back. A write carries an id of its own, so that a mover whose reply was lost
+    finds its move.
 """
 
 from __future__ import annotations
@@ -74,7 +76,12 @@ class Channel:
     @property
     def body(self) -> dict[str, Any]:
         """What is signed: name, channel and all moves it remembers."""
-        return {"kind": CHANNEL_KIND, "name": self.name, "channel": self.channel, "moves": [asdict(move) for move in self.moves]}
+        return {
+            "kind": CHANNEL_KIND,
+            "name": self.name,
+            "channel": self.channel,
+            "moves": [asdict(move) for move in self.moves],
+        }
 
     def record(self) -> bytes:
         """The pointer as it is written."""
@@ -106,7 +113,8 @@ def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
     found = find_channel(bundle_store, name, channel)
     if found is None:
         raise InputError(
-            f"{bundle_store.url}/{name}: no channel {channel} there. See what there is: relabel show {bundle_store.url}/{name}."
+            f"{bundle_store.url}/{name}: no channel {channel} there. See what there is: relabel show "
+            f"{bundle_store.url}/{name}."
         )
     return found
 
@@ -125,7 +133,11 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
         raise ManifestError(f"{where}: `moves` is off ({fault_of(exc)}).") from exc
     found = Channel(name, channel, moves, tuple(signatures), tag)
     if not moves or found.body != body:
-        raise ManifestError(f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than it may.")
+        raise ManifestError(
+            f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than "
+            "it "
+            "may."
+        )
     sequences = [move.sequence for move in moves]
     if sequences != list(range(sequences[0], sequences[0] + len(moves))) or sequences[0] < 1 or sequences[-1] >= 2**53:
         raise ManifestError(f"{where}: its sequence does not rise by one with every move.")
@@ -140,7 +152,9 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
 def channels_of(bundle_store: BundleStore, name: str) -> list[Channel]:
     """All channels of a bundle, by name."""
     folder = f"{name}/channels"
-    names = sorted(entry.name.removeprefix(f"{folder}/").removesuffix(".json") for entry in bundle_store.entries(folder))
+    names = sorted(
+        entry.name.removeprefix(f"{folder}/").removesuffix(".json") for entry in bundle_store.entries(folder)
+    )
     return [load_channel(bundle_store, name, channel) for channel in names]
 
 
@@ -151,7 +165,9 @@ def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> 
         UsageError: the pointer is signed and no key was given.
     """
     if held is not None and held.signatures and key is None:
-        raise UsageError(f"{where}: this channel is signed. Give --sign-key, or whoever pulls with a key will refuse the move.")
+        raise UsageError(
+            f"{where}: this channel is signed. Give --sign-key, or whoever pulls with a key will refuse the move."
+        )
 
 
 def move_channel(
@@ -167,8 +183,8 @@ def move_channel(
 ) -> Channel:
     """Point a channel at a version that is whole, if it is still as it was read.
 
-    With a key, a history that this key did not sign is left behind and only its sequence goes on: signing it would make true what
-    anybody may have written.
+    With a key, a history that this key did not sign is left behind and only its sequence goes on: signing it would make
+    true what anybody may have written.
 
     Args:
         held: the pointer as it was read, None where there was none.
@@ -193,7 +209,9 @@ def move_channel(
     moved = Channel(name, channel, moved.moves, signatures)
     path = channel_name(name, channel)
     failpoints.hit("before_channel")
-    was_first = bundle_store.replace(path, moved.record(), held.tag) if held else bundle_store.create(path, moved.record())
+    was_first = (
+        bundle_store.replace(path, moved.record(), held.tag) if held else bundle_store.create(path, moved.record())
+    )
     failpoints.hit("after_channel")
     if was_first:
         return moved
@@ -227,7 +245,8 @@ def left_by_rollback(channel: Channel, known: Collection[str], last: tuple[int, 
 def before(held: Channel, where: str) -> Move:
     """The move that a rollback goes back to: the last one before where the channel stands, to another version.
 
-    A rollback of a rollback goes further back, never forth again: a move that restored an earlier one counts as that earlier one.
+    A rollback of a rollback goes further back, never forth again: a move that restored an earlier one counts as that
+    earlier one.
 
     Raises:
         GateError: there is none.
@@ -236,4 +255,6 @@ def before(held: Channel, where: str) -> Move:
     for move in reversed(held.moves):
         if move.sequence < position and move.version_sha256 != version:
             return move
-    raise GateError(f"{where}: stands at {held.head.version}, and its history holds nothing earlier. Set it: relabel channel set.")
+    raise GateError(
+        f"{where}: stands at {held.head.version}, and its history holds nothing earlier. Set it: relabel channel set."
+    )

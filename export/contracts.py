@@ -1,4 +1,6 @@
-"""The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in training."""
+"""The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in
+training.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def input_contract(student: StudentModel) -> dict[str, Any]:
 
 
 def write_tokenizer(student: StudentModel, folder: Path) -> None:
-    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it last.
+    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it
+    last.
 
     Raises:
         ModelError: the tokenizer is written in Python alone.
@@ -45,7 +48,8 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
     backend = getattr(student.tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(
-            f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle needs one that the "
+            f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
+            "needs one that the "
             "tokenizers library loads. Take a model with a tokenizer.json."
         )
     held = json.loads(backend.to_str())
@@ -65,6 +69,7 @@ def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]],
         if row[0] != want.ids or (want.types is not None and row[1] != want.types):
             source, place = pairs.names[number]
             raise ModelError(
-                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the student. Its tokenizer "
+                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "
+                "student. Its tokenizer "
                 "does something that the tokenizers library alone does not; take another base model."
             )

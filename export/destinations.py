@@ -42,7 +42,9 @@ _LINK_PREFIX = ".link-"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest that was seen of a channel: refused is whatever is older, or another version under the same sequence."""
+    """The newest that was seen of a channel: refused is whatever is older, or another version
+    under the same sequence.
+    """
 
     sequence: int
     version_sha256: str
@@ -76,7 +78,8 @@ class State:
         seen: by channel.
         served: newest first; the first serves now.
         held: by channel, the sequence from which somebody rolled back: up to that one no pull of the channel switches.
-        left: by channel, the versions that it left by a rollback as far as was seen, by digest: nobody rolls back to them unless by name.
+        left: by channel, the versions that it left by a rollback as far as was seen, by digest: nobody rolls back to
+            them unless by name.
     """
 
     name: str
@@ -126,7 +129,8 @@ class Destination:
             if isinstance(exc, ManifestError):
                 raise
             raise ManifestError(
-                f"{where}: not what pull writes ({fault_of(exc)}). What serves goes on. Move the file away and pull again, "
+                f"{where}: not what pull writes ({fault_of(exc)}). What serves goes on. Move the file away and pull "
+                "again, "
                 "and know that with it goes the memory of the sequences that were seen."
             ) from exc
 
@@ -157,7 +161,10 @@ class Destination:
         folder = self.path_of(served)
         proof = prove(folder, served.manifest_sha256, {} if checks_bytes else self._stamps().get(served.folder, {}))
         if self.serving() != folder:
-            proof.faults.insert(0, Fault(LINK, "is missing" if self.serving() is None else f"does not lead to {VERSIONS}/{served.folder}"))
+            proof.faults.insert(
+                0,
+                Fault(LINK, "is missing" if self.serving() is None else f"does not lead to {VERSIONS}/{served.folder}"),
+            )
         return proof
 
     def look(self, *, checks_bytes: bool) -> tuple[State, Proof]:
@@ -170,16 +177,23 @@ class Destination:
             state = self.reconciled()
             if state is None or not state.served:
                 raise ManifestError(
-                    f"{self.folder}/{STATE_NAME}: is missing or names no version. Pull: relabel pull URL/NAME {self.folder}."
+                    f"{self.folder}/{STATE_NAME}: is missing or names no version. Pull: relabel pull URL/NAME "
+                    f"{self.folder}."
                 )
             proof = self.prove(state.served[0], checks_bytes=checks_bytes)
-            if not proof.faults or self.reconciled() == state:  # else a pull switched and tidied up while files were read
+            if (
+                not proof.faults or self.reconciled() == state
+            ):  # else a pull switched and tidied up while files were read
                 return state, proof
 
     def remember(self, state: State, served: ServedVersion, proof: Proof) -> None:
-        """Note the stamps of what was proven, and forget those of versions that are kept no more; the pull lock is held."""
+        """Note the stamps of what was proven, and forget those of versions that are kept no more; the pull lock is
+        held.
+        """
         was = self._stamps()
-        held = {one.folder: was[one.folder] for one in state.served if one.folder in was} | {served.folder: proof.stamps}
+        held = {one.folder: was[one.folder] for one in state.served if one.folder in was} | {
+            served.folder: proof.stamps
+        }
         if held != was:
             failpoints.hit("before_stamps")
             self._store.put(STAMPS_NAME, readable_json({"format": STATE_FORMAT, "versions": held}))
@@ -248,13 +262,16 @@ class Destination:
         with told("roll back in", self.folder), self.switching():
             state = self.reconciled()
             if state is None or not state.served:
-                raise InputError(f"{self.folder}: no version was pulled here. Pull one: relabel pull URL/NAME {self.folder}.")
+                raise InputError(
+                    f"{self.folder}: no version was pulled here. Pull one: relabel pull URL/NAME {self.folder}."
+                )
             place = self._place_to_go_back_to(state, to)
             target = state.served[place]
             path = self.path_of(target)
             if faults := prove(path, target.manifest_sha256, self._stamps().get(target.folder, {})).faults:
                 raise ManifestError(
-                    f"{path}: {faults[0]}. Another one that is kept: --to VERSION; or pull it again: URL/NAME@{target.version}."
+                    f"{path}: {faults[0]}. Another one that is kept: --to VERSION; or pull it again: "
+                    f"URL/NAME@{target.version}."
                 )
             held = {**state.held, **{channel: seen.sequence for channel, seen in state.seen.items()}}
             left = replace(state, served=state.served[place:], held=held)
@@ -267,19 +284,25 @@ class Destination:
             if one.version == to or (to is None and place > 0 and not state.leavers(one)):
                 return place
         wanted = f"version {to} is not kept" if to is not None else "keeps no version to go back to"
-        kept = [one.version + _note("serves" if one is state.served[0] else "", state.leavers(one)) for one in state.served]
+        kept = [
+            one.version + _note("serves" if one is state.served[0] else "", state.leavers(one)) for one in state.served
+        ]
         raise InputError(
             f"{self.folder}: {wanted}. Here are: {'; '.join(kept)}. Name one of them: --to VERSION; or pull another: "
             f"relabel pull URL/{state.name}@VERSION {self.folder}."
         )
 
     def reconciled(self) -> State | None:
-        """The state, put right by the link: a pull killed between the switch and the state's writing left them apart."""
+        """The state, put right by the link: a pull killed between the switch and the state's
+        writing left them apart.
+        """
         state = self.state()
         serving = self.serving()
         if state is None or serving is None or not state.served or serving == self.path_of(state.served[0]):
             return state
-        if serving.parent != self.folder / VERSIONS:  # a link that no pull made: the state is believed, and the link is a fault
+        if (
+            serving.parent != self.folder / VERSIONS
+        ):  # a link that no pull made: the state is believed, and the link is a fault
             return state
         known = next((one for one in state.served if one.folder == serving.name), None)
         if known is not None:
@@ -292,7 +315,9 @@ class Destination:
         return replace(state, served=(unknown, *state.served))
 
     def free_name(self, version: str) -> str:
-        """A folder name in `.versions` that is not taken; `~2` where a damaged folder of that version stands in the way."""
+        """A folder name in `.versions` that is not taken; `~2` where a damaged folder of that version stands in the
+        way.
+        """
         names = [version, *(f"{version}~{number}" for number in range(2, 100))]
         return next(name for name in names if not (self.folder / VERSIONS / name).exists())
 

@@ -1,8 +1,9 @@
-"""Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the entry point group.
+"""Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the
+entry point group.
 
-An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch and sequence, whose
-inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities, then `<head>_logits` where asked
-for), and says what made it.
+An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch and
+sequence, whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities,
+then `<head>_logits` where asked for), and says what made it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An export from student to sealed bundle: models, parity, papers, seal.
 
-All is built in a folder beside the target and moved there in one step, after every gate has passed. What a gate refused stays beside it
-under another name, unsealed, so that nobody deploys it and somebody can look at it.
+All is built in a folder beside the target and moved there in one step, after every gate has passed. What a gate refused
+stays beside it under another name, unsealed, so that nobody deploys it and somebody can look at it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.students.students import StudentModel, StudentRecord, load_student, make_texts, read_student, student_digest, student_files
+from distill.students.students import (
+    StudentModel,
+    StudentRecord,
+    load_student,
+    make_texts,
+    read_student,
+    student_digest,
+    student_files,
+)
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
 from export.bundle_places import locked, made_beside, put_back, switch
@@ -76,7 +84,8 @@ def export_bundle(
     Raises:
         GateError: a model differs from the student beyond a gate; nothing lies at `target`.
         StaleRunError: `target` holds something else.
-        ConfigError, InputError, ManifestError, ModelError, MissingExtraError: something is off, see the modules that say so.
+        ConfigError, InputError, ManifestError, ModelError, MissingExtraError: something is off, see the modules that
+        say so.
     """
     record = read_student(path)
     asked = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
@@ -123,15 +132,25 @@ def student_manifest(path: Path) -> dict[str, Any]:
         held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         files = dict(held["files"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ManifestError(f"{file}: not readable as a student's manifest ({type(exc).__name__}). Restore it, or train again.") from exc
+        raise ManifestError(
+            f"{file}: not readable as a student's manifest ({type(exc).__name__}). Restore it, or train again."
+        ) from exc
     found = student_files(path)
     if changed := sorted(name for name in files if found.get(name) != files[name]):
-        raise ManifestError(f"{path}: {', '.join(changed)} changed since the student was trained. Restore the folder from a copy.")
+        raise ManifestError(
+            f"{path}: {', '.join(changed)} changed since the student was trained. Restore the folder from a copy."
+        )
     return held
 
 
 def compare(
-    student: StudentModel, folder: Path, facts: Mapping[str, Any], pairs: PairSet, spec: ExportSpec, provider: str, say: Say
+    student: StudentModel,
+    folder: Path,
+    facts: Mapping[str, Any],
+    pairs: PairSet,
+    spec: ExportSpec,
+    provider: str,
+    say: Say,
 ) -> dict[str, Any]:
     """Every model of the folder against the student; `parity` in the bundle's manifest.
 
@@ -167,7 +186,11 @@ def refusal_text(refused: list[ModelParity], aside: Path) -> str:
             flip = ", flipped" if row.is_flip else ""
             moved = f"{_probs(row.student)} became {_probs(row.model)}"
             lines.append(f"    row {row.row} of {row.source}, batch of {row.batch_size}{flip}: {moved}")
-    lines.append(f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound (--set parity.…).")
+    lines.append(
+        f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound "
+        "(--set "
+        "parity.…)."
+    )
     return "\n".join(lines)
 
 
@@ -182,12 +205,16 @@ def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
     try:
         held = open_bundle(target)
     except ManifestError as exc:
-        raise StaleRunError(f"{target}: holds something that is no whole bundle ({exc}) Name another --to, or move it away.") from exc
+        raise StaleRunError(
+            f"{target}: holds something that is no whole bundle ({exc}) Name another --to, or move it away."
+        ) from exc
     if held.facts.get("recipe") == recipe:
         return held
     if is_replacing:
         return None
-    raise StaleRunError(f"{target}: holds another bundle, {held.name} {held.version}. Name another --to, or replace it with --replace.")
+    raise StaleRunError(
+        f"{target}: holds another bundle, {held.name} {held.version}. Name another --to, or replace it with --replace."
+    )
 
 
 def _pairs(
@@ -213,7 +240,10 @@ def _facts(student: StudentModel, manifest: Mapping[str, Any], spec: ExportSpec,
         "temperature": record.temperature,
         "phi": record.phi if len(record.heads) > 1 else None,
         "inputs": input_contract(student),
-        "outputs": {"probabilities": list(record.heads), "logits": [f"{name}_logits" for name in record.heads if spec.logits]},
+        "outputs": {
+            "probabilities": list(record.heads),
+            "logits": [f"{name}_logits" for name in record.heads if spec.logits],
+        },
         "models": list_models(folder, spec),
         "lineage": {
             "student": {"digest": student_digest(student.path), "name": record.name, **origin},

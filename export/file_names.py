@@ -1,7 +1,7 @@
 """Names of files in a bundle: relative, plain, and the same file on every system that may unpack them.
 
-A manifest comes from a store that others can write to. A name that climbs out of its folder, means a device on Windows, or falls together
-with another on a disk that folds case or Unicode is refused before anything is made.
+A manifest comes from a store that others can write to. A name that climbs out of its folder, means a device on Windows,
+or falls together with another on a disk that folds case or Unicode is refused before anything is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ MAX_DEPTH = 16
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")}
 _FORBIDDEN_CHARACTERS = set('\\:*?"<>|')
 _FORBIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Control, format (which can turn a name's reading direction), surrogate, private, unassigned, line and paragraph separators."""
+"""Control, format (which can turn a name's reading direction), surrogate, private, unassigned, line and paragraph
+separators.
+"""
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -39,7 +41,10 @@ def check_names(names: Sequence[str], where: str) -> None:
             raise ManifestError(f"{where}: refuses the file name {name!r}: {fault}.")
         key = _folded(name)
         if key in files:
-            raise ManifestError(f"{where}: refuses the file name {name!r}: another file has that name, or one that differs in case alone.")
+            raise ManifestError(
+                f"{where}: refuses the file name {name!r}: another file has that name, or one that differs in case "
+                "alone."
+            )
         files.add(key)
         steps = name.split("/")
         for depth in range(1, len(steps)):
@@ -47,7 +52,9 @@ def check_names(names: Sequence[str], where: str) -> None:
             if folders.setdefault(_folded(folder), folder) != folder:
                 raise ManifestError(f"{where}: refuses the file name {name!r}: its folder is spelled in two ways.")
     if both := files & folders.keys():
-        raise ManifestError(f"{where}: refuses the file name {folders[min(both)]!r}: it is a file and a folder at once.")
+        raise ManifestError(
+            f"{where}: refuses the file name {folders[min(both)]!r}: it is a file and a folder at once."
+        )
 
 
 def _folded(name: str) -> str:

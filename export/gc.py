@@ -1,7 +1,8 @@
 """Garbage in a bundle store: versions that no channel points to any more, and objects that no version names.
 
-Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and every object of a kept
-version. The rest is condemned by one `gc` and deleted by a later one (see condemned.py): first versions, then their objects.
+Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and
+every object of a kept version. The rest is condemned by one `gc` and deleted by a later one (see condemned.py): first
+versions, then their objects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from manifests.errors import LockHeldError
 from manifests.storage.bundle_store_ports import BundleStore, Entry
 
 SETTLE_S = 24 * 3600.0
-"""How long a name stays condemned before it is deleted, at most: no publish or channel move may take longer from first look to end."""
+"""How long a name stays condemned before it is deleted, at most: no publish or channel move may take longer from first
+look to end.
+"""
 RENEW_S = 300.0
 TAKE_OVER_S = 900.0
 """A `gc` that has not renewed its claim for so long is dead."""
@@ -68,7 +71,9 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
         ManifestError: a record can't be read; nothing is garbage while one can't.
     """
     now_s = bundle_store.now_s()
-    objects = list(bundle_store.entries(OBJECTS))  # listed before the records: an object named by a record written later is young
+    objects = list(
+        bundle_store.entries(OBJECTS)
+    )  # listed before the records: an object named by a record written later is young
     live: set[str] = set()
     versions, kept = [], 0
     for name in bundle_store.folders():
@@ -76,7 +81,9 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
             continue
         pointed = _pointed(channels_of(bundle_store, name), keep)
         for entry in list(bundle_store.entries(f"{name}/versions")):
-            version = load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
+            version = load_version(
+                bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")
+            )
             if version.version in pointed or now_s - entry.written_s < grace_s:
                 live |= {object_name(file.sha256) for file in version.files}
                 kept += 1
@@ -86,7 +93,9 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
     return Garbage(sorted(versions), sorted(dead), kept, len(objects) - len(dead))
 
 
-def collect(bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]) -> Collected:
+def collect(
+    bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]
+) -> Collected:
     """Condemn what is garbage now, delete what was condemned long enough ago and still is.
 
     Args:
@@ -133,7 +142,10 @@ def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
     if held.claim is None:
         return ()
     if now_s - held.claim.renewed_s < TAKE_OVER_S:
-        raise LockHeldError(f"{url}: another gc is at work, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again later.")
+        raise LockHeldError(
+            f"{url}: another gc is at work, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again "
+            "later."
+        )
     return held.claim.names
 
 

@@ -1,8 +1,9 @@
 """What `gc` has condemned: names of objects and versions that nothing points to, on their way out in two steps.
 
-A name is first condemned, in one small record that is replaced by compare and swap; a later `gc` claims it, and only then deletes. Whoever
-is about to rely on a name (a publisher that finds an object already there, a channel set to an old version) first takes it off the list.
-So a name is either spared or claimed, never both; and no clock but the bundle store's decides.
+A name is first condemned, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
+then deletes. Whoever is about to rely on a name (a publisher that finds an object already there, a channel set to an
+old version) first takes it off the list. So a name is either spared or claimed, never both; and no clock but the bundle
+store's decides.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class GcMarks:
 
     def record(self) -> bytes:
         """The list as it is written."""
-        return readable_json({"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None})
+        return readable_json(
+            {"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None}
+        )
 
 
 def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
@@ -67,7 +70,9 @@ def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
         since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
         return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
     except ValueError as exc:
-        raise ManifestError(f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc begins anew.") from exc
+        raise ManifestError(
+            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc begins anew."
+        ) from exc
 
 
 def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
@@ -83,7 +88,11 @@ def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMar
         wanted = change(held)
         if wanted == held:
             return held
-        was_first = bundle_store.replace(RECORD_NAME, wanted.record(), tag) if tag else bundle_store.create(RECORD_NAME, wanted.record())
+        was_first = (
+            bundle_store.replace(RECORD_NAME, wanted.record(), tag)
+            if tag
+            else bundle_store.create(RECORD_NAME, wanted.record())
+        )
         if was_first or load_gc_marks(bundle_store)[0] == wanted:
             return wanted
     raise TransientError(f"{bundle_store.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")

@@ -1,4 +1,5 @@
-"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime and tokenizers alone.
+"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime and
+tokenizers alone.
 
     from load import Student
 
@@ -6,8 +7,8 @@
     print(student.version, student.provider, student.precision)
     print(student.score([("red shoe", "A red running shoe, size 9")]))
 
-Files that are not those of the manifest, and a session that fell back to another provider, are errors and not answers. Text that spells a
-control token is ordinary text.
+Files that are not those of the manifest, and a session that fell back to another provider, are errors and not answers.
+Text that spells a control token is ordinary text.
 """
 
 from __future__ import annotations
@@ -39,18 +40,28 @@ PROVIDERS = {
 PREFERRED = {"cpu": ("fp32", "int8", "fp16"), "cuda": ("fp16", "fp32")}
 """Precisions in the order in which they are taken where none is named."""
 SLOW_FUSIONS = {"cpu": ["SkipLayerNormFusion"]}
-"""Fusions at loading that make a provider slower. On a CPU the fused kernel takes several times what addition and normalization take,
-a tenth of a small BERT's whole time (onnxruntime 1.31)."""
-TENSORRT_LIBRARIES = {"tensorrt": ("libnvinfer.so", "libnvinfer.so.10"), "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1")}
+"""Fusions at loading that make a provider slower. On a CPU the fused kernel takes several times what addition and
+normalization take, a tenth of a small BERT's whole time (onnxruntime 1.31).
+"""
+TENSORRT_LIBRARIES = {
+    "tensorrt": ("libnvinfer.so", "libnvinfer.so.10"),
+    "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1"),
+}
 BATCH_TOKENS = 8192
 """Tokens of a batch, padding included."""
 CHARACTERS_PER_TOKEN = 8
-"""Characters of a long text that are tokenized at first for each token that is wanted; English prose has four or five."""
+"""Characters of a long text that are tokenized at first for each token that is wanted; English
+prose has four or five.
+"""
 UNSETTLED_WORDS = 2
-"""Words before a cut that the text behind it may change: the one that was cut, and blanks or a letter before it that belong together."""
+"""Words before a cut that the text behind it may change: the one that was cut, and blanks or a letter before it that
+belong together.
+"""
 BLOCK_BYTES = 1 << 22
 YOUNG_NS = 100_000_000
-"""A file that changed less than this ago is read again at the next load, ns: within a tick of the disk's clock it may change unseen."""
+"""A file that changed less than this ago is read again at the next load, ns: within a tick of the disk's clock it may
+change unseen.
+"""
 PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
 STAMPS = "load.stamps.json"
@@ -80,7 +91,8 @@ class Encoder:
             self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in training.
+        """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in
+        training.
 
         Raises:
             TypeError: a row is no pair of strings; names the row.
@@ -93,11 +105,16 @@ class Encoder:
         return self._prompts(texts)
 
     def _openings(self, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut first, so which
-        one is longer must show."""
+        """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut
+        first, so which one is longer must show.
+        """
         wanted: dict[int, int] = {}
         if self.contract["truncation_side"] == "right":
-            places = [place for place, (_, document) in enumerate(texts) if len(document) > self._opening.shortest_cut(self.max_tokens)]
+            places = [
+                place
+                for place, (_, document) in enumerate(texts)
+                if len(document) > self._opening.shortest_cut(self.max_tokens)
+            ]
             lengths = self._opening.lengths([_clean(texts[place][0]) for place in places])
             wanted = {place: max(self.max_tokens, length) + 1 for place, length in zip(places, lengths, strict=True)}
         cut = self._opening.cut
@@ -106,7 +123,9 @@ class Encoder:
             for place, (query, document) in enumerate(texts)
         ]
 
-    def collate(self, rows: Sequence[tuple[list[int], list[int]]], *, width: int | None = None) -> dict[str, np.ndarray]:
+    def collate(
+        self, rows: Sequence[tuple[list[int], list[int]]], *, width: int | None = None
+    ) -> dict[str, np.ndarray]:
         """A padded batch, int64 [B, T], by the names that the model takes.
 
         Args:
@@ -132,7 +151,9 @@ class Encoder:
         queries, documents = ([self._opening.cut(pair[part], room) for pair in texts] for part in (0, 1))
         rows: list[tuple[list[int], list[int]]] = []
         encode = self._tokenizer.encode_batch
-        for query, document in zip(encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True):
+        for query, document in zip(
+            encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True
+        ):
             kept = query.ids[:room]
             rows.append((before + kept + between + document.ids[: room - len(kept)] + after, []))
         return rows
@@ -152,9 +173,10 @@ def load_tokenizer(path: Path) -> Any:
 class Opening:
     """Cuts a long text so that its first tokens stay what they are, without a look at all of it.
 
-    A tokenizer splits a text into words and each word into tokens. What stands behind a cut can change the words right before it, and a
-    token that was added to the vocabulary whole, or a number (digits may be grouped from its end), by more: all of that is left out
-    when the tokens before the cut are counted. A text without a word's end is read to its own end.
+    A tokenizer splits a text into words and each word into tokens. What stands behind a cut can change the words right
+    before it, and a token that was added to the vocabulary whole, or a number (digits may be grouped from its end), by
+    more: all of that is left out when the tokens before the cut are counted. A text without a word's end is read to its
+        own end.
 
     Args:
         path: of the `tokenizer.json`.
@@ -200,17 +222,24 @@ class Student:
 
     Args:
         folder: of the bundle.
-        provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this machine), or `auto`:
-            an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
+        provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this
+            machine), or `auto`: an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
         precision: `fp32`, `fp16`, `int8` … as the bundle has them; by default what suits the provider.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
-        check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load or pull did so.
+        check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load
+            or pull did so.
     Raises:
         BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
     """
 
     def __init__(
-        self, folder: str | Path, *, provider: str = "auto", precision: str | None = None, threads: int = 0, check_digests: bool = True
+        self,
+        folder: str | Path,
+        *,
+        provider: str = "auto",
+        precision: str | None = None,
+        threads: int = 0,
+        check_digests: bool = True,
     ) -> None:
         self.folder = Path(folder).resolve()  # once: every file comes from the version that a link leads to now
         self.manifest = read_manifest(self.folder)
@@ -233,7 +262,9 @@ class Student:
         self.encoder = Encoder(self.folder, self.manifest["inputs"])
         self.session = open_session(_file(self.folder, chosen["path"]), self.provider, threads=threads)
 
-    def probabilities(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
+    def probabilities(
+        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS
+    ) -> dict[str, np.ndarray]:
         """Calibrated distributions over grades.
 
         Args:
@@ -251,7 +282,9 @@ class Student:
         return found
 
     def expected_grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """The mean of the relevance grades, weighted by their probabilities, float64 [B], from 0 to the highest grade."""
+        """The mean of the relevance grades, weighted by their probabilities, float64 [B], from 0
+        to the highest grade.
+        """
         probs_BK = self.probabilities(pairs)["relevance"].astype(np.float64)
         return np.asarray(probs_BK @ np.arange(probs_BK.shape[1]))
 
@@ -276,7 +309,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_ours = held["kind"] == "bundle" and held["format"] == 1 and "inputs" in held and "models" in held
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BundleError(f"{path}: no readable manifest of a bundle ({type(exc).__name__}). Export or pull the bundle again.") from exc
+        raise BundleError(
+            f"{path}: no readable manifest of a bundle ({type(exc).__name__}). Export or pull the bundle again."
+        ) from exc
     if not is_ours:
         raise BundleError(f"{path}: not the manifest of a student's bundle of format 1.")
     return held
@@ -285,7 +320,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = False) -> None:
     """Hold every file against its sha256; none may be missing, and none may lie beside them but Python's own caches.
 
-    What was proven is noted there (`__pycache__`), so that the next process reads only what changed; where nobody may write, it reads all.
+    What was proven is noted there (`__pycache__`), so that the next process reads only what changed; where nobody may
+    write, it reads all.
 
     Args:
         reads_all: read files too that did not change since an earlier load, or `relabel pull`, proved them.
@@ -328,7 +364,11 @@ def choose_provider(wish: str) -> str:
     if wish not in PROVIDERS:
         raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}.")
     if PROVIDERS[wish] not in there:
-        raise BundleError(f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or take cpu.")
+        raise BundleError(
+            f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or "
+            "take "
+            "cpu."
+        )
     return wish
 
 
@@ -351,7 +391,9 @@ class Machine:
         """This machine, by the driver's and TensorRT's own libraries."""
         import onnxruntime
 
-        found = {flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))}
+        found = {
+            flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))
+        }
         return cls(_capability(), found, onnxruntime.get_available_providers())
 
 
@@ -371,7 +413,9 @@ def choose_engine(
 
 
 def engine_fault(engine: Mapping[str, Any], machine: Machine) -> str | None:
-    """Why an engine does not run on a machine; None if it does. Engines are tied to the GPU and to the TensorRT that built them."""
+    """Why an engine does not run on a machine; None if it does. Engines are tied to the GPU and to the TensorRT that
+    built them.
+    """
     flavour = str(engine["flavour"])
     if PROVIDERS.get(flavour) not in machine.providers:
         return f"this onnxruntime has no {PROVIDERS.get(flavour, flavour)}"
@@ -392,7 +436,11 @@ def choose_model(models: Sequence[Mapping[str, Any]], provider: str, precision: 
     graphs = {str(model["precision"]): model for model in models if model["format"] == "onnx"}
     if precision is not None and precision not in graphs:
         raise BundleError(f"the bundle has no ONNX model in {precision}; it has {', '.join(graphs)}.")
-    wished = [precision] if precision is not None else [name for name in PREFERRED[provider] if name in graphs] or list(graphs)
+    wished = (
+        [precision]
+        if precision is not None
+        else [name for name in PREFERRED[provider] if name in graphs] or list(graphs)
+    )
     if not wished:
         raise BundleError("the bundle lists no ONNX model.")
     return graphs[str(wished[0])]
@@ -412,22 +460,32 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     name = PROVIDERS[provider]
-    wished = [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]  # shapes are counted on the CPU also beside a GPU
+    wished = (
+        [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]
+    )  # shapes are counted on the CPU also beside a GPU
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fallback is told below, as an error
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=wished, disabled_optimizers=SLOW_FUSIONS.get(provider))
+            session = onnxruntime.InferenceSession(
+                str(path), options, providers=wished, disabled_optimizers=SLOW_FUSIONS.get(provider)
+            )
         except Exception as exc:  # onnxruntime's errors share no class but this
             raise BundleError(f"{path}: onnxruntime can't open it on {name}: {str(exc).splitlines()[0][:300]}") from exc
     session.disable_fallback()
     got = session.get_providers()
     if not got or got[0] != name:
-        raise BundleError(f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the CPU by name.")
+        raise BundleError(
+            f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the "
+            "CPU "
+            "by name."
+        )
     return session
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on (its affinity; `PYTHON_CPU_COUNT` where Python knows it), whatever the machine has."""
+    """Cores that this process may run on (its affinity; `PYTHON_CPU_COUNT` where Python knows it), whatever the machine
+    has.
+    """
     count = getattr(os, "process_cpu_count", None)  # Python 3.13
     if count is not None:
         return int(count() or 1)
@@ -435,7 +493,8 @@ def usable_cores() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that this process's control group may take, the least of it and all around it; None without a limit.
+    """Cores' worth of time that this process's control group may take, the least of it and all around it; None without
+    a limit.
 
     A container is often given a quota and not cores, so that no count of cores tells what it gets.
 
@@ -447,13 +506,17 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Threads that the usable cores and the quota keep busy, one at least; a thread beyond them stops all others whenever it is stopped."""
+    """Threads that the usable cores and the quota keep busy, one at least; a thread beyond them stops all others
+    whenever it is stopped.
+    """
     quota = cpu_quota(root)
     return usable_cores() if quota is None else max(1, min(usable_cores(), int(quota)))
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands alone)."""
+    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands
+    alone).
+    """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     start = 0
     while start < len(order):
@@ -471,13 +534,17 @@ def _capability() -> str | None:
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    if driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device) or driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
+    if driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device) or driver.cuDeviceGetAttribute(
+        ctypes.byref(minor), 76, device
+    ):
         return None
     return f"{major.value}.{minor.value}"
 
 
 def _tensorrt_version(names: Sequence[str]) -> str | None:
-    """Major, minor and patch of a TensorRT library, asked of itself: 10.9.0 is told as 100900 (or 10900 before version 10)."""
+    """Major, minor and patch of a TensorRT library, asked of itself: 10.9.0 is told as 100900 (or 10900 before version
+    10).
+    """
     for name in names:
         try:
             number = int(ctypes.CDLL(name).getInferLibVersion())
@@ -489,7 +556,9 @@ def _tensorrt_version(names: Sequence[str]) -> str | None:
 
 
 def _quota_files(root: Path) -> Iterator[Path]:
-    """Where the quotas of this process's control group stand, and of those around it: `cpu.max` (v2) or `cpu.cfs_quota_us` (v1)."""
+    """Where the quotas of this process's control group stand, and of those around it: `cpu.max` (v2) or
+    `cpu.cfs_quota_us` (v1).
+    """
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -500,8 +569,12 @@ def _quota_files(root: Path) -> Iterator[Path]:
         controllers, _, path = rest.partition(":")
         if number != "0" and "cpu" not in controllers.split(","):
             continue
-        tops, name = ([mount], "cpu.max") if number == "0" else ([mount / controllers, mount / "cpu"], "cpu.cfs_quota_us")
-        steps = [step for step in path.split("/") if step not in ("", "..")]  # a container may see only the end of its path, at the top
+        tops, name = (
+            ([mount], "cpu.max") if number == "0" else ([mount / controllers, mount / "cpu"], "cpu.cfs_quota_us")
+        )
+        steps = [
+            step for step in path.split("/") if step not in ("", "..")
+        ]  # a container may see only the end of its path, at the top
         for top in tops:
             yield from (top.joinpath(*steps[:depth], name) for depth in range(len(steps) + 1))
 
@@ -537,7 +610,10 @@ def _pair(row: int, pair: Any) -> tuple[str, str]:
         raise TypeError(f"row {row}: {_short(pair)} is no pair of query and document.")
     for what, text in zip(("query", "document"), pair, strict=True):
         if not isinstance(text, str):
-            raise TypeError(f"row {row}: the {what} is {_short(text)}, and must be a string. Leave the row out, or give it its text.")
+            raise TypeError(
+                f"row {row}: the {what} is {_short(text)}, and must be a string. Leave the row out, or give it its "
+                "text."
+            )
     return pair[0], pair[1]
 
 
@@ -559,7 +635,9 @@ def _sha256(path: Path) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    """What changes with every write to a file, also with one that puts size and time back: the last number can't be set by hand."""
+    """What changes with every write to a file, also with one that puts size and time back: the last number can't be set
+    by hand.
+    """
     found = path.stat()
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
@@ -568,7 +646,9 @@ def _known_stamps(folder: Path, version: str) -> dict[str, Any]:
     """Stamps that a pull, or an earlier load of the same manifest, kept; none where they can't be read."""
     own, pulled = _json(folder / PYTHON_CACHE / STAMPS), _json(_pull_folder(folder) / ".stamps.json")
     with contextlib.suppress(AttributeError, KeyError, TypeError):
-        return dict(own["stamps"]) if own.get("manifest") == version else dict(pulled["versions"][folder.resolve().name])
+        return (
+            dict(own["stamps"]) if own.get("manifest") == version else dict(pulled["versions"][folder.resolve().name])
+        )
     return {}
 
 

@@ -1,7 +1,8 @@
-"""The exporter `optimum`: optimum-onnx exports the backbone as it does everywhere, and the heads are a few nodes put behind it.
+"""The exporter `optimum`: optimum-onnx exports the backbone as it does everywhere, and the heads are a few nodes put
+behind it.
 
-optimum-onnx wants transformers 4.57, so this runs in an environment of its own (extra `optimum`). It traces with TorchScript; a graph of
-another make is worth having where dynamo stumbles, and to compare with.
+optimum-onnx wants transformers 4.57, so this runs in an environment of its own (extra `optimum`). It traces with
+TorchScript; a graph of another make is worth having where dynamo stumbles, and to compare with.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> 
         MissingExtraError: optimum-onnx is absent.
         ModelError: optimum has no export for this model, or one with other inputs.
     """
-    convert = require("optimum.exporters.onnx.convert", extra="optimum", purpose="The exporter optimum (in an environment of its own)")
+    convert = require(
+        "optimum.exporters.onnx.convert", extra="optimum", purpose="The exporter optimum (in an environment of its own)"
+    )
     onnx = require("onnx", extra="optimum", purpose="The exporter optimum")
     module = student.module.backbone if student.record.kind == "encoder" else student.module.lm.base_model
     opset = min(options.opset, MAX_OPSET)
@@ -60,11 +63,18 @@ def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student:
             warnings.simplefilter("ignore")
             # its own check is one dummy batch that only warns; ours is the parity gate
             convert.onnx_export_from_model(
-                module, work, task="feature-extraction", opset=opset, do_validation=False, no_dynamic_axes=False, do_constant_folding=True
+                module,
+                work,
+                task="feature-extraction",
+                opset=opset,
+                do_validation=False,
+                no_dynamic_axes=False,
+                do_constant_folding=True,
             )
     except (ValueError, KeyError, RuntimeError, NotImplementedError, TypeError) as exc:
         raise ModelError(
-            f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: {str(exc)[:300]}). "
+            f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: "
+            f"{str(exc)[:300]}). "
             "Take --exporter torch."
         ) from exc
     finally:
@@ -79,10 +89,14 @@ def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
     """
     there = {value.name: value for value in graph.input}
     if missing := [name for name in wanted if name not in there]:
-        raise ModelError(f"{where}: optimum's graph takes no {', '.join(missing)}, which this student needs. Take --exporter torch.")
+        raise ModelError(
+            f"{where}: optimum's graph takes no {', '.join(missing)}, which this student needs. Take --exporter torch."
+        )
     for name in there.keys() - set(wanted):
         if name != "token_type_ids":
-            raise ModelError(f"{where}: optimum's graph wants {name}, which this student has not. Take --exporter torch.")
+            raise ModelError(
+                f"{where}: optimum's graph wants {name}, which this student has not. Take --exporter torch."
+            )
         # a tokenizer without segments: all are segment 0
         graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], [name], name="no_segments"))
     del graph.input[:]
@@ -96,7 +110,9 @@ def _put_heads(onnx: Any, graph: Any, student: StudentModel, options: GraphOptio
     for name, (weight_KD, bias_K) in _heads(student).items():
         _constant(onnx, graph, f"{name}_weight", weight_KD)
         _constant(onnx, graph, f"{name}_bias", bias_K)
-        _constant(onnx, graph, f"{name}_temperature", np.array(student.record.temperature.get(name, 1.0), dtype=np.float32))
+        _constant(
+            onnx, graph, f"{name}_temperature", np.array(student.record.temperature.get(name, 1.0), dtype=np.float32)
+        )
         _node(onnx, graph, "Gemm", [pooled, f"{name}_weight", f"{name}_bias"], f"{name}_logits", transB=1)
         _node(onnx, graph, "Div", [f"{name}_logits", f"{name}_temperature"], f"{name}_tempered")
         _node(onnx, graph, "Softmax", [f"{name}_tempered"], name, axis=-1)

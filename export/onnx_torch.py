@@ -45,12 +45,15 @@ class ServingModule(nn.Module):  # type: ignore[misc]
         """Probabilities [B, K] by head, then logits [B, K] by head if asked for."""
         found = self.module(**dict(zip(self.names, inputs, strict=True)))
         raw = [values_BK.float() for values_BK in found.values()]
-        probs = [torch.softmax(values / self.temperature.get(name, 1.0), -1) for name, values in zip(found, raw, strict=True)]
+        probs = [
+            torch.softmax(values / self.temperature.get(name, 1.0), -1) for name, values in zip(found, raw, strict=True)
+        ]
         return tuple(probs + raw) if self.logits else tuple(probs)
 
 
 def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
-    """Write the student as ONNX; weights are inside the file, or beside it as `<file>.data` above the 2 GB that protobuf takes.
+    """Write the student as ONNX; weights are inside the file, or beside it as `<file>.data` above the 2 GB that
+    protobuf takes.
 
     Raises:
         MissingExtraError: onnxscript is absent.
@@ -76,16 +79,23 @@ def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> di
             )
         except (RuntimeError, TypeError, ValueError) as exc:
             raise ModelError(
-                f"{student.path}: torch.onnx can't trace this {student.record.kind} ({str(exc).strip().splitlines()[-1][:300]}). "
+                f"{student.path}: torch.onnx can't trace this {student.record.kind} "
+                f"({str(exc).strip().splitlines()[-1][:300]}). "
                 "Try --exporter optimum in its own environment."
             ) from exc
         program.save(path)
-    return {"exporter": "torch", "torch": torch.__version__, "onnxscript": require("onnxscript", extra="cpu", purpose="").__version__}
+    return {
+        "exporter": "torch",
+        "torch": torch.__version__,
+        "onnxscript": require("onnxscript", extra="cpu", purpose="").__version__,
+    }
 
 
 @contextlib.contextmanager
 def _plain_attention(student: StudentModel) -> Iterator[None]:
-    """Attention as products and a softmax. torch's own operator becomes a graph that looks for NaN in every weight: 5 % slower on a CPU."""
+    """Attention as products and a softmax. torch's own operator becomes a graph that looks for NaN in every weight: 5 %
+    slower on a CPU.
+    """
     model = student.module.backbone if student.record.kind == "encoder" else student.module.lm
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -98,7 +108,9 @@ def _plain_attention(student: StudentModel) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """torch.onnx tells of torchvision that is not installed, of deprecations in its own code, and prints its steps."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

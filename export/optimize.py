@@ -1,7 +1,7 @@
 """Graph fusion and fp16, by onnxruntime's transformers optimizer; and the graph's facts that others need.
 
-The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it (onnxruntime fuses it when it is
-loaded). fp16 is fused first: onnxruntime's loading-time fusions look for float32.
+The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it (onnxruntime
+fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions look for float32.
 """
 
 from __future__ import annotations
@@ -38,23 +38,27 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
     optimizer = require("onnxruntime.transformers.optimizer", extra="cpu", purpose="fp16")
     with quiet():
         try:
-            model = optimizer.optimize_model(str(source), model_type="bert", num_heads=num_heads, hidden_size=hidden_size, opt_level=0)
+            model = optimizer.optimize_model(
+                str(source), model_type="bert", num_heads=num_heads, hidden_size=hidden_size, opt_level=0
+            )
             fused = {name: int(count) for name, count in sorted(model.get_fused_operator_statistics().items()) if count}
             model.convert_float_to_float16(keep_io_types=True, node_block_list=_head_nodes(model.model.graph))
             _drop_twins(model.model.graph)
             model.topological_sort()
             model.save_model_to_file(str(target), use_external_data_format=is_big(source))
         except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as exc:
-            raise ModelError(f"{source}: onnxruntime's optimizer can't halve this graph ({type(exc).__name__}: {exc}).") from exc
+            raise ModelError(
+                f"{source}: onnxruntime's optimizer can't halve this graph ({type(exc).__name__}: {exc})."
+            ) from exc
     return {"fused": fused}
 
 
 def drop_shapes(path: Path) -> None:
     """Take the notes of shapes between inputs and outputs out of a model file; whoever runs it infers what it needs.
 
-    With them onnxruntime plans before the first run which result shall lie where another was, of symbols (batch, sequence) and not of
-    sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8 on and 160 MB more at its peak
-    (onnxruntime 1.31, 2026-11-20).
+    With them onnxruntime plans before the first run which result shall lie where another was, of symbols (batch,
+    sequence) and not of sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8
+    on and 160 MB more at its peak (onnxruntime 1.31, 2026-11-20).
     """
     onnx = require("onnx", extra="cpu", purpose="An export")
     model = onnx.load(str(path), load_external_data=False)
@@ -69,8 +73,8 @@ def is_big(path: Path) -> bool:
 
 
 def _head_nodes(graph: Any) -> list[str]:
-    """Names of the nodes between the last layer and the outputs: pooling (a sum over a row's tokens, which halves can overflow), heads and
-    softmax. They are few multiplications.
+    """Names of the nodes between the last layer and the outputs: pooling (a sum over a row's tokens, which halves can
+    overflow), heads and softmax. They are few multiplications.
     """
     made_by = {name: node for node in graph.node for name in node.output}
     found: dict[str, None] = {}

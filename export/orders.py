@@ -1,8 +1,9 @@
-"""Whether a model keeps the order in which a student puts a query's documents: Kendall's tau over the orders that the student states.
+"""Whether a model keeps the order in which a student puts a query's documents: Kendall's tau over the orders that the
+student states.
 
-Two documents whose scores hardly differ have no order to keep: another padding, or sums in another order, turn it round in the student
-itself. Counted as orders they make tau say how crowded a query is, and not how good a model. So a margin is fixed beforehand, and what the
-student tells apart by more than that must keep its order.
+Two documents whose scores hardly differ have no order to keep: another padding, or sums in another order, turn it round
+in the student itself. Counted as orders they make tau say how crowded a query is, and not how good a model. So a margin
+is fixed beforehand, and what the student tells apart by more than that must keep its order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from manifests.metrics.ranking import rows_by_group
 # N pairs, K grades
 
 RESOLUTION = 1e-4
-"""How far a probability may move in fp32: the default of that gate and not its setting, since to loosen one must not loosen the other."""
+"""How far a probability may move in fp32: the default of that gate and not its setting, since to loosen one must not
+loosen the other.
+"""
 
 
 class Orders(NamedTuple):
@@ -36,8 +39,8 @@ class Orders(NamedTuple):
 def told_apart_from(grades: int) -> float:
     """The least difference of two expected grades that is an order, K(K−1)·1e-4: 6e-4 for three grades.
 
-    When every probability moves by 1e-4 or less, an expected grade Σ k p(k) moves by at most 1e-4·K(K−1)/2, and a difference of two by
-    twice that. So a model that is as near as fp32 has to be keeps all orders, and tau 1.
+    When every probability moves by 1e-4 or less, an expected grade Σ k p(k) moves by at most 1e-4·K(K−1)/2, and a
+    difference of two by twice that. So a model that is as near as fp32 has to be keeps all orders, and tau 1.
     """
     return RESOLUTION * grades * (grades - 1)
 
@@ -45,9 +48,10 @@ def told_apart_from(grades: int) -> float:
 def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float) -> Orders:
     """Hold a model's orders against the student's.
 
-    Of a query, tau = (kept − reversed) / told apart; an order that the model makes a tie counts as neither. Queries are averaged by their
-    number of documents: in a plain mean one swap in a query of two documents would outweigh a hundred in a large one, and by pairs of
-    documents, which grow with the square, a large query would hide all others.
+    Of a query, tau = (kept − reversed) / told apart; an order that the model makes a tie counts as neither. Queries are
+    averaged by their
+    number of documents: in a plain mean one swap in a query of two documents would outweigh a hundred in a large one,
+    and by pairs of documents, which grow with the square, a large query would hide all others.
 
     Args:
         query_N: which rows are of one query, 0..G-1.
@@ -68,7 +72,9 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
 
 
 def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[int, int]:
-    """Orders kept less those reversed, and how many there are. Document by document: a query of 10,000 has 50 million."""
+    """Orders kept less those reversed, and how many there are. Document by document: a query of
+    10,000 has 50 million.
+    """
     score = count = 0
     for place in range(len(ours_D) - 1):
         difference = ours_D[place + 1 :] - ours_D[place]

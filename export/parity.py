@@ -1,12 +1,14 @@
 """Parity: does an exported model say what the student says, on real pairs, alone and in every company?
 
-The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its padding, its session.
-Every pair is answered once in batches of each size, in the order of the data, so that short rows stand beside long ones and are padded.
+The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
+padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short rows
+stand beside long ones and are padded.
 
-The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a loss beyond the bound
-is not ruled out either is marked `undecided`, with the loss that it could have.
+The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
+loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
 
-A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the worst size decide.
+A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the
+worst size decide.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A session: one batch to probabilities by head, [B, K] each."""
 
 
-def answers(run: Run, encoder: Encoder, rows: Sequence[tuple[list[int], list[int]]], batch_size: int) -> dict[str, np.ndarray]:
+def answers(
+    run: Run, encoder: Encoder, rows: Sequence[tuple[list[int], list[int]]], batch_size: int
+) -> dict[str, np.ndarray]:
     """Probabilities by head, float32 [N, K], asked in batches of one size in the order given."""
     parts: list[Mapping[str, np.ndarray]] = []
     for start in range(0, len(rows), batch_size):
@@ -89,11 +93,15 @@ def judge(precision: str, figures: Sequence[Mapping[str, Any]], spec: ParitySpec
             checks.append(_check("Kendall tau per query", min(taus), spec.fp16_min_tau, min(taus) >= spec.fp16_min_tau))
         losses = [one["ndcg@10"]["loss"] for one in figures if one["ndcg@10"]["loss"] is not None]
         if losses:
-            checks.append(_check("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss, max(losses) <= spec.fp16_max_ndcg_loss))
+            checks.append(
+                _check("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss, max(losses) <= spec.fp16_max_ndcg_loss)
+            )
     else:
         worst = max(figures, key=lambda one: one["f1_macro"]["loss_low"])["f1_macro"]
         value = worst["loss_low"]
-        checks.append(_check("low end of the macro F1 loss, points", value, spec.int8_max_f1_loss, value <= spec.int8_max_f1_loss))
+        checks.append(
+            _check("low end of the macro F1 loss, points", value, spec.int8_max_f1_loss, value <= spec.int8_max_f1_loss)
+        )
         if spec.int8_max_flips is not None:
             flips = max(one["flip_share"] for one in figures)
             checks.append(_check("share of flipped grades", flips, spec.int8_max_flips, flips <= spec.int8_max_flips))
@@ -107,12 +115,18 @@ def could_lose(precision: str, figures: Sequence[Mapping[str, Any]], spec: Parit
     """
     if FAMILY[precision] != "int8":
         return None
-    worst = max(one["f1_macro"]["loss_high"] if one["judged_queries"] > 1 else one["f1_macro"]["student"] * POINTS for one in figures)
+    worst = max(
+        one["f1_macro"]["loss_high"] if one["judged_queries"] > 1 else one["f1_macro"]["student"] * POINTS
+        for one in figures
+    )
     return float(worst) if worst > spec.int8_max_f1_loss else None
 
 
 def worst_rows(
-    reference: Mapping[str, np.ndarray], found_by_size: Mapping[int, Mapping[str, np.ndarray]], pairs: PairSet, number: int
+    reference: Mapping[str, np.ndarray],
+    found_by_size: Mapping[int, Mapping[str, np.ndarray]],
+    pairs: PairSet,
+    number: int,
 ) -> list[dict[str, Any]]:
     """The rows whose relevance differs most, flipped ones first; texts are left out, the row's name leads to them."""
     ranked: list[tuple[bool, float, int, int]] = []
@@ -136,11 +150,15 @@ def worst_rows(
     ]
 
 
-def _figures(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec) -> dict[str, Any]:
+def _figures(
+    reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec
+) -> dict[str, Any]:
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
     margin = told_apart_from(ours_NK.shape[1])
     orders = kept_orders(pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), margin)
-    by_head = {name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference}
+    by_head = {
+        name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
+    }
     flips_N = ours_NK.argmax(1) != theirs_NK.argmax(1)
     return {
         "is_finite": all(bool(np.isfinite(values).all()) for values in found.values()),
@@ -148,7 +166,9 @@ def _figures(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray
         "max_abs_by_head": {name: _capped(value) for name, value in by_head.items()},
         "flips": int(flips_N.sum()),
         "flip_share": float(flips_N.mean()),
-        "flip_share_by_head": {name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference},
+        "flip_share_by_head": {
+            name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference
+        },
         "tau": orders.tau,
         "orders": {"told_apart": orders.told_apart, "of": orders.of, "margin": margin},
         **_judged(ours_NK, theirs_NK, pairs, spec),

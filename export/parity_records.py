@@ -1,4 +1,6 @@
-"""The parity of a bundle's models as its manifest holds it: what every reader relies on; the manifest holds more beside it."""
+"""The parity of a bundle's models as its manifest holds it: what every reader relies on; the manifest holds more beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class NdcgLoss:
 
 @dataclass(frozen=True, slots=True)
 class SizeFigures:
-    """A model against the student in batches of one size; `tau` is None where the student tells no two documents of a query apart."""
+    """A model against the student in batches of one size; `tau` is None where the student tells no two documents of a
+    query apart.
+    """
 
     max_abs: float
     flip_share: float
@@ -117,4 +121,6 @@ def read_parity(held: Any, where: str) -> Parity:
     try:
         return checked(Parity, held)
     except ValueError as exc:
-        raise ManifestError(f"{where}: its parity is not as this relabel writes it ({fault_of(exc)}). Restore it from a copy.") from exc
+        raise ManifestError(
+            f"{where}: its parity is not as this relabel writes it ({fault_of(exc)}). Restore it from a copy."
+        ) from exc

@@ -1,7 +1,7 @@
 """Which heavy nodes of a graph run on the CPU though a GPU was asked for.
 
-A session may be on the GPU as a whole and yet send its quantized products to the CPU and back, which can cost several times what fp32
-takes. Only onnxruntime's own profile tells where each node ran.
+A session may be on the GPU as a whole and yet send its quantized products to the CPU and back, which can cost several
+times what fp32 takes. Only onnxruntime's own profile tells where each node ran.
 """
 
 from __future__ import annotations
@@ -18,11 +18,32 @@ import numpy as np
 from export.loader import PROVIDERS
 
 HEAVY = {
-    "MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
-    "MatMulNBits", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "EmbedLayerNormalization", "LayerNormalization",
-    "SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax", "Gelu", "BiasGelu", "FastGelu",
-    "DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear",
-}  # fmt: skip
+    "MatMul",
+    "Gemm",
+    "FusedMatMul",
+    "FusedGemm",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+    "QLinearMatMul",
+    "MatMulNBits",
+    "Attention",
+    "QAttention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "EmbedLayerNormalization",
+    "LayerNormalization",
+    "SkipLayerNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+    "Softmax",
+    "Gelu",
+    "BiasGelu",
+    "FastGelu",
+    "DynamicQuantizeLinear",
+    "QuantizeLinear",
+    "DequantizeLinear",
+}
 """Operators over whole rows. Shapes are counted on the CPU also where all is well."""
 
 

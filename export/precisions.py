@@ -18,12 +18,19 @@ from export.reference_pairs import PairSet, draw_pairs
 from export.specs import ExportSpec
 from manifests.errors import InputError
 
-FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx", "int8-static": "model.int8-static.onnx"}
+FILES = {
+    "fp32": "model.onnx",
+    "fp16": "model.fp16.onnx",
+    "int8": "model.int8.onnx",
+    "int8-static": "model.int8-static.onnx",
+}
 
 Say = Callable[[str], None]
 
 
-def write_models(student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say) -> dict[str, Any]:
+def write_models(
+    student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say
+) -> dict[str, Any]:
     """Write every ONNX file of a bundle.
 
     Args:
@@ -43,7 +50,9 @@ def write_models(student: StudentModel, folder: Path, spec: ExportSpec, training
         say(f"{precision}: writing {target.name}")
         if precision == "fp16":
             config = model_config(student)
-            made[precision] = write_fp16(plain, target, num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
+            made[precision] = write_fp16(
+                plain, target, num_heads=config.num_attention_heads, hidden_size=config.hidden_size
+            )
         elif precision == "int8":
             made[precision] = write_int8(plain, target, narrowing=student.record.kind == "encoder")
         else:
@@ -69,11 +78,17 @@ def model_config(student: StudentModel) -> Any:
     return (student.module.backbone if student.record.kind == "encoder" else student.module.lm).config
 
 
-def _calibration(student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet) -> list[dict[str, np.ndarray]]:
+def _calibration(
+    student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet
+) -> list[dict[str, np.ndarray]]:
     """Batches of training pairs of like length."""
     pairs = draw_pairs(training, spec.calibration_pairs, seed=spec.parity.seed)
     if not pairs:
-        raise InputError("int8-static: the student's training split is empty, there is nothing to calibrate on. Take int8.")
+        raise InputError(
+            "int8-static: the student's training split is empty, there is nothing to calibrate on. Take int8."
+        )
     encoder = Encoder(folder, input_contract(student))
     rows = sorted(encoder.encode(pairs), key=lambda row: len(row[0]))
-    return [encoder.collate(rows[start : start + CALIBRATION_BATCH]) for start in range(0, len(rows), CALIBRATION_BATCH)]
+    return [
+        encoder.collate(rows[start : start + CALIBRATION_BATCH]) for start in range(0, len(rows), CALIBRATION_BATCH)
+    ]

@@ -1,7 +1,8 @@
-"""From a bundle to a version that a channel points to: objects first, each proven, then the version's record, then the pointer.
+"""From a bundle to a version that a channel points to: objects first, each proven, then the version's record, then the
+pointer.
 
-Whatever is killed or lost on the way, a version's record exists only when all its objects are whole, and a pointer points only to a version
-whose record exists. The same command again does what is left.
+Whatever is killed or lost on the way, a version's record exists only when all its objects are whole, and a pointer
+points only to a version whose record exists. The same command again does what is left.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
 def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
     name = check_name(options.name or bundle.name, "name")
     version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
-    pointer = _pointer(bundle_store, name, options)  # read first, so that a move made during a long upload is not overruled
+    pointer = _pointer(
+        bundle_store, name, options
+    )  # read first, so that a move made during a long upload is not overruled
     if find_channel(bundle_store, name, version.version) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {version.version} is a channel there. Give another --version.")
     files = version.distinct_files
@@ -109,12 +112,17 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
     has_changed = write_version(bundle_store, version, held, options.key) or bool(uploaded)
     failpoints.hit("after_version")
     if options.channel is not None and (pointer is None or not pointer.points_to(version, options.key)):
-        pointer, has_changed = move_channel(bundle_store, name, options.channel, pointer, version, "publish", key=options.key), True
+        pointer, has_changed = (
+            move_channel(bundle_store, name, options.channel, pointer, version, "publish", key=options.key),
+            True,
+        )
     size = sum(file.size_bytes for file in uploaded)
     return Published(version, len(uploaded), size, len(files), pointer, has_changed)
 
 
-def set_channel(bundle_store: BundleStore, name: str, channel: str, version: str, key: SigningKey | None) -> tuple[Channel, bool]:
+def set_channel(
+    bundle_store: BundleStore, name: str, channel: str, version: str, key: SigningKey | None
+) -> tuple[Channel, bool]:
     """Point a channel at a version that is published and whole.
 
     Returns:
@@ -147,14 +155,22 @@ def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKe
     check_may_move(held, key, where)
     if key is not None and not held.is_signed_by(key):
         raise GateError(
-            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to go: relabel channel set."
+            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to "
+            "go: "
+            "relabel channel set."
         )
     target = before(held, where)
     version = load_version(bundle_store, name, target.version)
     if version.sha256 != target.version_sha256:
-        raise GateError(f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another one.")
+        raise GateError(
+            f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set "
+            "another "
+            "one."
+        )
     _rely_on(bundle_store, version)
-    return move_channel(bundle_store, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence)
+    return move_channel(
+        bundle_store, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence
+    )
 
 
 def _pointer(bundle_store: BundleStore, name: str, options: PublishOptions) -> Channel | None:
@@ -173,16 +189,27 @@ def _check_no_version(bundle_store: BundleStore, name: str, channel: str) -> Non
 
 
 def _rely_on(bundle_store: BundleStore, version: Version) -> None:
-    spare(bundle_store, [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)])
+    spare(
+        bundle_store,
+        [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)],
+    )
     check_whole(bundle_store, version)
 
 
 def _ensure_object(
-    bundle_store: BundleStore, bundle: Bundle, file: BundleFile, size: int | None, *, is_vouched: bool, rereads: bool, progress: Progress
+    bundle_store: BundleStore,
+    bundle: Bundle,
+    file: BundleFile,
+    size: int | None,
+    *,
+    is_vouched: bool,
+    rereads: bool,
+    progress: Progress,
 ) -> bool:
     """See to it that the bundle store holds a file, whole; whether it had to be uploaded.
 
-    An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it is proven too.
+    An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it
+    is proven too.
 
     Args:
         size: bytes that the bundle store held under its name just now; None if there was none.
@@ -191,7 +218,9 @@ def _ensure_object(
     """
     failpoints.hit("before_object")
     name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
-    if size == file.size_bytes and ((is_vouched and not rereads) or _holds(bundle_store, name, wanted, progress, rereads=rereads)):
+    if size == file.size_bytes and (
+        (is_vouched and not rereads) or _holds(bundle_store, name, wanted, progress, rereads=rereads)
+    ):
         return False
     for _ in range(UPLOAD_TRIES):
         bundle_store.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
@@ -199,7 +228,8 @@ def _ensure_object(
             failpoints.hit("after_object")
             return True
     raise StoreError(
-        f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than {file.path}. "
+        f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than "
+        f"{file.path}. "
         "Check its disk."
     )
 

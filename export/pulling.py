@@ -1,4 +1,5 @@
-"""From a channel to a folder that serves: what may be trusted is decided first, then files come in, then one link is switched.
+"""From a channel to a folder that serves: what may be trusted is decided first, then files come in, then one link is
+switched.
 
 Nothing that serves is touched until the new version lies beside it, whole and proven. The same command again resumes.
 """
@@ -28,7 +29,9 @@ from manifests.storage.local_run_store import sync_folder
 
 DEFAULT_CHANNEL = "stable"
 DOWNLOAD_TRIES = 2
-"""Downloads of one file from its first byte on before its object is called damaged: the first may have grown from a bad part."""
+"""Downloads of one file from its first byte on before its object is called damaged: the first may have grown from a bad
+part.
+"""
 SPARE_BYTES = 16 << 20
 
 Progress = Callable[[str, int], None]
@@ -80,7 +83,9 @@ class Wanted:
         return Seen(self.channel.head.sequence, self.version.sha256) if self.channel else None
 
 
-def pull(bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
+def pull(
+    bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress
+) -> Pulled:
     """Let a destination serve what a channel points to, or a version that is named.
 
     Raises:
@@ -95,7 +100,9 @@ def pull(bundle_store: BundleStore, address: Address, destination: Destination, 
         return _pull(bundle_store, address, destination, options, progress)
 
 
-def _pull(bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress) -> Pulled:
+def _pull(
+    bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress
+) -> Pulled:
     destination.serving()
     state = destination.state()
     if state is not None and state.name != address.name:
@@ -119,7 +126,9 @@ def _keep(
     *,
     is_held: bool,
 ) -> Pulled:
-    """Leave what serves, after a proof that it is what was pulled; what is damaged is fetched again and takes its place in one step."""
+    """Leave what serves, after a proof that it is what was pulled; what is damaged is fetched again and takes its place
+    in one step.
+    """
     served = state.served[0]
     progress("checking what serves", 0)
     proof = destination.prove(served, checks_bytes=options.checks_bytes)
@@ -169,14 +178,17 @@ def find_wanted(bundle_store: BundleStore, address: Address, keys: TrustedKeys |
         version = find_version(bundle_store, address.name, at)
         if version is None:
             raise InputError(
-                f"{where}: neither a channel nor a version. See what there is: relabel show {bundle_store.url}/{address.name}."
+                f"{where}: neither a channel nor a version. See what there is: relabel show "
+                f"{bundle_store.url}/{address.name}."
             )
         _check_signed(keys, VERSION_KIND, version, where)
         return Wanted(version, None)
     _check_signed(keys, CHANNEL_KIND, channel, where)
     version = load_version(bundle_store, address.name, channel.head.version)
     if version.sha256 != channel.head.version_sha256:
-        raise ManifestError(f"{where}: the record of version {version.version} is not the one that the channel names. Refused.")
+        raise ManifestError(
+            f"{where}: the record of version {version.version} is not the one that the channel names. Refused."
+        )
     _check_signed(keys, VERSION_KIND, version, where)
     return Wanted(version, channel)
 
@@ -187,7 +199,9 @@ def _check_signed(keys: TrustedKeys | None, kind: str, record: Channel | Version
 
 
 def _remember(destination: Destination, name: str, wanted: Wanted) -> State:
-    """Note the newest sequence of the channel and what it left by a rollback, before anything is fetched; refuse an older one."""
+    """Note the newest sequence of the channel and what it left by a rollback, before anything is fetched; refuse an
+    older one.
+    """
     with destination.switching():
         state = destination.reconciled() or State(name)
         if wanted.channel is None or wanted.seen is None:
@@ -195,8 +209,14 @@ def _remember(destination: Destination, name: str, wanted: Wanted) -> State:
         channel = wanted.channel
         last = state.seen.get(channel.channel)
         _check_not_older(last, wanted.seen, f"{destination.folder}: {name}@{channel.channel}")
-        left = left_by_rollback(channel, state.left.get(channel.channel, ()), (last.sequence, last.version_sha256) if last else None)
-        now = replace(state, seen={**state.seen, channel.channel: wanted.seen}, left={**state.left, channel.channel: tuple(sorted(left))})
+        left = left_by_rollback(
+            channel, state.left.get(channel.channel, ()), (last.sequence, last.version_sha256) if last else None
+        )
+        now = replace(
+            state,
+            seen={**state.seen, channel.channel: wanted.seen},
+            left={**state.left, channel.channel: tuple(sorted(left))},
+        )
         if now != state:
             failpoints.hit("before_seen")
             destination.write(now)
@@ -209,11 +229,15 @@ def _check_not_older(seen: Seen | None, now: Seen, where: str) -> None:
         return
     if now.sequence == seen.sequence:
         raise GateError(
-            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote over the channel."
+            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote "
+            "over "
+            "the channel."
         )
     raise GateError(
-        f"{where}: downgraded: its sequence is {now.sequence}, and {seen.sequence} was seen already. A rollback would have a higher one: "
-        "somebody put an old pointer back, or the store was restored from a copy. Set the channel anew until its sequence is higher."
+        f"{where}: downgraded: its sequence is {now.sequence}, and {seen.sequence} was seen already. A rollback would "
+        "have a higher one: "
+        "somebody put an old pointer back, or the store was restored from a copy. Set the channel anew until its "
+        "sequence is higher."
     )
 
 
@@ -237,7 +261,9 @@ class _Ready(NamedTuple):
     proof: Proof
 
 
-def _fetch(bundle_store: BundleStore, destination: Destination, state: State, version: Version, progress: Progress) -> _Ready:
+def _fetch(
+    bundle_store: BundleStore, destination: Destination, state: State, version: Version, progress: Progress
+) -> _Ready:
     """See to it that a version lies in `.versions`, whole and proven."""
     versions = destination.folder / VERSIONS
     for path in _folders_of(destination, version):
@@ -250,7 +276,8 @@ def _fetch(bundle_store: BundleStore, destination: Destination, state: State, ve
     try:
         if not _is_bundle_of(open_bundle(building, check_bytes=False), version):
             raise ManifestError(
-                f"{bundle_store.url}/{version.name}: version {version.version} lists other files than its own {MANIFEST_NAME}. Refused."
+                f"{bundle_store.url}/{version.name}: version {version.version} lists other files than its own "
+                f"{MANIFEST_NAME}. Refused."
             )
         proof = prove(building, version.manifest.sha256, {})
         if proof.faults:
@@ -294,8 +321,12 @@ def _switch(destination: Destination, ready: _Ready, wanted: Wanted, options: Pu
         if _is_held(state, wanted) and not options.lifts_hold:  # somebody rolled back while files came in
             return Pulled(state.served[0], False, True, ready.fetched_bytes)
         if channel is not None and wanted.seen is not None:
-            _check_not_older(state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {version.name}@{channel.channel}")
-            state = replace(state, held={name: sequence for name, sequence in state.held.items() if name != channel.channel})
+            _check_not_older(
+                state.seen.get(channel.channel), wanted.seen, f"{destination.folder}: {version.name}@{channel.channel}"
+            )
+            state = replace(
+                state, held={name: sequence for name, sequence in state.held.items() if name != channel.channel}
+            )
         was_serving = destination.serving()
         state = destination.switch(state, served, options.keep)
     destination.remember(state, served, ready.proof)
@@ -304,10 +335,18 @@ def _switch(destination: Destination, ready: _Ready, wanted: Wanted, options: Pu
 
 
 class _Download:
-    """Files of one version on their way in: taken from a version that is here, else fetched, resumed where an earlier pull stopped."""
+    """Files of one version on their way in: taken from a version that is here, else fetched, resumed where an earlier
+    pull stopped.
+    """
 
     def __init__(
-        self, bundle_store: BundleStore, destination: Destination, state: State, version: Version, building: Path, progress: Progress
+        self,
+        bundle_store: BundleStore,
+        destination: Destination,
+        state: State,
+        version: Version,
+        building: Path,
+        progress: Progress,
     ) -> None:
         self._bundle_store = bundle_store
         self._version = version
@@ -348,13 +387,18 @@ class _Download:
         free = shutil.disk_usage(self._building).free
         if needed > free:
             raise DiskFullError(
-                f"{self._building.parent}: {needed:,} bytes are needed for version {self._version.version}, {free:,} are free. What serves "
+                f"{self._building.parent}: {needed:,} bytes are needed for version {self._version.version}, {free:,} "
+                "are free. What serves "
                 "goes on; free some space or lower --keep, and run the same command again."
             )
 
     def _link(self, file: BundleFile, target: Path) -> bool:
         """Give a file that this version holds twice (as Triton's view does) a second name, where the disk can."""
-        twins = (self._building / one.path for one in self._version.files if one.sha256 == file.sha256 and one.path != file.path)
+        twins = (
+            self._building / one.path
+            for one in self._version.files
+            if one.sha256 == file.sha256 and one.path != file.path
+        )
         source = next((twin for twin in twins if _is_file(twin, file)), None)
         if source is None:
             return False

@@ -1,7 +1,9 @@
-"""int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by calibration (static).
+"""int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by
+calibration (static).
 
-Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first; `quantize_dynamic` infers
-them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a 3).
+Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first;
+`quantize_dynamic` infers them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a
+3).
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
     """Dynamic int8: activations are scaled anew in every batch, over all of its rows.
 
     Args:
-        narrowing: also the matrices that narrow. Not for decoders: the token that all others attend to, their first, brings values into the
-            second matrix of a feed-forward layer that are far outside the others' (Sun et al. 2024, arXiv:2402.17762), in every batch, and
-            the scale of them all leaves the others no digits. SmolLM2-135M: what the layers give is off by 19 % with these matrices, by
-            4 % without (2026-11-20). Of an encoder's answers they cost little.
+        narrowing: also the matrices that narrow. Not for decoders: the token that all others attend to, their first,
+            brings values into the second matrix of a feed-forward layer that are far outside the others' (Sun et al.
+            2024, arXiv:2402.17762), in every batch, and the scale of them all leaves the others no digits.
+            SmolLM2-135M: what the layers give is off by 19 % with these matrices, by 4 % without (2026-11-20). Of an
+            encoder's answers they cost little.
     Raises:
         ModelError: the graph can't be quantized.
     """
@@ -51,9 +54,9 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
 def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Static int8 as QuantizeLinear and DequantizeLinear around the matrix products, scales from real batches.
 
-    Matrices that narrow stay float: what goes into the second of a feed-forward layer has a few values far outside the others, and one
-    scale for all of them leaves the others no digits. MiniLM on 2,023 real pairs: 9.4 % of grades flipped with them, 3.0 % without
-    (2026-11-20). A dynamic scale, of one batch, suffers less.
+    Matrices that narrow stay float: what goes into the second of a feed-forward layer has a few values far outside the
+    others, and one scale for all of them leaves the others no digits. MiniLM on 2,023 real pairs: 9.4 % of grades
+    flipped with them, 3.0 % without (2026-11-20). A dynamic scale, of one batch, suffers less.
 
     Args:
         batches: what the model is fed to see its activations.

@@ -88,14 +88,19 @@ def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet,
         ManifestError: they are no longer what they were.
     """
     if "spec" not in manifest:
-        raise InputError("the student's manifest says nothing of what it was trained on. Name pairs to compare on with --pairs.")
+        raise InputError(
+            "the student's manifest says nothing of what it was trained on. Name pairs to compare on with --pairs."
+        )
     try:
         examples = load_examples(validate_spec(DistillSpec, manifest["spec"], where="the student's manifest"))
     except RelabelError as exc:
-        raise InputError(f"the student's own pairs can't be read: {exc} Restore them, or name others with --pairs.") from exc
+        raise InputError(
+            f"the student's own pairs can't be read: {exc} Restore them, or name others with --pairs."
+        ) from exc
     if examples.about["split"]["sha256"] != manifest["split"]["sha256"]:
         raise ManifestError(
-            "the pairs that the student's manifest names now split otherwise than when it was trained, so its test split can't be told. "
+            "the pairs that the student's manifest names now split otherwise than when it was trained, so its test "
+            "split can't be told. "
             "Restore them, or name other pairs with --pairs."
         )
     is_gold = bool((examples.gold != NO_GRADE).any())
@@ -105,7 +110,9 @@ def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet,
     about = {"from": "lineage", "split_sha256": manifest["split"]["sha256"]}
     _, query_N = np.unique([query for query, _ in examples.texts], return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
-    test, train = (replace(whole.take(examples.rows_of(side)), about={**about, "side": SIDES[side]}) for side in (TEST, TRAIN))
+    test, train = (
+        replace(whole.take(examples.rows_of(side)), about={**about, "side": SIDES[side]}) for side in (TEST, TRAIN)
+    )
     return test, train
 
 
@@ -134,7 +141,11 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], *, grades: int) ->
         query_N,
         grade_N,
         "gold" if (grade_N != NO_GRADE).any() else None,
-        {"from": "file", "name": Path(source.path).name, "inputs_sha256": digest_of([list(file.identity) for file in dataset.files])},
+        {
+            "from": "file",
+            "name": Path(source.path).name,
+            "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
+        },
     )
 
 

@@ -42,7 +42,8 @@ class ModelSession:
             self._session: Any = open_session(path, provider, threads=threads)
         except BundleError as exc:
             raise MissingExtraError(
-                f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export where it runs."
+                f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export "
+                "where it runs."
             ) from exc
 
     def __call__(self, batch: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -54,5 +55,7 @@ class ModelSession:
         try:
             found = self._session.run(self._heads, batch)
         except Exception as exc:  # onnxruntime's errors share no other class
-            raise MissingExtraError(f"{self._path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]}).") from exc
+            raise MissingExtraError(
+                f"{self._path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]})."
+            ) from exc
         return dict(zip(self._heads, found, strict=True))

@@ -1,7 +1,7 @@
 """Signatures by ed25519: who publishes holds the private key, who pulls is given the public one.
 
-What is signed is the canonical JSON of a record's body behind a line that says what kind of record it is, so that no signature of one kind
-can stand for another. Keys are PEM as `openssl genpkey -algorithm ed25519` writes them.
+What is signed is the canonical JSON of a record's body behind a line that says what kind of record it is, so that no
+signature of one kind can stand for another. Keys are PEM as `openssl genpkey -algorithm ed25519` writes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class SigningKey:
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError) as exc:  # TypeError: it is encrypted
-            raise ConfigError(f"{where}: no unencrypted PEM private key. Make one: openssl genpkey -algorithm ed25519.") from exc
+            raise ConfigError(
+                f"{where}: no unencrypted PEM private key. Make one: openssl genpkey -algorithm ed25519."
+            ) from exc
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise ConfigError(f"{where}: not an ed25519 key. Make one: openssl genpkey -algorithm ed25519.")
         self._key: Ed25519PrivateKey = key
@@ -77,14 +79,18 @@ class TrustedKeys:
 
     def __init__(self, sources: Sequence[str]) -> None:
         ed25519 = _ed25519()
-        serialization = require("cryptography.hazmat.primitives.serialization", extra="sign", purpose="Checking a signature")
+        serialization = require(
+            "cryptography.hazmat.primitives.serialization", extra="sign", purpose="Checking a signature"
+        )
         self._keys: dict[str, Ed25519PublicKey] = {}
         for source in sources:
             where, pem = _pem(source, "the public key")
             try:
                 key = serialization.load_pem_public_key(pem)
             except ValueError as exc:
-                raise ConfigError(f"{where}: no PEM public key. Take it from the private one: openssl pkey -pubout.") from exc
+                raise ConfigError(
+                    f"{where}: no PEM public key. Take it from the private one: openssl pkey -pubout."
+                ) from exc
             if not isinstance(key, ed25519.Ed25519PublicKey):
                 raise ConfigError(f"{where}: not an ed25519 key.")
             self._keys[_key_id(key)] = key
@@ -96,16 +102,21 @@ class TrustedKeys:
             GateError: none of them did.
         """
         if not signatures:
-            raise GateError(f"{where}: is not signed, and a key was given. Have it signed (--sign-key), or pull without --key.")
+            raise GateError(
+                f"{where}: is not signed, and a key was given. Have it signed (--sign-key), or pull without --key."
+            )
         for signature in signatures:
             key = self._keys.get(signature["key_id"])
             if key is not None and _is_true(key, signature["key_id"], kind, body, signature):
                 return signature["key_id"]
         signers = sorted({signature["key_id"] for signature in signatures})
         if claimed := [signer for signer in signers if signer in self._keys]:
-            raise GateError(f"{where}: its signature by key {claimed[0]} is false: somebody changed what was signed. Refused.")
+            raise GateError(
+                f"{where}: its signature by key {claimed[0]} is false: somebody changed what was signed. Refused."
+            )
         raise GateError(
-            f"{where}: signed by {', '.join(signers)}, trusted are {', '.join(sorted(self._keys))}. Give that key with --key if it is good."
+            f"{where}: signed by {', '.join(signers)}, trusted are {', '.join(sorted(self._keys))}. Give that key "
+            "with --key if it is good."
         )
 
 
@@ -119,14 +130,20 @@ def read_signatures(held: Any) -> list[dict[str, str]]:
     if not isinstance(held, list) or len(held) > MAX_SIGNATURES:
         raise ValueError("`signatures` is no list, or too long")
     for item in held:
-        if not isinstance(item, dict) or item.keys() != keys or not all(isinstance(value, str) for value in item.values()):
+        if (
+            not isinstance(item, dict)
+            or item.keys() != keys
+            or not all(isinstance(value, str) for value in item.values())
+        ):
             raise ValueError("a signature is not algorithm, key_id and signature")
         if len(item["key_id"]) != KEY_ID_DIGITS or set(item["key_id"]) - set("0123456789abcdef"):
             raise ValueError(f"a signature's key_id is not {KEY_ID_DIGITS} hex digits")
     return held
 
 
-def _is_true(key: Ed25519PublicKey, key_id: str, kind: str, body: Mapping[str, Any], signature: Mapping[str, str]) -> bool:
+def _is_true(
+    key: Ed25519PublicKey, key_id: str, kind: str, body: Mapping[str, Any], signature: Mapping[str, str]
+) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     if (signature["algorithm"], signature["key_id"]) != (ALGORITHM, key_id):
@@ -147,16 +164,20 @@ def _key_id(key: Ed25519PublicKey) -> str:
 
 
 def _ed25519() -> Any:
-    return require("cryptography.hazmat.primitives.asymmetric.ed25519", extra="sign", purpose="Signing and checking signatures")
+    return require(
+        "cryptography.hazmat.primitives.asymmetric.ed25519", extra="sign", purpose="Signing and checking signatures"
+    )
 
 
 def _pem(source: str, what: str) -> tuple[str, bytes]:
     """Where a key comes from, for messages that must not show it, and its bytes.
 
-    Blanks, quotes, a byte order mark around a key and a written-out `\\n` in it, which variables often bring along, do no harm.
+    Blanks, quotes, a byte order mark around a key and a written-out `\\n` in it, which variables often bring along, do
+    no harm.
 
     Raises:
-        ConfigError: neither a PEM text nor what could be the path of one; what it is is not shown, since it may be a key.
+        ConfigError: neither a PEM text nor what could be the path of one; what it is is not shown, since it may be a
+            key.
     """
     text = source.strip(_AROUND)
     if _PEM_START in text:
@@ -165,7 +186,9 @@ def _pem(source: str, what: str) -> tuple[str, bytes]:
     path = Path(text)
     if not _names_a_file(text):
         keep_secret(text, what)
-        raise ConfigError(f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file. Make one: {_MAKE}.")
+        raise ConfigError(
+            f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file. Make one: {_MAKE}."
+        )
     with told(f"read {what} from", path), path.open("rb") as file:
         held = file.read(_MAX_KEY_BYTES)  # a device may never end
     if held.lstrip().startswith(_PEM_START.encode()):
@@ -174,7 +197,9 @@ def _pem(source: str, what: str) -> tuple[str, bytes]:
 
 
 def _names_a_file(text: str) -> bool:
-    """Whether a text is a path: of a file that is there, or one that is no key, by its suffix or by being shorter than any."""
+    """Whether a text is a path: of a file that is there, or one that is no key, by its suffix or by being shorter than
+    any.
+    """
     try:
         is_there = Path(text).exists()
     except (OSError, ValueError):  # too long a name, or a NUL in it

@@ -16,22 +16,33 @@ class ParitySpec(Spec):
     """The gate that every exported model passes on real pairs, or no bundle is made."""
 
     min_pairs: int = Field(2000, ge=1)
-    """Pairs to compare on, drawn as whole queries of the test split. With fewer all are used and the result is marked weak."""
+    """Pairs to compare on, drawn as whole queries of the test split. With fewer all are used and the result is marked
+    weak.
+    """
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 7, 32)
-    """Every pair is answered once in batches of each size: alone, in an odd company, and in a full one, padding included."""
+    """Every pair is answered once in batches of each size: alone, in an odd company, and in a full one, padding
+    included.
+    """
     fp32_max_abs: float = Field(1e-4, gt=0.0)
     """Largest |Δp| of any head in fp32: two orders above what sums in another order cost."""
     fp16_max_flips: Fraction = 0.001
     """Share of pairs whose grade changes in fp16 and bf16."""
     fp16_min_tau: float = Field(0.999, ge=-1.0, le=1.0)
-    """Least Kendall tau of a query's order in fp16 and bf16: 0.999 is one order in 2,000 reversed (see `export/orders.py`)."""
+    """Least Kendall tau of a query's order in fp16 and bf16: 0.999 is one order in 2,000 reversed (see
+    `export/orders.py`).
+    """
     fp16_max_ndcg_loss: float = Field(0.001, ge=0.0)
-    """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades tell which documents matter."""
+    """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades tell which documents
+    matter.
+    """
     int8_max_f1_loss: float = Field(1.0, ge=0.0)
-    """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above. Where a part of it does, the
-    pairs do not tell, and the model passes as `undecided`."""
+    """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above. Where a
+    part of it does, the pairs do not tell, and the model passes as `undecided`.
+    """
     int8_max_flips: Fraction | None = None
-    """Share of pairs whose grade may change in int8. None refuses none: what a flip costs hangs on what the grades are used for."""
+    """Share of pairs whose grade may change in int8. None refuses none: what a flip costs hangs on what the grades are
+    used for.
+    """
     resamples: int = Field(1000, ge=100, le=100_000)
     """Resamples of queries for that interval."""
     worst: int = Field(10, ge=1, le=1000)
@@ -46,7 +57,9 @@ class ExportSpec(Spec):
     formats: tuple[Format, ...] = ("onnx",)
     """`onnx` always comes along: it is what TensorRT builds from, and what the loader falls back to."""
     precisions: tuple[Precision, ...] = ("fp32",)
-    """int8 is dynamic; int8-static is calibrated on pairs of the training split. fp32 is always exported: all others are made of it."""
+    """int8 is dynamic; int8-static is calibrated on pairs of the training split. fp32 is always exported: all others
+    are made of it.
+    """
     exporter: str = "torch"
     """`torch`, or `optimum` in an environment of its own."""
     logits: bool = False

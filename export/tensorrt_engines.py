@@ -1,10 +1,13 @@
-"""TensorRT engines: built from the bundle's plain ONNX, for one GPU and one TensorRT, with a shape profile of real lengths.
+"""TensorRT engines: built from the bundle's plain ONNX, for one GPU and one TensorRT, with a shape profile of real
+lengths.
 
-An engine fits the GPU's compute capability and the TensorRT version that built it, and the manifest says which; the loader holds both
-against its machine and takes ONNX where they differ. Beside each engine lies a one-node ONNX graph (onnxruntime's `EPContext`) that names
-it, so that the loader runs an engine through onnxruntime as it runs everything else.
+An engine fits the GPU's compute capability and the TensorRT version that built it, and the manifest says which; the
+loader holds both against its machine and takes ONNX where they differ. Beside each engine lies a one-node ONNX graph
+(onnxruntime's `EPContext`) that names it, so that the loader runs an engine through onnxruntime as it runs everything
+else.
 
-TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that it is for.
+TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that it is
+for.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class BuiltEngine:
 
 
 def describe_lengths(lengths: Sequence[int]) -> dict[str, Any]:
-    """The length distribution as a bundle's manifest keeps it: tokens of a pair; `histogram` holds `[tokens, rows]`, short to long."""
+    """The length distribution as a bundle's manifest keeps it: tokens of a pair; `histogram` holds `[tokens, rows]`,
+    short to long.
+    """
     p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
     tokens, rows = np.unique(lengths, return_counts=True)
     histogram = [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)]
@@ -85,7 +90,9 @@ def find_tensorrt() -> tuple[str, ModuleType]:
             continue
         if hasattr(module, "Builder"):  # a stub of that name is no TensorRT
             return flavour, module
-    raise MissingExtraError("A TensorRT engine needs TensorRT: `pip install tensorrt` (or tensorrt-rtx) on the machine with the GPU.")
+    raise MissingExtraError(
+        "A TensorRT engine needs TensorRT: `pip install tensorrt` (or tensorrt-rtx) on the machine with the GPU."
+    )
 
 
 def capability_here() -> tuple[str | None, str | None]:
@@ -108,7 +115,8 @@ def check_builder() -> None:
     find_tensorrt()
     if capability_here()[1] is None:
         raise MissingExtraError(
-            "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it serves."
+            "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
+            "serves."
         )
 
 
@@ -121,12 +129,15 @@ def add_engine(bundle: Path, *, precision: str) -> Bundle:
     return open_bundle(bundle, check_bytes=False)
 
 
-def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b"") -> BuiltEngine:
+def build(
+    trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b""
+) -> BuiltEngine:
     """Parse a plain ONNX graph and build an engine of it.
 
     Args:
         trt: the TensorRT module.
-        precision: `fp32` as the graph stands, `fp16` with the graph halved, `bf16` where this TensorRT chooses types itself.
+        precision: `fp32` as the graph stands, `fp16` with the graph halved, `bf16` where this TensorRT chooses types
+            itself.
         capability: build for this compute capability instead of the GPU that is here (TensorRT-RTX).
         cache: timings of an earlier build.
     Raises:
@@ -154,12 +165,17 @@ def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, *profile)
     config.add_optimization_profile(shapes)
-    has_cache = not trt.__name__.startswith("tensorrt_rtx")  # RTX chooses without timing, and warns of whoever keeps a cache
+    has_cache = not trt.__name__.startswith(
+        "tensorrt_rtx"
+    )  # RTX chooses without timing, and warns of whoever keeps a cache
     if has_cache:
         config.set_timing_cache(config.create_timing_cache(cache), False)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        raise ModelError(f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines say why.")
+        raise ModelError(
+            f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines "
+            "say why."
+        )
     return BuiltEngine(bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b"")
 
 
@@ -193,33 +209,55 @@ def _check_free(target: Path) -> None:
 
 
 def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: str | None) -> None:
-    """Fill an empty folder with a bundle's files and an engine, and seal it; arguments and errors are those of `build_into`."""
+    """Fill an empty folder with a bundle's files and an engine, and seal it; arguments and errors are those of
+    `build_into`.
+    """
     bundle = open_bundle(source)
     facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
-    plain = next((model for model in facts.get("models", []) if model["precision"] == "fp32" and model["format"] == "onnx"), None)
+    plain = next(
+        (model for model in facts.get("models", []) if model["precision"] == "fp32" and model["format"] == "onnx"), None
+    )
     if plain is None:
         raise ManifestError(f"{source}: lists no fp32 ONNX model to build from. Export the student again.")
     flavour, trt = find_tensorrt()
     gpu, here = capability_here()
     aimed = capability if capability is not None else here
     if aimed is None:
-        raise MissingExtraError("No GPU is here to build for. Build on the machine that serves, or name --capability (TensorRT-RTX alone).")
+        raise MissingExtraError(
+            "No GPU is here to build for. Build on the machine that serves, or name --capability (TensorRT-RTX alone)."
+        )
     if capability is not None and flavour != "tensorrt_rtx":
-        raise UsageError("--capability: TensorRT builds for the GPU that it runs on; only TensorRT-RTX builds for another.")
+        raise UsageError(
+            "--capability: TensorRT builds for the GPU that it runs on; only TensorRT-RTX builds for another."
+        )
     folder = f"{FOLDER}/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
     old_cache = source / folder / CACHE_NAME
     cache = old_cache.read_bytes() if old_cache.is_file() else b""
     profile = plan_profile(facts["inputs"]["lengths"], facts["inputs"]["max_tokens"])
     built = build(trt, source / plain["path"], profile, precision=precision, capability=capability, cache=cache)
-    shutil.copytree(source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set())
+    shutil.copytree(
+        source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set()
+    )
     (part / folder).mkdir(parents=True, exist_ok=True)
     if built.cache:
         (part / folder / CACHE_NAME).write_bytes(built.cache)
     engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
     (part / engine).write_bytes(built.engine)
     write_context(part / plain["path"], part / context, Path(engine).name, FLAVOURS[flavour], aimed, trt.__version__)
-    about = {"flavour": flavour, "tensorrt": trt.__version__, "capability": aimed, "gpu": gpu if capability is None else None}
-    entry = {"path": context, "format": "tensorrt", "precision": precision, "files": [context, engine], **about, "profile": list(profile)}
+    about = {
+        "flavour": flavour,
+        "tensorrt": trt.__version__,
+        "capability": aimed,
+        "gpu": gpu if capability is None else None,
+    }
+    entry = {
+        "path": context,
+        "format": "tensorrt",
+        "precision": precision,
+        "files": [context, engine],
+        **about,
+        "profile": list(profile),
+    }
     others = [model for model in facts["models"] if model["path"] != context]
     seal_bundle(part, {**facts, "models": [*others, {**entry, "is_compared": False}]})
 
@@ -258,6 +296,8 @@ def _aim(trt: Any, config: Any, capability: str) -> None:
     name = "SM" + capability.replace(".", "")
     if not hasattr(trt, "ComputeCapability") or not hasattr(trt.ComputeCapability, name):
         known = [found for found in dir(getattr(trt, "ComputeCapability", None)) if found.startswith("SM")]
-        raise MissingExtraError(f"--capability {capability}: this TensorRT builds for {', '.join(known) or 'no other GPU'}.")
+        raise MissingExtraError(
+            f"--capability {capability}: this TensorRT builds for {', '.join(known) or 'no other GPU'}."
+        )
     config.num_compute_capabilities = 1
     config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)

@@ -1,8 +1,8 @@
 """A Triton model repository inside a bundle: `triton/<name>-<precision>/config.pbtxt` and `…/1/model.onnx`.
 
-The model files are the bundle's own under a second name (a copy where the disk has no links): Triton wants them where its layout says, and
-a published bundle's equal bytes are uploaded and downloaded once. Triton serves token ids, so the client encodes with the bundle's
-`load.py` (`Encoder`), and pads the rows of a batch alike.
+The model files are the bundle's own under a second name (a copy where the disk has no links): Triton wants them where
+its layout says, and a published bundle's equal bytes are uploaded and downloaded once. Triton serves token ids, so the
+client encodes with the bundle's `load.py` (`Encoder`), and pads the rows of a batch alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ FOLDER = "triton"
 MAX_BATCH = 128
 PREFERRED_BATCHES = (8, 32)
 MAX_DELAY_US = 2000
-"""How long Triton may hold a request back for company: 2 ms, a fraction of what one batch costs on a CPU or an older GPU."""
+"""How long Triton may hold a request back for company: 2 ms, a fraction of what one batch costs on a CPU or an older
+GPU.
+"""
 
 
 def write_repository(
@@ -47,7 +49,9 @@ def render_config(label: str, inputs: Sequence[str], outputs: Mapping[str, int])
     """Triton's ModelConfig in protobuf's text form."""
     lines = [f'name: "{label}"', 'backend: "onnxruntime"', f"max_batch_size: {MAX_BATCH}"]
     lines += [f'input [{{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}]' for name in inputs]
-    lines += [f'output [{{ name: "{name}" data_type: TYPE_FP32 dims: [ {grades} ] }}]' for name, grades in outputs.items()]
+    lines += [
+        f'output [{{ name: "{name}" data_type: TYPE_FP32 dims: [ {grades} ] }}]' for name, grades in outputs.items()
+    ]
     sizes = ", ".join(map(str, PREFERRED_BATCHES))
     lines += [
         f"dynamic_batching {{ preferred_batch_size: [ {sizes} ] max_queue_delay_microseconds: {MAX_DELAY_US} }}",

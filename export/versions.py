@@ -1,4 +1,5 @@
-"""Versions of a published bundle: one record each, written once and last, that names every object the bundle is made of.
+"""Versions of a published bundle: one record each, written once and last, that names every object the bundle is made
+of.
 
     objects/ab/ab12…                  a file, by its sha256; shared by all versions that hold it
     NAME/versions/VERSION.json        a version: files with sizes and digests, and signatures
@@ -113,7 +114,9 @@ def check_name(text: str, what: str) -> str:
         UsageError: it is none.
     """
     if not is_name(text):
-        raise UsageError(f"{text!r} can't be a {what}: letters, digits, dots, dashes and underscores, at most 100, not {OBJECTS!r}.")
+        raise UsageError(
+            f"{text!r} can't be a {what}: letters, digits, dots, dashes and underscores, at most 100, not {OBJECTS!r}."
+        )
     return text
 
 
@@ -147,7 +150,8 @@ def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
     found = find_version(bundle_store, name, version)
     if found is None:
         raise InputError(
-            f"{bundle_store.url}/{name}: no version {version} there. See what there is: relabel show {bundle_store.url}/{name}."
+            f"{bundle_store.url}/{name}: no version {version} there. See what there is: relabel show "
+            f"{bundle_store.url}/{name}."
         )
     return found
 
@@ -167,7 +171,11 @@ def find_version(bundle_store: BundleStore, name: str, version: str) -> Version 
         raise ManifestError(f"{where}: lists no {MANIFEST_NAME}.")
     found = Version(name, version, files, tuple(signatures), tag)
     if found.body != body:
-        raise ManifestError(f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than it may.")
+        raise ManifestError(
+            f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than "
+            "it "
+            "may."
+        )
     return found
 
 
@@ -194,7 +202,9 @@ def write_version(bundle_store: BundleStore, version: Version, held: Version | N
         if bundle_store.replace(name, signed.record(), held.tag):
             return True
         held = None
-    raise TransientError(f"{bundle_store.url}/{version.name}: others keep signing version {version.version}. Run the same command again.")
+    raise TransientError(
+        f"{bundle_store.url}/{version.name}: others keep signing version {version.version}. Run the same command again."
+    )
 
 
 def check_same(bundle_store: BundleStore, held: Version, version: Version) -> None:
@@ -205,7 +215,8 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
     """
     if held.sha256 != version.sha256:
         raise ManifestError(
-            f"{bundle_store.url}/{version.name}: version {version.version} is there with other contents, and versions never change. "
+            f"{bundle_store.url}/{version.name}: version {version.version} is there with other contents, and versions "
+            "never change. "
             "Give another --version, or none: then the contents name it."
         )
 
@@ -218,7 +229,9 @@ def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], lis
     """
     held = strict_json(data, where)
     if held.get("kind") != kind or held.get("format") != RECORD_FORMAT:
-        raise ManifestError(f"{where}: no {kind} of format {RECORD_FORMAT} (kind {held.get('kind')!r}, format {held.get('format')!r}).")
+        raise ManifestError(
+            f"{where}: no {kind} of format {RECORD_FORMAT} (kind {held.get('kind')!r}, format {held.get('format')!r})."
+        )
     if not isinstance(held.get("body"), dict):
         raise ManifestError(f"{where}: `body` is missing.")
     try:

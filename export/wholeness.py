@@ -1,8 +1,10 @@
-"""Whether a folder that serves is still what was pulled: each file held against the manifest, by its stamp or by its bytes.
+"""Whether a folder that serves is still what was pulled: each file held against the manifest, by its stamp or by its
+bytes.
 
-A stamp is what the file system says of a file: size, inode, time of the last write, and of the last change of any kind. The last one
-(ctime) can't be set by hand, so a write that puts size and mtime back shows all the same. Bytes that were proven are believed for as long
-as their stamp stays; a disk that rots without a write is found by reading all bytes alone (`pull --check`, `relabel verify`).
+A stamp is what the file system says of a file: size, inode, time of the last write, and of the last change of any kind.
+The last one (ctime) can't be set by hand, so a write that puts size and mtime back shows all the same. Bytes that were
+proven are believed for as long as their stamp stays; a disk that rots without a write is found by reading all bytes
+alone (`pull --check`, `relabel verify`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from manifests.digests import BLOCK_BYTES
 from manifests.errors import ManifestError
 
 YOUNG_NS = 100_000_000
-"""A file that changed less than this ago gets no stamp, ns: within a tick of the file system's clock it could change again unseen."""
+"""A file that changed less than this ago gets no stamp, ns: within a tick of the file system's clock it could change
+again unseen.
+"""
 
 Stamps = Mapping[str, Sequence[int]]
 """By name: size, inode, mtime and ctime in ns, as they were when the bytes were proven."""
@@ -93,7 +97,9 @@ def stamp_of(found: os.stat_result) -> list[int]:
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _prove_file(proof: Proof, folder: Path, file: BundleFile, found: Mapping[str, os.stat_result], stamps: Stamps) -> None:
+def _prove_file(
+    proof: Proof, folder: Path, file: BundleFile, found: Mapping[str, os.stat_result], stamps: Stamps
+) -> None:
     """Note a file's fault, or its stamp. A size below 0 is not known."""
     name, held = file.path, found.get(file.path)
     if held is None:

@@ -1,4 +1,5 @@
-"""The `relabel` command: a table of subcommands, loaded when they are called, and the one place where errors become exit codes.
+"""The `relabel` command: a table of subcommands, loaded when they are called, and the one place where errors become
+exit codes.
 
 Imports click alone, so that `relabel --help` answers in under 200 ms.
 """
@@ -31,8 +32,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
     "score": ("jobs.commands.score:score", "Label pairs with a trained student."),
     "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
-    "evaluate": ("jobs.commands.evaluate:evaluate", "Judge labels by human grades; compare a student with its teacher."),
-    "compare": ("jobs.commands.compare:compare", "Compare two label runs over the same pairs: two prompts, two teachers."),
+    "evaluate": (
+        "jobs.commands.evaluate:evaluate",
+        "Judge labels by human grades; compare a student with its teacher.",
+    ),
+    "compare": (
+        "jobs.commands.compare:compare",
+        "Compare two label runs over the same pairs: two prompts, two teachers.",
+    ),
     "convert": ("jobs.commands.convert:convert", "Turn labels into TREC qrels, run files, JSONL or Parquet, and back."),
     "report": ("jobs.commands.report:report", "Write one HTML page about runs, students and bundles."),
     "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
@@ -45,11 +52,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "channel": ("jobs.commands.channels:channel", "Point a channel at a published version."),
     "rollback": ("jobs.commands.channels:rollback", "Point a channel at the version before."),
     "list": ("jobs.commands.catalog:list_bundles", "List the bundles at a place."),
-    "show": ("jobs.commands.catalog:show", "Show a bundle's versions and channels, one version, or what serves in a folder."),
+    "show": (
+        "jobs.commands.catalog:show",
+        "Show a bundle's versions and channels, one version, or what serves in a folder.",
+    ),
     "gc": ("jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
-    "demo": ("jobs.commands.demo:demo", "Go the whole way with a small set: label, distill, export, publish, pull, score."),
+    "demo": (
+        "jobs.commands.demo:demo",
+        "Go the whole way with a small set: label, distill, export, publish, pull, score.",
+    ),
 }
 """Command → where it lives, and its line in the help."""
 
@@ -69,7 +82,9 @@ class LazyGroup(click.Group):
         assert isinstance(found, click.Command)
         return found
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from manifests.specs import unknown_name
 
@@ -90,14 +105,16 @@ class LazyGroup(click.Group):
 def relabel() -> None:
     """Turn a reasoning LLM's relevance judgments into labels that a small model can learn from.
 
-    Every command takes --output json. Exit codes: 0 done, 1 our fault, 2 usage, 3 bad input, 4 something missing, 5 gate refused,
-    10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 stopped by hand.
+    Every command takes --output json. Exit codes: 0 done, 1 our fault, 2 usage, 3 bad input, 4 something missing, 5
+    gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 stopped by hand.
     """
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run a command, end with its exit code."""
-    if args is None:  # the whole process is ours, and so are those it starts: none imports what lies in the working directory
+    if (
+        args is None
+    ):  # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
@@ -122,7 +139,9 @@ def _told(code: int, arguments: list[str], sink: Sink | None) -> int:
     sys.stdout.flush()
     if sink is None or sink.lost is None:
         return code
-    _say_error(f"relabel: stdout can't be written ({sink.lost}): what was said there is lost. What was done stands.", "error")
+    _say_error(
+        f"relabel: stdout can't be written ({sink.lost}): what was said there is lost. What was done stands.", "error"
+    )
     is_lost = code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-"))
     return 20 if is_lost else code
 
@@ -189,7 +208,9 @@ def _is_there(argument: str) -> bool:
 
 
 def _failed(exc: Exception) -> int:
-    """Say what went wrong. The one place where any error at all is caught: it ends the process with the code that fits."""
+    """Say what went wrong. The one place where any error at all is caught: it ends the process
+    with the code that fits.
+    """
     from jobs.exits import Exit, exit_for
     from manifests.errors import RelabelError, StoreError
     from manifests.storage.disk_errors import out_of_files
@@ -201,11 +222,17 @@ def _failed(exc: Exception) -> int:
         return int(exit_for(exc))
     from jobs.log_format import say_crash
 
-    if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:  # of a path that was given: none of ours comes near
+    if (
+        isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG
+    ):  # of a path that was given: none of ours comes near
         message = f"relabel: {shortened(str(exc.filename), 100)}: longer than a path may be. Give a shorter one."
         _say_error(message, "error", exit_code=int(Exit.BAD_INPUT))
         return int(Exit.BAD_INPUT)
-    say_crash(exc, "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above.")
+    say_crash(
+        exc,
+        "relabel: this is a fault of relabel, not of your input. Committed work is safe. "
+        "Please report the lines above.",
+    )
     return int(Exit.OUR_FAULT)
 
 

@@ -1,4 +1,6 @@
-"""Secrets that come with a process: in its environment, and in what was typed. Known from the start, so that no text shows them."""
+"""Secrets that come with a process: in its environment, and in what was typed. Known from the start, so that no text
+shows them.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,21 @@ from manifests.secrets.url_secrets import MIN_CHARS, secret_in_url
 STORAGE_KEY = "storage_options"
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
 """What may hold the path of a key as well as the key."""
-_NAMES_A_PLACE = re.compile(r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|NAME|HOST|PORT|PREFIX|TYPE|ENV|UR[IL]|ENDPOINT)S?$", re.IGNORECASE)
+_NAMES_A_PLACE = re.compile(
+    r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|NAME|HOST|PORT|PREFIX|TYPE|ENV|UR[IL]|ENDPOINT)S?$", re.IGNORECASE
+)
 _HOLDS_ITSELF = re.compile(r"PASS|PWD|SECRET|TOKEN|JWT|PAT", re.IGNORECASE)
 """The value of such a name is the secret, even where a file is called so."""
-_FILE_SUFFIX = re.compile(r"[\w./~ @+-]*\.(?:pem|key|pub|crt|cer|p12|pfx|jks|asc|gpg|json|ya?ml|txt|toml|ini|cfg|conf|sock)")
+_FILE_SUFFIX = re.compile(
+    r"[\w./~ @+-]*\.(?:pem|key|pub|crt|cer|p12|pfx|jks|asc|gpg|json|ya?ml|txt|toml|ini|cfg|conf|sock)"
+)
 _SHORT_PATH = re.compile(r"[\w./~-]{1,39}")
 
 
 def keep_environment(environment: Mapping[str, str]) -> None:
-    """Keep the values of variables that name a secret, unless they name a file of one, or a service; and what is secret in a URL."""
+    """Keep the values of variables that name a secret, unless they name a file of one, or a service; and what is secret
+    in a URL.
+    """
     for name, value in environment.items():
         _keep_named(name, value, f"the variable {name}")
         _keep_url(value, f"the variable {name}")
@@ -55,7 +63,8 @@ def _keep_url(text: str, what: str) -> None:
 
 
 def refuse_secret_arguments(arguments: Sequence[str]) -> None:
-    """Refuse an argument with a secret in it before any command sees it: it would be written into plans, pages and logs.
+    """Refuse an argument with a secret in it before any command sees it: it would be written into plans, pages and
+    logs.
 
     What belongs there passes: a key that was given as such, and storage options.
 
@@ -72,7 +81,8 @@ def refuse_secret_arguments(arguments: Sequence[str]) -> None:
         if found is not None:
             where = option if option.startswith("--") else f"argument {place}"
             raise ConfigError(
-                f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and profiles of the store, "
+                f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and "
+                "profiles of the store, "
                 "or storage_options."
             )
 

@@ -1,7 +1,7 @@
 """What goes to stderr: lines of text for people, or one JSON object a line for a log collector (`--log-format json`).
 
-In the JSON form `sys.stderr` itself is replaced, so that a line that some library prints becomes an object too, and nothing on stderr is
-anything else. What a native library or another process writes to the descriptor goes past it.
+In the JSON form `sys.stderr` itself is replaced, so that a line that some library prints becomes an object too, and
+nothing on stderr is anything else. What a native library or another process writes to the descriptor goes past it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class JsonLines(RedactedStream):
         now_s = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now_s))}.{int(now_s % 1 * 1000):03d}Z"
         line = {"time": stamp, "level": level, "event": event, "message": message, **self.fields, **fields}
-        text = json.dumps(redacted_values(line), default=str) + "\n"  # a string at a time: what is masked later might break the form
+        text = (
+            json.dumps(redacted_values(line), default=str) + "\n"
+        )  # a string at a time: what is masked later might break the form
         with self._guard, contextlib.suppress(ValueError, OSError):  # a stream that is closed or full ends no run
             self.stream.write(text)
             self.stream.flush()
@@ -105,7 +107,13 @@ def note_event(event: str, message: str, **fields: Any) -> None:
 def say_crash(error: BaseException, message: str) -> None:
     """A traceback and what it means; in the JSON form both in one line."""
     if _lines is not None:
-        _lines.emit("error", "crash", message, error=type(error).__name__, traceback="".join(traceback_module.format_exception(error)))
+        _lines.emit(
+            "error",
+            "crash",
+            message,
+            error=type(error).__name__,
+            traceback="".join(traceback_module.format_exception(error)),
+        )
     else:
         traceback_module.print_exception(error)
         print(message, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,7 +1,8 @@
-"""Stdout and stderr that end no command: what can't be written there (a full disk, a reader that has gone, a closed descriptor) is dropped.
+"""Stdout and stderr that end no command: what can't be written there (a full disk, a reader that has gone, a closed
+descriptor) is dropped.
 
-Labels are worth more than the lines about them. So a command exits by its result, whoever listens; only one whose whole result is what it
-says reports the loss (`SAYS_ONLY`).
+Labels are worth more than the lines about them. So a command exits by its result, whoever listens; only one whose whole
+result is what it says reports the loss (`SAYS_ONLY`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def unfailing_streams() -> Iterator[Sink | None]:
 
 
 def _hold(descriptor: int) -> None:
-    """Keep a standard descriptor that was closed from going to the next file that is opened: a print would land in it."""
+    """Keep a standard descriptor that was closed from going to the next file that is opened: a
+    print would land in it.
+    """
     try:
         os.fstat(descriptor)
     except OSError:

@@ -1,6 +1,8 @@
-"""Stdout and stderr of a command, redacted: the one way by which text leaves the process (`manifests/secrets/redaction.py`).
+"""Stdout and stderr of a command, redacted: the one way by which text leaves the process
+(`manifests/secrets/redaction.py`).
 
-What a native library or a child process writes to the descriptor itself goes past them; workers write to pipes that are read here.
+What a native library or a child process writes to the descriptor itself goes past them; workers write to pipes that are
+read here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from manifests.secrets.redaction import redacted
 
 
 class RedactedStream(io.TextIOBase):
-    """A text stream that is redacted before it is written, a line at least at a time: half a secret has no form to be known by."""
+    """A text stream that is redacted before it is written, a line at least at a time: half a secret has no form to be
+    known by.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -69,7 +73,9 @@ class RedactedStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def redacted_streams() -> Iterator[None]:
-    """Stdout and stderr are redacted while the block runs. Again within it, where something wraps lines before they get here."""
+    """Stdout and stderr are redacted while the block runs. Again within it, where something wraps lines before they get
+    here.
+    """
     out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = doors = RedactedStream(out), RedactedStream(err)
     try:

@@ -1,7 +1,8 @@
-"""`complexity`: whether a query takes several searches to answer. Reads the query alone; asked once a query, for every row of it.
+"""`complexity`: whether a query takes several searches to answer. Reads the query alone; asked once a query, for every
+row of it.
 
-Source: R2RAG's query classifier (methods, section 4): yes is complex, with P(yes) from the two words' log-probabilities. The sentences are
-ours.
+Source: R2RAG's query classifier (methods, section 4): yes is complex, with P(yes) from the two words'
+log-probabilities. The sentences are ours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class ComplexityOptions(YesNoOptions):
 
 
 class Complexity:
-    """Asks whether the query is complex; `Label.distribution.probs[1]` is P(complex). The document never reaches the prompt."""
+    """Asks whether the query is complex; `Label.distribution.probs[1]` is P(complex). The document never reaches the
+    prompt.
+    """
 
     Options: ClassVar[type[LabelerOptions]] = ComplexityOptions
     uses_context = False

@@ -50,7 +50,8 @@ class Direct:
         """One ask, whose answer holds no text but the distribution.
 
         Raises:
-            VerdictError: `engine` if the distribution is absent or has another number of grades; `overlong` or `refused` by the finish.
+            VerdictError: `engine` if the distribution is absent or has another number of grades; `overlong` or
+                `refused` by the finish.
         """
         answer = yield self._ask(pair)
         if answer.finish != "stop" and answer.finish != "length":
@@ -60,7 +61,10 @@ class Direct:
         if distribution is None:
             raise VerdictError("engine", "the engine gave no distribution over the grades")
         if len(distribution.probs) != self._grades:
-            raise VerdictError("engine", f"the engine gave a distribution over {len(distribution.probs)} grades, expected {self._grades}")
+            raise VerdictError(
+                "engine",
+                f"the engine gave a distribution over {len(distribution.probs)} grades, expected {self._grades}",
+            )
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
 
     def probe(self) -> list[Ask]:

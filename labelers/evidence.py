@@ -1,11 +1,12 @@
 """Verbatim evidence: where in the document a quoted fragment stands, or that it does not.
 
-The one normalisation: Unicode NFC, every run of white space folded to one space, none at either end. A fragment is found if its normal
-form is a substring of the document's normal form that begins and ends between characters, an accent never parted from its letter. The span
-is in code points of the original document. A fragment that is a substring as it stands is found as it stands, accents or not.
+The one normalisation: Unicode NFC, every run of white space folded to one space, none at either end. A fragment is
+found if its normal form is a substring of the document's normal form that begins and ends between characters, an accent
+never parted from its letter. The span is in code points of the original document. A fragment that is a substring as it
+stands is found as it stands, accents or not.
 
-Several fragments: one a line. A text of several lines that is found whole is one fragment; otherwise every line that is not blank has to
-be found by itself. `none`, in any case, is no evidence, even where the document holds that word.
+Several fragments: one a line. A text of several lines that is found whole is one fragment; otherwise every line that is
+not blank has to be found by itself. `none`, in any case, is no evidence, even where the document holds that word.
 
 Source: R3A, section 2 (the extract must stand in the document); the normalisation is ours.
 """
@@ -22,7 +23,9 @@ from manifests.labels import Span
 
 _PIECES = re.compile(r"\s+|\S+")
 _FIRST_NAME = 0xF0000  # planes 15 and 16 are for private use: 131,071 names for clusters of several code points
-_NAMELESS = chr(0x10FFFF)  # a document's clusters beyond those; no fragment ever holds it, so they are found only as they stand
+_NAMELESS = chr(
+    0x10FFFF
+)  # a document's clusters beyond those; no fragment ever holds it, so they are found only as they stand
 
 
 def read_evidence(content: str, document: str) -> tuple[Span, ...]:
@@ -58,7 +61,9 @@ def read_evidence(content: str, document: str) -> tuple[Span, ...]:
 
 
 def find_fragment(fragment: str, document: str) -> Span | None:
-    """Where `fragment` first stands in `document`, or None. White space at its ends does not count; a blank one stands nowhere."""
+    """Where `fragment` first stands in `document`, or None. White space at its ends does not count; a blank one stands
+    nowhere.
+    """
     fragment = fragment.strip()
     if not fragment:
         return None
@@ -71,9 +76,9 @@ def find_fragment(fragment: str, document: str) -> Span | None:
 class _Index:
     """A document as a string of symbols, one a cluster, so that one linear `str.find` respects the clusters' edges.
 
-    A cluster is what normalisation can't change across its edges: a character with all that composes with it or is reordered around it
-    (combining marks, Hangul vowels and finals). A cluster whose normal form is one code point is that code point; a longer one gets a
-    private symbol; a run of white space is one space.
+    A cluster is what normalisation can't change across its edges: a character with all that composes with it or is
+    reordered around it (combining marks, Hangul vowels and finals). A cluster whose normal form is one code point is
+    that code point; a longer one gets a private symbol; a run of white space is one space.
     """
 
     __slots__ = ("_document", "_ends", "_names", "_starts", "_symbols")
@@ -143,14 +148,21 @@ def _continues(char: str) -> bool:
 
 @functools.cache
 def _composing_seconds() -> frozenset[str]:
-    """Characters of combining class 0 that compose with one before them: Hangul vowels and finals, and a few Indic vowel signs.
+    """Characters of combining class 0 that compose with one before them: Hangul vowels and finals, and a few Indic
+    vowel signs.
 
-    Read off the interpreter's own Unicode tables (about 15 ms, once), since they change with its version. Planes 0 and 1: the others hold
-    no composition of two characters.
+    Read off the interpreter's own Unicode tables (about 15 ms, once), since they change with its version. Planes 0 and
+    1: the others hold no composition of two characters.
     """
-    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}  # Hangul composes by rule, not by table
+    found = {
+        chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
+    }  # Hangul composes by rule, not by table
     for code in range(0x20000):
         parts = unicodedata.decomposition(chr(code)).split()
-        if len(parts) == 2 and not parts[0].startswith("<") and unicodedata.combining(second := chr(int(parts[1], 16))) == 0:
+        if (
+            len(parts) == 2
+            and not parts[0].startswith("<")
+            and unicodedata.combining(second := chr(int(parts[1], 16))) == 0
+        ):
             found.add(second)
     return frozenset(found)

@@ -1,7 +1,7 @@
 """`graph-grpo`: e-commerce relevance as a graph of seven nodes, label first.
 
-One answer: a first grade, four short descriptions (subject and attribute of query and product), two match scores, the final grade. Besides
-the grades come four distributions, and whether the rule map φ(s, a) agrees with the grade.
+One answer: a first grade, four short descriptions (subject and attribute of query and product), two match scores, the
+final grade. Besides the grades come four distributions, and whether the rule map φ(s, a) agrees with the grade.
 
 Source: Graph-GRPO, label-first chain of thought (intuition, reasoning, decision); methods, section 2.
 """
@@ -50,8 +50,10 @@ class GraphGrpoOptions(LabelerOptions):
     name: str = "graph-grpo"
     """A registered labeler."""
     phi: PhiTable = DEFAULT_PHI
-    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default, for three grades alone: 0 counts as 4, the
-    weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their own."""
+    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default, for three grades alone:
+    0 counts as 4, the weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their
+    own.
+    """
 
     @model_validator(mode="after")
     def _phi_fits_grades(self) -> GraphGrpoOptions:
@@ -62,8 +64,8 @@ class GraphGrpoOptions(LabelerOptions):
 
 
 class GraphGrpo:
-    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four decisions),
-    and the answer's own.
+    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four
+    decisions), and the answer's own.
 
     Every label has all of its columns; distributions are None where the engine gives none.
     """
@@ -76,7 +78,11 @@ class GraphGrpo:
         self._phi = options.phi
         if unreached := unreached_grades(options.phi, options.grades):
             _logger.warning(
-                "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, the label is flagged phi_disagrees.",
+                (
+                    "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, the label is "
+                    "flagged "
+                    "phi_disagrees."
+                ),
                 " or ".join(map(str, unreached)),
             )
         settings = {"grades": options.grades, "scores": NODE_SCORES}
@@ -120,7 +126,11 @@ class GraphGrpo:
         grade = int(sections["score"])
         subject, attribute = int(sections["subject_score"]), int(sections["attribute_score"])
         by_rule = phi_grade(self._phi, subject, attribute)
-        columns: dict[str, Any] = {"preliminary": int(sections["preliminary"]), "subject": subject, "attribute": attribute}
+        columns: dict[str, Any] = {
+            "preliminary": int(sections["preliminary"]),
+            "subject": subject,
+            "attribute": attribute,
+        }
         flags = list(answer.flags)
         for name in ("preliminary", "subject", "attribute"):
             distribution = answer.distributions.get(name)
@@ -137,7 +147,11 @@ class GraphGrpo:
         return Label(grade, answer.distributions.get("score"), columns, flags=flags)
 
     def probe(self) -> list[Ask]:
-        return [self._ask(Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45."))]
+        return [
+            self._ask(
+                Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
+            )
+        ]
 
     def _ask(self, pair: Pair) -> Ask:
         messages = (self._system, self._user.message(pair.query, pair.document))

@@ -1,7 +1,8 @@
-"""`pointwise`: whether a document meets an instruction for a query, as a probability to rank by. One decision, no generated token.
+"""`pointwise`: whether a document meets an instruction for a query, as a probability to rank by. One decision, no
+generated token.
 
-Source: R2RAG's pointwise reranker (methods, section 4): yes or no on (instruction, query, document), score p(yes) / (p(yes) + p(no)). The
-sentences are ours; the instruction is an option, as it is there.
+Source: R2RAG's pointwise reranker (methods, section 4): yes or no on (instruction, query, document), score p(yes) /
+(p(yes) + p(no)). The sentences are ours; the instruction is an option, as it is there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class PointwiseOptions(YesNoOptions):
 
     name: str = "pointwise"
     """A registered labeler."""
-    instruction: str = Field("The document holds information that helps to answer the query.", pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")
+    instruction: str = Field(
+        "The document holds information that helps to answer the query.", pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"
+    )
     """What a document has to be for a yes, in a sentence or a few."""
 
 

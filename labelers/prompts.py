@@ -1,12 +1,13 @@
 """Prompt templates: Jinja2 files that turn into conversation turns with the data kept apart.
 
-A template is rendered once per shape of input (the labeler's options and the number of context documents), not once per pair. Each data
-field is rendered as a sentinel, and the result is cut at the sentinels into template parts and data parts: a `Turn`. Per pair, only
-the tuple of parts is put together. So a pair costs about a microsecond, and what stands in a query or a document (`{{ … }}`, `{0}`, NUL,
-a sentinel's look-alike) never passes through Jinja.
+A template is rendered once per shape of input (the labeler's options and the number of context documents), not once per
+pair. Each data field is rendered as a sentinel, and the result is cut at the sentinels into template parts and data
+parts: a `Turn`. Per pair, only the tuple of parts is put together. So a pair costs about a microsecond, and what stands
+in a query or a document (`{{ … }}`, `{0}`, NUL, a sentinel's look-alike) never passes through Jinja.
 
-Rules for who writes a template: one file is one turn of the conversation; a data field can be printed, counted or looped over, nothing
-else (no filter, no comparison: what it holds is not known yet); files of the same set may be included by their literal name.
+Rules for who writes a template: one file is one turn of the conversation; a data field can be printed, counted or
+looped over, nothing else (no filter, no comparison: what it holds is not known yet); files of the same set may be
+included by their literal name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""
 
 SHARED = BUILT_IN / "shared"
-"""Sentences that stand in several labelers' prompts word for word, so that labels differ by method and not by how a rule was put."""
+"""Sentences that stand in several labelers' prompts word for word, so that labels differ by method and not by how a
+rule was put.
+"""
 
 _EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
 
@@ -46,7 +49,11 @@ class _Field:
         self._name = name
 
     def _refuse(self, *_: object) -> Any:
-        raise TypeError(f"`{self._name}` can be printed and nothing else: filters, tests and comparisons can't see what it will hold")
+        raise TypeError(
+            f"`{self._name}` can be printed and nothing else: filters, tests and comparisons can't see what it "
+            "will "
+            "hold"
+        )
 
     __str__ = __bool__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __format__ = _refuse
 
@@ -122,16 +129,19 @@ class Prompts:
         """sha256 of each file in use so far, by name, in name order."""
         return dict(sorted(self._digests.items()))
 
-    def turn(self, role: Role, file: str, *, data: tuple[str, ...], settings: Mapping[str, Any], num_context: int = 0) -> Turn:
+    def turn(
+        self, role: Role, file: str, *, data: tuple[str, ...], settings: Mapping[str, Any], num_context: int = 0
+    ) -> Turn:
         """Render one file for one shape of input.
 
         Args:
-            data: the fields that the file must print, in the order in which `Turn.message` takes their values. `context` stands for
-                `num_context` documents and is a list in the template; where there are none, it need not be printed.
+            data: the fields that the file must print, in the order in which `Turn.message` takes their values.
+                `context` stands for `num_context` documents and is a list in the template; where there are none, it
+                need not be printed.
             settings: everything else that the template may read; values known now, no data.
         Raises:
-            ConfigError: names the file and, where there is one, the line: bad syntax, an unknown variable, a data field that is
-                missing, or one that was filtered into something else.
+            ConfigError: names the file and, where there is one, the line: bad syntax, an unknown variable, a data field
+                that is missing, or one that was filtered into something else.
         """
         keys = tuple(key for name in data for key in _keys(name, num_context))
         values: dict[str, Any] = {name: _Field(name) for name in data if name != "context"}
@@ -148,16 +158,21 @@ class Prompts:
         pieces = text.split(_EDGE)
         strange = [key for key in pieces[1::2] if key not in keys]
         if strange or len(pieces) % 2 == 0:
-            name = next((name for name in data if any(name in key.casefold() for key in strange)), data[0] if data else "")
+            name = next(
+                (name for name in data if any(name in key.casefold() for key in strange)), data[0] if data else ""
+            )
             raise ConfigError(
-                f"{self._where(file, _line_of(source, name))}: a filter changed the place of a data field ({', '.join(strange) or 'cut'}); "
+                f"{self._where(file, _line_of(source, name))}: a filter changed the place of a data field "
+                f"({', '.join(strange) or 'cut'}); "
                 "print data as it is: {{ " + name + " }}"
             )
         for key in keys:
             if key not in pieces[1::2]:
                 name = key.partition(".")[0]
                 shown = "{% for text in context %}{{ text }}{% endfor %}" if name == "context" else "{{ " + name + " }}"
-                raise ConfigError(f"{self._where(file, None)}: never prints `{name}` (expected {shown} at one place or more); add it")
+                raise ConfigError(
+                    f"{self._where(file, None)}: never prints `{name}` (expected {shown} at one place or more); add it"
+                )
         return Turn(role, tuple(pieces), keys)
 
     def _load(self, file: str) -> str:
@@ -185,13 +200,17 @@ class Prompts:
         for included in meta.find_referenced_templates(tree):
             known = sorted(self._paths)
             if included is None:
-                line = next(node.lineno for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)))
+                line = next(
+                    node.lineno
+                    for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))
+                )
                 raise ConfigError(f"{path}:{line}: include a file by its literal name; known are {', '.join(known)}")
             if included not in self._paths:
                 hint = nearest(included, known)
                 at = _line_of(source, included)
                 raise ConfigError(
-                    f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}" + (f"; {hint}?" if hint else "")
+                    f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}"
+                    + (f"; {hint}?" if hint else "")
                 )
             self._load(included)
         return source

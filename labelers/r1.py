@@ -1,4 +1,5 @@
-"""`r1`: a grade after reasoning that the model shapes by itself. One turn, three grades, no instruction but scale and tags.
+"""`r1`: a grade after reasoning that the model shapes by itself. One turn, three grades, no instruction but scale and
+tags.
 
 Source: R3A's R1 baseline ("constrained to the <think> and <score> tags"); methods, section 1. The sentences are ours.
 """

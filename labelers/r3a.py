@@ -1,10 +1,12 @@
 """`r3a`: relevance by way of the searcher's intent and a verbatim piece of evidence, in two turns of one conversation.
 
-Turn one reads the query and up to four high-click documents, reasons about what is wanted and states the intent. It never sees the
-document, so all documents of a query share it. Turn two goes on with the document: reasoning, extract, grade. The sentences are ours;
-scale, order and rules are the paper's. No hint on how to judge stands here that the labelers it is compared with go without.
+Turn one reads the query and up to four high-click documents, reasons about what is wanted and states the intent. It
+never sees the document, so all documents of a query share it. Turn two goes on with the document: reasoning, extract,
+grade. The sentences are ours; scale, order and rules are the paper's. No hint on how to judge stands here that the
+labelers it is compared with go without.
 
-Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are those ablations.
+Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are
+    those ablations.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
 from manifests.labels import Label, Pair, Span
 from manifests.specs import LabelerOptions
 
-_MOST_CONTEXT = 4  # documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad template fails there
+_MOST_CONTEXT = 4
+"""Documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad
+template fails there.
+"""
 
 
 class R3AOptions(LabelerOptions):
@@ -32,33 +37,45 @@ class R3AOptions(LabelerOptions):
     name: str = "r3a"
     """A registered labeler."""
     intent: bool = True
-    """Have the intent stated. Without it the reasoning that leads to it stays, in a turn of its own as before: nothing but the tag goes."""
+    """Have the intent stated. Without it the reasoning that leads to it stays, in a turn of its own as before: nothing
+    but the tag goes.
+    """
     extract: bool = True
     """Have the evidence copied from the document before the grade."""
     context: Literal["use", "none"] = "use"
-    """High-click documents of the query: shown or left out. For noise among them, see `relabel pairs context --noisy`."""
+    """High-click documents of the query: shown or left out. For noise among them, see `relabel
+    pairs context --noisy`.
+    """
     max_context_chars: int = Field(2000, ge=1)
-    """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for want of room."""
+    """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for
+    want of room.
+    """
     stages: Literal[1, 2] = 2
-    """Turns: 2 reasons about the query once, before any document, and shares that; 1 asks everything in one prompt, for each pair."""
+    """Turns: 2 reasons about the query once, before any document, and shares that; 1 asks everything in one prompt, for
+    each pair.
+    """
     evidence: Literal["constrained", "checked"] = "checked"
-    """`constrained` admits only one substring of the document, or none, while decoding, where the engine can; `checked` lets the model
-    write (also several fragments, one a line) and refuses what is not in the document. Both are checked when read."""
+    """`constrained` admits only one substring of the document, or none, while decoding, where the engine can; `checked`
+    lets the model write (also several fragments, one a line) and refuses what is not in the document. Both are checked
+    when read.
+    """
 
     @field_validator("context", mode="before")
     @classmethod
     def _noise_is_in_the_data(cls, value: Any) -> Any:
         if value == "noisy":
             raise ValueError(
-                "noise comes from the corpus now, and into the data: `relabel pairs context PAIRS --to NOISY --noisy 1` (or 0.5), then "
+                "noise comes from the corpus now, and into the data: `relabel pairs context PAIRS --to NOISY --noisy "
+                "1` (or 0.5), then "
                 "label NOISY with context: use"
             )
         return value
 
 
 class R3A:
-    """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with one),
-    `context_truncated`, `no_distribution`, and the answers' own."""
+    """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with
+    one), `context_truncated`, `no_distribution`, and the answers' own.
+    """
 
     Options: ClassVar[type[LabelerOptions]] = R3AOptions
 
@@ -96,7 +113,9 @@ class R3A:
         self._verdict_format = AnswerFormat((*before, fragment, score) if options.extract else (*before, score))
         # No substring of an empty document can be quoted: there, a constrained extract is `none`.
         is_constrained = options.extract and options.evidence == "constrained"
-        self._empty_format = AnswerFormat((*before, Choice("extract", ("none",)), score)) if is_constrained else self._verdict_format
+        self._empty_format = (
+            AnswerFormat((*before, Choice("extract", ("none",)), score)) if is_constrained else self._verdict_format
+        )
         self._intent_reader = Reader(self._intent_format)
         self._verdict_reader = Reader(self._verdict_format)
         self._intent_tags = tuple(section.tag for section in understood)
@@ -153,7 +172,9 @@ class R3A:
     def _intent_ask(self, pair: Pair) -> Ask:
         messages = self._opening(pair.query, pair.context if self.uses_context else ())
         stage = "intent" if self._options.intent else "think"
-        return Ask(stage, messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling)
+        return Ask(
+            stage, messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling
+        )
 
     def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
         """The same conversation, continued, with the first answer as the model's own turn."""
@@ -170,9 +191,21 @@ class R3A:
     def _grading_ask(self, pair: Pair, messages: tuple[Message, ...]) -> Ask:
         document = pair.document
         if not self._options.extract:
-            return Ask("verdict", messages, self._verdict_format, self._verdict_tokens, self._decisions, "", None, None, self._sampling)
+            return Ask(
+                "verdict",
+                messages,
+                self._verdict_format,
+                self._verdict_tokens,
+                self._decisions,
+                "",
+                None,
+                None,
+                self._sampling,
+            )
         format = self._verdict_format if document and not document.isspace() else self._empty_format
-        return Ask("verdict", messages, format, self._verdict_tokens, self._decisions, "", document, None, self._sampling)
+        return Ask(
+            "verdict", messages, format, self._verdict_tokens, self._decisions, "", document, None, self._sampling
+        )
 
     def _build_opening(self, query: str, context: tuple[str, ...]) -> tuple[Message, Message]:
         context = self._context(context)

@@ -35,9 +35,10 @@ class Labeler(Protocol):
     Options: ClassVar[type[LabelerOptions]]
     """Option model: what the spec's `labeler:` section may hold."""
     uses_context: bool
-    """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at `Pair.document` either says
-    so with `reads_document = False`, so that a label outlives a change of the document. One whose labels have columns of their own declares
-    them as `columns`, a tuple of `LabelColumn` (`declared_columns`)."""
+    """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at
+    `Pair.document` either says so with `reads_document = False`, so that a label outlives a change of the document. One
+    whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn` (`declared_columns`).
+    """
 
     def __init__(self, options: Any) -> None: ...
 
@@ -49,15 +50,19 @@ class Labeler(Protocol):
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """Yield each ask, be sent its answer, return the label.
 
-        Deterministic: the same answers lead to the same asks and label, so that a run can replay a pair up to the stage that failed.
+        Deterministic: the same answers lead to the same asks and label, so that a run can replay a pair up to the stage
+            that failed.
 
         Raises:
-            VerdictError: the answer just sent holds no readable label; the run may ask that stage again with another seed.
+            VerdictError: the answer just sent holds no readable label; the run may ask that stage again with another
+                seed.
         """
         ...
 
     def probe(self) -> list[Ask]:
-        """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what `Engine.prepare` looks at."""
+        """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what
+        `Engine.prepare` looks at.
+        """
         ...
 
 
@@ -73,11 +78,17 @@ def declared_columns(labeler: Labeler | type[Labeler], *, name: str) -> tuple[La
     taken = {*LABEL_SCHEMA.names, "nodes"}
     for column in found:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", column.name):
-            raise ConfigError(f"labeler {name}: a column is called {column.name!r}; want lower-case letters, digits and _.")
+            raise ConfigError(
+                f"labeler {name}: a column is called {column.name!r}; want lower-case letters, digits and _."
+            )
         if column.name in taken:
-            raise ConfigError(f"labeler {name}: two columns of its label files would be called `{column.name}`. Rename its own.")
+            raise ConfigError(
+                f"labeler {name}: two columns of its label files would be called `{column.name}`. Rename its own."
+            )
         if column.kind not in KINDS:
-            raise ConfigError(f"labeler {name}: column `{column.name}` is of kind {column.kind!r}; there are {', '.join(KINDS)}.")
+            raise ConfigError(
+                f"labeler {name}: column `{column.name}` is of kind {column.kind!r}; there are {', '.join(KINDS)}."
+            )
         taken.add(column.name)
     return found
 

@@ -12,8 +12,9 @@ from manifests.labels import Label
 def merge_samples(labels: Sequence[Label]) -> Label:
     """One label from several.
 
-    The grade is the most frequent one; among equally frequent ones that with the larger mean probability, then the lower. Everything else
-    (own columns, evidence, intent, reasoning) is that of the first trajectory that voted for it, so that a label's parts fit together.
+    The grade is the most frequent one; among equally frequent ones that with the larger mean probability, then the
+    lower. Everything else (own columns, evidence, intent, reasoning) is that of the first trajectory that voted for it,
+    so that a label's parts fit together.
 
     Args:
         labels: at least one; their distributions, where present, are over the same grades.
@@ -25,7 +26,9 @@ def merge_samples(labels: Sequence[Label]) -> Label:
     probs = distribution.probs if distribution else ()
     winner = min(votes, key=lambda grade: (-votes[grade], -probs[grade] if probs else 0.0, grade))
     chosen = next(label for label in labels if label.grade == winner)
-    return Label(winner, distribution, chosen.columns, chosen.evidence, chosen.intent, chosen.reasoning, list(chosen.flags))
+    return Label(
+        winner, distribution, chosen.columns, chosen.evidence, chosen.intent, chosen.reasoning, list(chosen.flags)
+    )
 
 
 def mean_distribution(distributions: Sequence[Distribution]) -> Distribution | None:

@@ -1,4 +1,6 @@
-"""One turn, two sections: reasoning, then a grade. What `umbrela` and `r1` share; they differ in their prompts and default scale."""
+"""One turn, two sections: reasoning, then a grade. What `umbrela` and `r1` share; they differ in their prompts and
+default scale.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`umbrela`: a grade after guided reasoning. The prompt leads through intent, match and trust before the grade; one turn, four grades.
+"""`umbrela`: a grade after guided reasoning. The prompt leads through intent, match and trust before the grade; one
+turn, four grades.
 
-Source: UMBRELA (Upadhyay et al. 2024) as R3A reproduces it, with `<think>` and `<score>`; methods, section 1, baselines. The sentences are
-ours.
+Source: UMBRELA (Upadhyay et al. 2024) as R3A reproduces it, with `<think>` and `<score>`; methods, section 1,
+baselines. The sentences are ours.
 """
 
 from __future__ import annotations

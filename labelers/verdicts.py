@@ -1,8 +1,10 @@
-"""Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no labeler.
+"""Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no
+labeler.
 
-An answer is valid if and only if every tag stands in it exactly once, opened and closed, in order, with nothing but white space outside.
-A choice, stripped of white space, is exactly one of its options. Nothing is searched for, corrected or guessed: the last digit of a text
-is not a verdict. Reading takes time linear in the text's length, whatever the text.
+An answer is valid if and only if every tag stands in it exactly once, opened and closed, in order, with nothing but
+white space outside. A choice, stripped of white space, is exactly one of its options. Nothing is searched for,
+corrected or guessed: the last digit of a text is not a verdict. Reading takes time linear in the text's length,
+    whatever the text.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 
-_TAG_TOKENS = 16  # opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies
+_TAG_TOKENS = (
+    16  # opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies
+)
 
 
 def token_budget(format: AnswerFormat) -> int:
@@ -50,9 +54,9 @@ class Reader:
         """The content of each section by tag, stripped of white space at both ends.
 
         Raises:
-            VerdictError: `overlong` or `engine` by the answer's finish; else, if the text is not in the format: `truncated` if it
-                ran into its length limit, `refused` if the server or the text says so, `format` for all else. A text in the format
-                is read whatever its finish.
+            VerdictError: `overlong` or `engine` by the answer's finish; else, if the text is not in the format:
+                `truncated` if it ran into its length limit, `refused` if the server or the text says so, `format` for
+                all else. A text in the format is read whatever its finish.
         """
         require_generated(answer)
         text = self._prefill + answer.text
@@ -80,7 +84,9 @@ class Reader:
             content = text[start:end].strip()
             if isinstance(section, Choice):
                 if content not in section.options:
-                    raise _unreadable(answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}")
+                    raise _unreadable(
+                        answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}"
+                    )
             elif not content and (isinstance(section, Fragment) or not section.may_be_empty):
                 raise _unreadable(answer, f"{tag} is empty")
             sections[tag] = content
@@ -89,10 +95,12 @@ class Reader:
         return sections
 
     def turn_parts(self, text: str) -> tuple[str, ...]:
-        """A text that `read` has read, cut into template text (its tags) and data (what stands in them), as `Message.parts` wants it.
+        """A text that `read` has read, cut into template text (its tags) and data (what stands in them), as
+        `Message.parts` wants it.
 
-        Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with (`</think>` is one
-        token for some); what stands in them stays data, since a hostile document may speak through it.
+        Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with
+        (`</think>` is one token for some); what stands in them stays data, since a hostile document may speak through
+        it.
         """
         parts = []
         at = 0

@@ -1,7 +1,9 @@
-"""A yes or a no, read off the distribution right after the prompt: what `pointwise` and `complexity` share. Nothing is generated.
+"""A yes or a no, read off the distribution right after the prompt: what `pointwise` and `complexity` share. Nothing is
+generated.
 
-Grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected grade. The labels are the lower-case
-words, right after `<answer>` or after an empty think block, so that no space comes between: ` yes` and `yes` are different tokens.
+Grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected grade. The labels
+are the lower-case words, right after `<answer>` or after an empty think block, so that no space comes between: ` yes`
+and `yes` are different tokens.
 
 Source: R2RAG (methods, section 4).
 """
@@ -31,15 +33,18 @@ class YesNoOptions(LabelerOptions):
     grades: Literal[2] = 2
     """Two: 0 is no, 1 is yes."""
     think: Literal["none", "empty"] = "none"
-    """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form that Qwen3's
-    rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs` instead, where their template has a
-    switch."""
+    """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form
+    that Qwen3's rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs`
+    instead, where their template has a switch.
+    """
 
     @model_validator(mode="after")
     def _one_sample(self) -> YesNoOptions:
         if self.samples > 1:
             raise ValueError(
-                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is drawn; leave it at 1"
+                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is "
+                "drawn; "
+                "leave it at 1"
             )
         return self
 
@@ -68,7 +73,8 @@ class YesNo:
         """The label: the more probable word, no among equals.
 
         Raises:
-            VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the finish.
+            VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the
+                finish.
         """
         require_generated(answer)
         if answer.finish == "refused":
@@ -77,5 +83,7 @@ class YesNo:
         if distribution is None:
             raise VerdictError("engine", "the engine gave no distribution over yes and no")
         if len(distribution.probs) != len(WORDS):
-            raise VerdictError("engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no")
+            raise VerdictError(
+                "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no"
+            )
         return Label(distribution.argmax, distribution, flags=list(answer.flags))

@@ -51,7 +51,8 @@ class Decision(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """Probabilities at a decision: the softmax over the label tokens' logits alone, and the mass that all other tokens had.
+    """Probabilities at a decision: the softmax over the label tokens' logits alone, and the mass that all other tokens
+    had.
 
     `probs` sums to 1; `outside_mass` is in 0..1 and is taken from the model's full softmax at temperature 1, before any
     grammar's mask. `probs[k] * (1 - outside_mass)` is the model's own probability of label k.
@@ -91,8 +92,8 @@ class Ask:
         format: the sections of the answer, or None for an answer that is a decision alone.
         max_tokens: most tokens to generate; 0 asks for the decisions alone (their marker is then in `prefill`).
         decisions: where distributions are wanted.
-        prefill: text that the answer begins with, put after the chat template's generation prompt as template text. It is not
-            repeated in `Answer.text`.
+        prefill: text that the answer begins with, put after the chat template's generation prompt as template text. It
+            is not repeated in `Answer.text`.
         fragment_source: the document that `Fragment` sections quote.
         shared_by: identical asks with the same value are answered once.
     """
@@ -126,8 +127,9 @@ class Answer:
     Args:
         request_id: the request's id.
         text: the model's own words, without the prefill and without control tokens.
-        finish: `stop` (the model or the format ended it), `length` (max_tokens reached first), `refused` (the server said so),
-            `overlong` (the prompt does not fit and may not be cut; nothing was generated), `error` (`detail` says what).
+        finish: `stop` (the model or the format ended it), `length` (max_tokens reached first), `refused` (the server
+            said so), `overlong` (the prompt does not fit and may not be cut; nothing was generated), `error` (`detail`
+            says what).
         distributions: by decision name; a decision whose place was not found, or that the engine can't give, is absent.
         prompt_tokens, output_tokens: tokens of the request, whether cached or not.
         cached_tokens: prompt tokens that came from the engine's prefix cache.
@@ -166,7 +168,8 @@ class Engine(Protocol):
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Check before the first row what a labeler will need, on asks made from a made-up pair.
 
-        Resolves the label tokens of every decision, and looks whether a later stage's prompt extends an earlier one's tokens.
+        Resolves the label tokens of every decision, and looks whether a later stage's prompt extends an earlier one's
+        tokens.
 
         Returns:
             Remarks that the user should hear, each a sentence.
@@ -187,8 +190,8 @@ class Engine(Protocol):
     def poll(self) -> list[Answer]:
         """Work until at least one answer is ready, and return all that are.
 
-        Returns after about `POLL_S` with what there is, perhaps nothing, so that the caller can heed a stop; empty at once if nothing is
-        in flight.
+        Returns after about `POLL_S` with what there is, perhaps nothing, so that the caller can heed a stop; empty at
+        once if nothing is in flight.
 
         Raises:
             EngineCrashError: the engine is gone, with all that was in flight.

@@ -25,7 +25,9 @@ def sha256_file(path: Path) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """One byte string per value: keys sorted, no white space, UTF-8. Raises TypeError for what JSON can't hold, ValueError for NaN."""
+    """One byte string per value: keys sorted, no white space, UTF-8. Raises TypeError for what JSON can't hold,
+    ValueError for NaN.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 

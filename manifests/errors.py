@@ -56,7 +56,9 @@ class ChannelMovedError(TransientError):
 
 
 class StoreUnreachableError(TransientError):
-    """The object store gave no good answer within the stated limit. Committed work is safe; the same command goes on once it answers."""
+    """The object store gave no good answer within the stated limit. Committed work is safe; the same command goes on
+    once it answers.
+    """
 
 
 class DiskFullError(TransientError):
@@ -99,11 +101,15 @@ class MissingExtraError(TerminalError):
 
 
 class EngineLostError(TerminalError):
-    """The engine went down again and again with nothing done in between. Starting it once more would not help; committed work is safe."""
+    """The engine went down again and again with nothing done in between. Starting it once more would not help;
+    committed work is safe.
+    """
 
 
 class TrainingError(TerminalError):
-    """Training can't go on: the loss is no number, or the device has no memory for it. Checkpoints that were written are good."""
+    """Training can't go on: the loss is no number, or the device has no memory for it. Checkpoints that were written
+    are good.
+    """
 
 
 class GateError(TerminalError):

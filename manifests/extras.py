@@ -1,4 +1,6 @@
-"""Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there; and which are."""
+"""Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there;
+and which are.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         purpose: who needs it, as the subject of the sentence (`The transformers engine`).
     Raises:
         MissingExtraError: the package is not installed.
-        ModuleNotFoundError: the package is installed but one of its own imports is missing; that is its fault to show, not ours to hide.
+        ModuleNotFoundError: the package is installed but one of its own imports is missing; that is its fault to show,
+            not ours to hide.
     """
     try:
         return importlib.import_module(module)

@@ -1,7 +1,7 @@
 """Named places where a test may have this process killed, as `kill -9` would.
 
-`RELABEL_FAILPOINT=after_labels` kills at the first hit of that name, `after_labels:3` at the third. Armed by the environment so that a
-test can aim at a real command in a fresh process; unarmed, a hit is one comparison.
+`RELABEL_FAILPOINT=after_labels` kills at the first hit of that name, `after_labels:3` at the third. Armed by the
+environment so that a test can aim at a real command in a fresh process; unarmed, a hit is one comparison.
 """
 
 from __future__ import annotations

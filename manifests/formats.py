@@ -1,4 +1,5 @@
-"""The shape of an answer, as data: a row of tagged sections that a grammar enforces, the fake engine imitates and a reader checks.
+"""The shape of an answer, as data: a row of tagged sections that a grammar enforces, the fake engine imitates and a
+reader checks.
 
 An answer in this shape is `<tag>content</tag>` for each section, in order, once each, with nothing but white space
 between them. One `AnswerFormat` a stage; it is static, so that engines can compile it once. A `Fragment` quotes

@@ -12,8 +12,8 @@ from manifests.asks import Distribution
 class Pair(NamedTuple):
     """One row of the input.
 
-    `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to four
-    high-click documents of the query.
+    `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to
+    four high-click documents of the query.
     """
 
     row_id: int
@@ -37,7 +37,8 @@ class LabelColumn(NamedTuple):
 
     Args:
         name: of lower-case letters, digits and `_`; none of the columns that all label files have.
-        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>` or `list<string>`. Null stands for no value.
+        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>` or `list<string>`. Null stands for
+            no value.
         about: what it holds, in a line; `relabel schema labels --labeler NAME` prints it.
     """
 

@@ -1,8 +1,10 @@
 """The rule map φ(s, a) → grade, as data: which grade follows from how well the subject and the attribute match.
 
-The labeler says with it whether a teacher's own grade agrees with its two scores; a student's induced grade distribution sums over it.
+The labeler says with it whether a teacher's own grade agrees with its two scores; a student's induced grade
+distribution sums over it.
 
-Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours (`DEFAULT_PHI`).
+Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours
+    (`DEFAULT_PHI`).
 """
 
 from __future__ import annotations
@@ -44,14 +46,18 @@ def default_phi(grades: int, *, key: str) -> PhiTable:
         return DEFAULT_PHI
     rows = ", ".join(str(list(row)) for row in _spread(grades))
     raise ConfigError(
-        f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. Say which grade "
-        f"follows from each pair of scores: five rows (subject score 0..4) of five grades 0..{grades - 1} (attribute score 0..4), for "
+        f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. "
+        "Say which grade "
+        f"follows from each pair of scores: five rows (subject score 0..4) of five grades 0..{grades - 1} (attribute "
+        "score 0..4), for "
         f"instance phi: [{rows}]"
     )
 
 
 def _spread(grades: int) -> PhiTable:
-    """The default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread evenly over the scale."""
+    """The default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread
+    evenly over the scale.
+    """
     weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
     return tuple(tuple((score - 1) * (grades - 1) // 3 for score in row) for row in weaker)
 
@@ -71,7 +77,9 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
         ConfigError: a wrong number of rows or columns, or a cell that is no grade.
     """
     if len(table) != NODE_SCORES:
-        raise ConfigError(f"phi has {len(table)} rows, expected {NODE_SCORES}: one for each subject score 0..{NODE_SCORES - 1}")
+        raise ConfigError(
+            f"phi has {len(table)} rows, expected {NODE_SCORES}: one for each subject score 0..{NODE_SCORES - 1}"
+        )
     for s, row in enumerate(table):
         if len(row) != NODE_SCORES:
             raise ConfigError(
@@ -81,7 +89,8 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
         for a, grade in enumerate(row):
             if isinstance(grade, bool) or not isinstance(grade, int) or not 0 <= grade < grades:
                 raise ConfigError(
-                    f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade 0..{grades - 1}; "
+                    f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade "
+                    f"0..{grades - 1}; "
                     "give a table for this number of grades"
                 )
     return tuple(tuple(row) for row in table)

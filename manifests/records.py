@@ -1,4 +1,6 @@
-"""Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a surprise later."""
+"""Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a
+surprise later.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
 
 
 def plain(record: Any) -> Any:
-    """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth, fields in order."""
+    """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth,
+    fields in order.
+    """
     if is_dataclass(record):
         return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
     if isinstance(record, dict):
         return {key: plain(value) for key, value in record.items()}
     if isinstance(record, list | tuple):
         names = getattr(record, "_fields", None)
-        return [plain(value) for value in record] if names is None else dict(zip(names, map(plain, record), strict=True))
+        return (
+            [plain(value) for value in record] if names is None else dict(zip(names, map(plain, record), strict=True))
+        )
     return record
 
 

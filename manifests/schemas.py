@@ -1,7 +1,7 @@
 """How labels and quarantined rows lie in Parquet: one versioned schema each, and the bytes of a chunk.
 
-The same rows give the same bytes: no times, no process ids, fixed writer options. Column-wise because one chunk of 256 rows must cost
-a millisecond or two, not ten.
+The same rows give the same bytes: no times, no process ids, fixed writer options. Column-wise because one chunk of 256
+rows must cost a millisecond or two, not ten.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SCHEMA_VERSION = 3
-"""Of label files. 2 added `key` and `origin`, and the answers that rows share; 3 put columns that each labeler declares in place of the
-struct `nodes`, which held Graph-GRPO's alone."""
+"""Of label files. 2 added `key` and `origin`, and the answers that rows share; 3 put columns that each labeler declares
+in place of the struct `nodes`, which held Graph-GRPO's alone.
+"""
 READABLE_VERSIONS = (2, SCHEMA_VERSION)
 """Those whose labels can be taken over and merged: with keys, whose rows are rows of this version in other columns."""
 ROWS_VERSION = 2
@@ -86,9 +87,10 @@ LABELS = pa.schema(
     ],
     metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
 )
-"""The columns of every label file; those that its labeler declares lie behind them (`label_schema`). `key` is the label's identity
-(`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked a row that was taken over, null
-where this run asked."""
+"""The columns of every label file; those that its labeler declares lie behind them (`label_schema`). `key` is the
+label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
+a row that was taken over, null where this run asked.
+"""
 
 _NODES_PLACE = LABELS.get_field_index("evidence")
 LABELS_2 = pa.schema(
@@ -102,7 +104,9 @@ LABELS_2 = pa.schema(
 """Label files of version 2, of whatever labeler."""
 
 DISTRIBUTION = pa.struct([("name", pa.string()), ("probs", pa.list_(pa.float64())), ("outside_mass", pa.float64())])
-"""A decision's distribution as the engine gave it; float64, so that a row read from it equals one read from the answer."""
+"""A decision's distribution as the engine gave it; float64, so that a row read from it equals one
+read from the answer.
+"""
 
 ANSWERS = pa.schema(
     [
@@ -120,7 +124,15 @@ ANSWERS = pa.schema(
 )
 """Answers that the rows of a query share (r3a's intents): kept, so that a later run need not ask them again."""
 
-TRY = pa.struct([("stage", pa.string()), ("attempt", pa.int32()), ("finish", pa.string()), ("text", pa.string()), ("reason", pa.string())])
+TRY = pa.struct(
+    [
+        ("stage", pa.string()),
+        ("attempt", pa.int32()),
+        ("finish", pa.string()),
+        ("text", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
 """One answer that was not readable: where, which attempt, how it ended, its whole text, and what was wrong with it."""
 
 QUARANTINE = pa.schema(
@@ -139,7 +151,9 @@ QUARANTINE = pa.schema(
 
 
 class LabelRow(NamedTuple):
-    """One row of `LABELS`, in its column order, and the labeler's own columns by name; plain values, structs as dicts."""
+    """One row of `LABELS`, in its column order, and the labeler's own columns by name; plain
+    values, structs as dicts.
+    """
 
     row_id: int
     query_id: str
@@ -203,8 +217,9 @@ def label_rows(table: pa.Table) -> Iterator[LabelRow]:
 
 
 def with_own_columns(table: pa.Table) -> pa.Table:
-    """A label table of version 2 with the fields of its nodes as columns behind the others, null where a row has no nodes; any other table
-    as it is."""
+    """A label table of version 2 with the fields of its nodes as columns behind the others, null where a row has no
+    nodes; any other table as it is.
+    """
     if "nodes" not in table.column_names:
         return table
     nodes = table["nodes"].combine_chunks()
@@ -217,9 +232,13 @@ def with_own_columns(table: pa.Table) -> pa.Table:
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name are left out."""
+    """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name
+    are left out.
+    """
     held = with_own_columns(table)
-    columns = [held[field.name] if field.name in held.column_names else pa.nulls(held.num_rows, field.type) for field in schema]
+    columns = [
+        held[field.name] if field.name in held.column_names else pa.nulls(held.num_rows, field.type) for field in schema
+    ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -247,7 +266,8 @@ def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[
 def table_bytes(table: pa.Table) -> bytes:
     """The Parquet file of a table, the same bytes for the same rows."""
     sink = io.BytesIO()
-    # No dictionaries and no statistics for a file of a few hundred rows: measured at half the writer's time. Page checksums, so that a
+    # No dictionaries and no statistics for a file of a few hundred rows: measured at half the writer's time. Page
+    # checksums, so that a
     # flipped bit is an error and not a label.
     with pq.ParquetWriter(
         sink, table.schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
@@ -259,9 +279,10 @@ def table_bytes(table: pa.Table) -> bytes:
 def table_of(data: bytes, columns: list[str] | None = None) -> pa.Table:
     """The table that a Parquet file's bytes hold, page checksums verified; the inverse of `table_bytes`.
 
-    On the calling thread alone. Arrow's own threads would let go of `data` a moment after the table is there, for which they want the
-    interpreter; where it is ending by then, that aborts the process: "terminate called without an active exception", exit code 134
-    (14 of 400 short processes on a busy machine, 2026-11-20; pyarrow 26.0). A chunk's file is too small to gain from threads.
+    On the calling thread alone. Arrow's own threads would let go of `data` a moment after the table is there, for which
+    they want the interpreter; where it is ending by then, that aborts the process: "terminate called without an active
+    exception", exit code 134 (14 of 400 short processes on a busy machine, 2026-11-20; pyarrow 26.0). A chunk's file is
+    too small to gain from threads.
 
     Args:
         columns: those to read; all by default.

@@ -1,8 +1,8 @@
 """The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
 
-A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers and engines
-bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which `jobs` resolves through the
-registries before `JobSpec` is built.
+A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers and
+engines bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which `jobs`
+resolves through the registries before `JobSpec` is built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from manifests.errors import ConfigError
 from manifests.odd_text import odd_values, shown
@@ -27,7 +36,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class PathMark(Enum):
-    """What kind of path a field holds. A relative one counts from the spec file's folder: see `jobs/planning/spec_places.py`."""
+    """What kind of path a field holds. A relative one counts from the spec file's folder: see
+    `jobs/planning/spec_places.py`.
+    """
 
     PATH = "a file or folder"
     PATTERN = "a file, a folder or a glob"
@@ -40,28 +51,40 @@ ModelText = Annotated[str, PathMark.MODEL]
 
 
 class DisputedText(str):
-    """An unquoted word that one version of YAML reads as a text and another as a truth or number, such as `no` and `010`."""
+    """An unquoted word that one version of YAML reads as a text and another as a truth or number, such as `no` and
+    `010`.
+    """
 
     __slots__ = ()
 
 
 class Spec(BaseModel):
-    """Base of every spec: frozen, unknown keys forbidden, attribute docstrings become the JSON Schema's descriptions."""
+    """Base of every spec: frozen, unknown keys forbidden, attribute docstrings become the JSON
+    Schema's descriptions.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _means_what_it_says(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth where a number belongs, which pydantic would take for 0 or 1; where anything goes, a disputed word and NaN."""
+        """Refuse a truth where a number belongs, which pydantic would take for 0 or 1; where anything goes, a disputed
+        word and NaN.
+        """
         kinds = _kinds(cls, str(info.field_name))
         if Any in kinds:
             for key, one in _inner(value):
                 if isinstance(one, DisputedText):
                     raise ValueError(
-                        f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or write "
+                        f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or "
+                        "write "
                         "true, false or a plain number"
                     )
                 if isinstance(one, float) and not math.isfinite(one):
@@ -81,7 +104,9 @@ class Columns(Spec):
     doc_id: str = "doc_id"
     """Column that names the document; carried through, need not be unique."""
     document: tuple[str, ...] = ()
-    """Columns whose non-empty texts, joined by a blank line, make the document. Default: `document`, else `title` and `body` as present."""
+    """Columns whose non-empty texts, joined by a blank line, make the document. Default: `document`, else `title` and
+    `body` as present.
+    """
     context: str | None = None
     """Column with a list of up to four high-click documents of the query, for labelers that infer intent.
     Default: `context` where present."""
@@ -98,7 +123,9 @@ class InputSpec(Spec):
     """The dataset of query-document pairs."""
 
     path: tuple[PatternText, ...]
-    """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides row ids."""
+    """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides
+    row ids.
+    """
     columns: Columns = Columns()
     """Column names."""
     limit: int | None = Field(None, ge=1)
@@ -127,11 +154,15 @@ class LabelerOptions(Spec):
     grades: int = Field(3, ge=2, le=10)
     """Number of grades K; labels are 0..K-1."""
     samples: int = Field(1, ge=1, le=64)
-    """Trajectories per pair: the label is their vote, ties by the mean distribution. Above 1 wants a temperature above 0."""
+    """Trajectories per pair: the label is their vote, ties by the mean distribution. Above 1 wants a temperature above
+    0.
+    """
     attempts: int = Field(3, ge=1, le=20)
     """How often a stage is asked, each time with a new seed, before the row is quarantined."""
     temperature: float = Field(0.0, ge=0.0, le=5.0)
-    """0 is greedy. A repeated attempt is drawn at `retry_temperature` at least, since a greedy answer would only come again."""
+    """0 is greedy. A repeated attempt is drawn at `retry_temperature` at least, since a greedy answer would only come
+    again.
+    """
     retry_temperature: float = Field(0.7, ge=0.0, le=5.0)
     """Lowest temperature of a second or later attempt."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -141,20 +172,25 @@ class LabelerOptions(Spec):
     max_text_tokens: int = Field(160, ge=1, le=100_000)
     """Cap on each short text (an intent, a node's description, a fragment), in tokens."""
     templates: PathText | None = None
-    """Folder with prompt templates to use instead of the built-in ones; a file that is absent there is taken from the built-in set."""
+    """Folder with prompt templates to use instead of the built-in ones; a file that is absent there is taken from the
+    built-in set.
+    """
 
     @model_validator(mode="after")
     def _samples_need_chance(self) -> LabelerOptions:
         if self.samples > 1 and self.temperature == 0.0:
-            raise ValueError(f"samples: {self.samples} at temperature 0 would draw one answer {self.samples} times; set a temperature")
+            raise ValueError(
+                f"samples: {self.samples} at temperature 0 would draw one answer {self.samples} times; set a "
+                "temperature"
+            )
         return self
 
 
 class EngineArgs(Spec):
     """Options of one engine; each engine subclasses it.
 
-    `speed_only` names the options that change how fast an answer comes and never what it says: they stay out of the fingerprint, so
-    that a run may go on with other values.
+    `speed_only` names the options that change how fast an answer comes and never what it says: they stay out of the
+    fingerprint, so that a run may go on with other values.
     """
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
@@ -166,7 +202,9 @@ class EngineSpec(Spec):
     name: str
     """A registered engine."""
     model: ModelText | None = None
-    """Model reference: a local directory, `hf:org/name[@revision]`, `s3://…` or `pypi:PACKAGE==VERSION`. The fake engine takes none."""
+    """Model reference: a local directory, `hf:org/name[@revision]`, `s3://…` or `pypi:PACKAGE==VERSION`. The fake
+    engine takes none.
+    """
     seed: int = Field(0, ge=0, lt=2**63)
     """Root of every request's seed."""
     max_prompt_tokens: int = Field(8192, ge=64)
@@ -185,22 +223,32 @@ class RunSpec(Spec):
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""
     allow_mixed: bool = False
-    """Let labels of different engines (family, version, model, precision, kind of device) stand in one output; the manifest says so."""
+    """Let labels of different engines (family, version, model, precision, kind of device) stand in one output; the
+    manifest says so.
+    """
     lease_s: float = Field(60.0, ge=3.0, le=3600.0)
-    """On object storage: a worker that did not renew its lease of a shard for so many seconds counts as dead, and another takes over."""
+    """On object storage: a worker that did not renew its lease of a shard for so many seconds counts as dead, and
+    another takes over.
+    """
     store_retry_s: float = Field(120.0, ge=0.0, le=3600.0)
-    """A storage request that is throttled, fails or is not answered is tried again for so many seconds; then the run ends with code 20."""
+    """A storage request that is throttled, fails or is not answered is tried again for so many seconds; then the run
+    ends with code 20.
+    """
     single_writer: bool = False
     """Work on storage without conditional writes. You vouch that never more than one process writes to this output."""
     ask_timeout_s: float = Field(1800.0, gt=0.0, le=1e6)
-    """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour: with its wait behind
-    others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a CPU."""
+    """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour:
+    with its wait behind others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a
+    CPU.
+    """
     help: bool | None = None
-    """Ask open chunks of shards that other workers hold, where waiting for them is longer. By default unless the engine is paid by the
-    token (`engine.args.price_per_million_input`, `…_output`): a chunk that two ask is paid twice."""
+    """Ask open chunks of shards that other workers hold, where waiting for them is longer. By default unless the engine
+    is paid by the token (`engine.args.price_per_million_input`, `…_output`): a chunk that two ask is paid twice.
+    """
     start_timeout_s: float = Field(7200.0, gt=0.0, le=1e6)
-    """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first start may fetch a
-    model of a hundred gigabytes."""
+    """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first
+    start may fetch a model of a hundred gigabytes.
+    """
 
 
 class JobSpec(Spec):
@@ -221,19 +269,24 @@ class JobSpec(Spec):
     run: RunSpec = RunSpec()
     """Chunking and limits."""
     reuse: tuple[PathText, ...] = ()
-    """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the same. The first that has
-    a row's label wins. No part of the job's fingerprint."""
+    """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the
+    same. The first that has a row's label wins. No part of the job's fingerprint.
+    """
     canary: int = Field(0, ge=0, le=100_000)
-    """Rows that are labelled already to ask again at the start of a run that would put new labels beside old ones; 0 is off. 200 tell a
-    flip rate of 5 % from one of 1 %."""
+    """Rows that are labelled already to ask again at the start of a run that would put new labels beside old ones; 0 is
+    off. 200 tell a flip rate of 5 % from one of 1 %.
+    """
     max_flip_rate: Fraction = 0.05
-    """Share of the canary's rows whose grade may change; above it nothing is committed and the run ends with exit code 5. Batches alone
-    flip one or two rows of a hundred at temperature 0."""
+    """Share of the canary's rows whose grade may change; above it nothing is committed and the run ends with exit code
+    5. Batches alone flip one or two rows of a hundred at temperature 0.
+    """
     cost_per_gpu_hour: float | None = Field(None, ge=0.0)
     """Price of an hour of one GPU, in whatever currency; `plan` then says what a run would cost."""
     storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
-    """For each URL scheme, options of its fsspec filesystem (`{s3: {profile: prod, endpoint_url: …}}`), for all paths of the job. Taken for
-    secrets: never written anywhere. Better left out where variables and profiles will do."""
+    """For each URL scheme, options of its fsspec filesystem (`{s3: {profile: prod, endpoint_url: …}}`), for all paths
+    of the job. Taken for
+    secrets: never written anywhere. Better left out where variables and profiles will do.
+    """
 
     @field_validator("reuse", mode="before")
     @classmethod
@@ -289,7 +342,8 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
         values: parsed YAML; may hold ready-made model instances.
         where: what to call the source in an error, usually the spec's path.
     Raises:
-        ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a typo.
+        ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a
+            typo.
     """
     odd = next(odd_values(values), None)
     if odd is not None:
@@ -300,13 +354,20 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
         raise ConfigError(f"{where}: " + "; ".join(_fault(model, fault) for fault in exc.errors())) from exc
 
 
-_YAML_HINTS = {"string_type": " (in YAML, put it in quotes)", "tuple_type": " (a list, in brackets)", "list_type": " (a list, in brackets)"}
+_YAML_HINTS = {
+    "string_type": " (in YAML, put it in quotes)",
+    "tuple_type": " (a list, in brackets)",
+    "list_type": " (a list, in brackets)",
+}
 
 
 def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
     if fault["loc"][:1] == ("storage_options",) and fault["type"] != "value_error":  # its values are secrets
-        return f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: prod}}}}"
+        return (
+            f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: "
+            f"{{profile: prod}}}}"
+        )
     if fault["type"] in ("extra_forbidden", "invalid_key"):
         known = _known_keys(model, fault["loc"][:-1])
         key = str(fault["loc"][-1])
@@ -316,7 +377,10 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
     if fault["type"] == "missing":
         return f"`{path}` is missing"
     if fault["type"] == "model_type":
-        return f"`{path}` = {_shown(fault['input'])}: want a mapping with the keys {', '.join(_known_keys(model, fault['loc']))}"
+        return (
+            f"`{path}` = {_shown(fault['input'])}: want a mapping with the keys "
+            f"{', '.join(_known_keys(model, fault['loc']))}"
+        )
     hint = _YAML_HINTS.get(fault["type"], "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
     shown = "" if fault["loc"][:1] == ("storage_options",) else f" = {_shown(fault['input'])}"

@@ -14,7 +14,8 @@ from manifests.secrets.redaction import forget_secrets
 ROOT = Path(__file__).parent.parent
 
 
-# On a CI machine the same examples each time, so that a red run is red again; by hand new ones, which is how bugs are found.
+# On a CI machine the same examples each time, so that a red run is red again; by hand new ones, which is how bugs are
+# found.
 # No test is held to a time: a busy machine is not a bug.
 settings.register_profile("by hand", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)

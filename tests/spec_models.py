@@ -17,7 +17,11 @@ ROOTS = (JobSpec, DistillSpec, ExportSpec, BenchSpec, StudentArgs)
 
 def spec_models() -> list[type[Spec]]:
     """By module and name."""
-    loaded = [*ROOTS, *(labeler_class(name).Options for name in labeler_names()), *(engine_class(name).Args for name in engine_names())]
+    loaded = [
+        *ROOTS,
+        *(labeler_class(name).Options for name in labeler_names()),
+        *(engine_class(name).Args for name in engine_names()),
+    ]
     assert loaded
 
     def below(model: type[Spec]) -> Iterator[type[Spec]]:

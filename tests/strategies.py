@@ -1,4 +1,6 @@
-"""What hypothesis draws: hostile texts, documents, pairs, answer formats, and answers that are right, nearly right or anything."""
+"""What hypothesis draws: hostile texts, documents, pairs, answer formats, and answers that are right, nearly right or
+anything.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ words = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=8)
 
 def texts(max_pieces: int = 12) -> st.SearchStrategy[str]:
     """Texts that hold words, snares and anything, in any order."""
-    piece = st.one_of(words, st.sampled_from(SNARES), st.text(characters, max_size=6), st.sampled_from((" ", "\n", "  \t", "\n\n")))
+    piece = st.one_of(
+        words, st.sampled_from(SNARES), st.text(characters, max_size=6), st.sampled_from((" ", "\n", "  \t", "\n\n"))
+    )
     return st.lists(piece, max_size=max_pieces).map("".join)
 
 
@@ -75,7 +79,9 @@ def pairs() -> st.SearchStrategy[Pair]:
     )
 
 
-tags = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=10).filter(lambda tag: tag.replace("_", "").isalpha())
+tags = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=10).filter(
+    lambda tag: tag.replace("_", "").isalpha()
+)
 
 
 @st.composite
@@ -97,7 +103,9 @@ def answer_formats(draw: st.DrawFn) -> AnswerFormat:
 
 @st.composite
 def contents_of(draw: st.DrawFn, format: AnswerFormat) -> dict[str, str]:
-    """Contents that a valid answer in this format may have, as a reader returns them: stripped, and free of the format's tags."""
+    """Contents that a valid answer in this format may have, as a reader returns them: stripped, and free of the
+    format's tags.
+    """
     contents = {}
     for section in format.sections:
         if isinstance(section, Choice):

@@ -1,6 +1,7 @@
 """The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
 
-Looking at a model (`check_base`) reads config and tokenizer only, so that a wrong one is refused before labels are read or weights loaded.
+Looking at a model (`check_base`) reads config and tokenizer only, so that a wrong one is refused before labels are read
+or weights loaded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,18 @@ from manifests.models.references import ResolvedModel
 from manifests.phi import PhiTable
 from manifests.specs import Columns
 
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "roberta-prelayernorm")
-"""Model types whose position embeddings begin behind the padding token's: two fewer tokens fit than they have positions."""
+OFFSET_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "xlm-roberta-xl",
+    "mpnet",
+    "longformer",
+    "roberta-prelayernorm",
+)
+"""Model types whose position embeddings begin behind the padding token's: two fewer tokens fit than they have
+positions.
+"""
 
 
 @dataclass
@@ -57,14 +68,18 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         raise ModelError(f"model {reference!r}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
     kind = kind_of(config)
     if kind != spec.student.kind:
-        is_what = {"encoder": "is an encoder", "decoder": "is a decoder", None: "is neither an encoder nor a decoder"}[kind]
+        is_what = {"encoder": "is an encoder", "decoder": "is a decoder", None: "is neither an encoder nor a decoder"}[
+            kind
+        ]
         raise ModelError(
             f"model {reference!r} (a {config.model_type}) {is_what}, and student.kind is {spec.student.kind}. "
             f"Set student.kind to what it is, or name another model."
         )
     limit = _limit(config, tokenizer)
     if limit is not None and spec.train.max_tokens > limit:
-        raise ConfigError(f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it.")
+        raise ConfigError(
+            f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it."
+        )
     return Base(resolved, config, tokenizer, limit)
 
 
@@ -74,7 +89,9 @@ def kind_of(config: Any) -> str | None:
 
     if getattr(config, "is_encoder_decoder", False):
         return None
-    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:  # BERT has a causal head too: what it was trained for decides
+    if (
+        config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    ):  # BERT has a causal head too: what it was trained for decides
         return "encoder"
     return "decoder" if config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
 
@@ -122,7 +139,8 @@ def _prompt(section: StudentSection, tokenizer: Any, grades: int) -> tuple[str, 
 
 
 def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
-    """The module to train, its weights loaded; heads of an earlier student are taken over where they have the same name and size.
+    """The module to train, its weights loaded; heads of an earlier student are taken over where they have the same name
+    and size.
 
     Raises:
         ModelError: weights can't be loaded, or a decoder scales its logits.
@@ -134,18 +152,24 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
         from distill.students.encoder import EncoderStudent, load_backbone
 
         section = spec.student
-        module = EncoderStudent(load_backbone(path), record.heads, pooling=section.pooling, dropout=section.dropout, seed=spec.train.seed)
+        module = EncoderStudent(
+            load_backbone(path), record.heads, pooling=section.pooling, dropout=section.dropout, seed=spec.train.seed
+        )
         if (path / STUDENT_NAME).is_file():
             _take_heads(module, path)
     except (OSError, ValueError, RuntimeError) as exc:
         if isinstance(exc, ModelError | ConfigError):
             raise
-        raise ModelError(f"model {base.resolved.reference!r}: its weights can't be loaded ({_first_line(exc)}).") from exc
+        raise ModelError(
+            f"model {base.resolved.reference!r}: its weights can't be loaded ({_first_line(exc)})."
+        ) from exc
     return module
 
 
 def _take_heads(module: Any, path: Path) -> None:
-    """Heads of an earlier student, each whose name and size agree; a new one, or one with another number of grades, starts afresh."""
+    """Heads of an earlier student, each whose name and size agree; a new one, or one with another number of grades,
+    starts afresh.
+    """
     held = read_student(path).heads
     load_heads(module, path, [name for name, head in module.heads.items() if held.get(name) == head.out_features])
 

@@ -1,8 +1,9 @@
 """Which rows make a batch, epoch by epoch, and what a batch holds.
 
-An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number is the same in every
-epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled epoch, so that who shares a batch with whom
-stays mostly chance; with a budget of tokens the whole epoch is one stretch, since batches cut elsewhere would differ in number.
+An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number is
+the same in every epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled epoch,
+so that who shares a batch with whom stays mostly chance; with a budget of tokens the whole epoch is one stretch, since
+batches cut elsewhere would differ in number.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from distill.students.texts import PAD_MULTIPLE, PairTexts, TokenRow
 # N rows, B rows of a batch, K grades
 
 STRETCH_BATCHES = 50
-"""Batches of a stretch. On crowdflower's pairs, 32 rows a batch, padding falls from 47 to 4.1 % of the tokens with titles alone, and from
-31 to 1.4 % with bodies cut at 96 tokens."""
+"""Batches of a stretch. On crowdflower's pairs, 32 rows a batch, padding falls from 47 to 4.1 % of the tokens with
+titles alone, and from 31 to 1.4 % with bodies cut at 96 tokens.
+"""
 FEWEST_STRETCHES = 4
 """Fewer rows make shorter stretches, so that batches still differ from epoch to epoch."""
 
@@ -54,8 +56,12 @@ class BatchPlan:
         self._seed = seed
         self._epoch = 0
         self._groups = groups or tokens_per_batch is not None
-        self._stretch = len(rows) if tokens_per_batch is not None else batch_size * stretch_batches(len(rows), batch_size)
-        self._sizes = batch_sizes(np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch)
+        self._stretch = (
+            len(rows) if tokens_per_batch is not None else batch_size * stretch_batches(len(rows), batch_size)
+        )
+        self._sizes = batch_sizes(
+            np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
+        )
         self._draw = None if draw_weight is None else draw_weight / draw_weight.sum()
         self._surplus = -len(self._sizes) % num_shards
 
@@ -81,7 +87,9 @@ class BatchPlan:
         if self._groups:
             stretches = [order[start : start + self._stretch] for start in range(0, len(order), self._stretch)]
             # longest first; who ties with whom is drawn
-            order = np.concatenate([stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches])
+            order = np.concatenate(
+                [stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches]
+            )
         found = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
         if self._groups:
             found = [found[place] for place in chance.permutation(len(found))]
@@ -138,7 +146,9 @@ class Collator:
         pad_multiple: widths are rounded up to it, see `pad_multiple_for`.
     """
 
-    def __init__(self, examples: Examples, tokens: Sequence[TokenRow], texts: PairTexts, *, pad_multiple: int = PAD_MULTIPLE) -> None:
+    def __init__(
+        self, examples: Examples, tokens: Sequence[TokenRow], texts: PairTexts, *, pad_multiple: int = PAD_MULTIPLE
+    ) -> None:
         self._pad_multiple = pad_multiple
         self._tokens = tokens
         self._texts = texts

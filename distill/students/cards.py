@@ -18,12 +18,19 @@ def render_card(manifest: dict[str, Any]) -> str:
     lines = [
         f"# {manifest['name']}",
         "",
-        f"{_KINDS[spec['student']['kind']]} that grades how relevant a document is to a query, by `relabel distill` {manifest['relabel']}.",
+        (
+            f"{_KINDS[spec['student']['kind']]} that grades how relevant a document is to a query, by `relabel "
+            "distill` "
+            f"{manifest['relabel']}."
+        ),
         "",
         f"- Starts from: `{manifest['model']['reference']}` (digest `{manifest['model']['digest'][:16]}`)",
         f"- Heads: {heads}",
         f"- Reads at most {spec['train']['max_tokens']} tokens of a pair; what is longer is cut.",
-        f"- Trained: {manifest['training']['steps']} steps, {manifest['training']['epochs']} epochs, on {manifest['training']['device']}.",
+        (
+            f"- Trained: {manifest['training']['steps']} steps, {manifest['training']['epochs']} epochs, on "
+            f"{manifest['training']['device']}."
+        ),
         f"- Temperatures (logits are divided by them): {_pairs(manifest['temperature'])}",
         "",
         "## Learned from",
@@ -44,8 +51,15 @@ def render_card(manifest: dict[str, Any]) -> str:
         "",
         "    relabel score THIS_FOLDER --input pairs.parquet --to scores",
         "",
-        "It answers for texts like those it saw: other languages, longer documents or another notion of relevance want labels of their",
-        "own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it decides anything.",
+        (
+            "It answers for texts like those it saw: other languages, longer documents or another notion of relevance "
+            "want labels of their"
+        ),
+        (
+            "own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it "
+            "decides "
+            "anything."
+        ),
         "",
         "## Spec",
         "",
@@ -58,9 +72,16 @@ def render_card(manifest: dict[str, Any]) -> str:
 
 
 def _source(source: dict[str, Any]) -> str:
-    made = f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`" if source["kind"] == "run" else "a label file"
+    made = (
+        f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`"
+        if source["kind"] == "run"
+        else "a label file"
+    )
     quarantined = source.get("rows", {}).get("quarantined", 0)
-    return f"- `{source['path']}`: {source['labels']:,} labels ({made}; {quarantined:,} rows in quarantine; weight {source['weight']:g})"
+    return (
+        f"- `{source['path']}`: {source['labels']:,} labels ({made}; {quarantined:,} rows in quarantine; weight "
+        f"{source['weight']:g})"
+    )
 
 
 def _gold(gold: dict[str, Any], spec: dict[str, Any]) -> str:
@@ -90,7 +111,12 @@ def _figures(test: dict[str, Any]) -> list[str]:
 def _gate(gate: dict[str, Any]) -> list[str]:
     if not gate["checks"]:
         return []
-    return [f"Gate: {'passed' if gate['has_passed'] else 'FAILED'}", "", *(f"- {check['text']}" for check in gate["checks"]), ""]
+    return [
+        f"Gate: {'passed' if gate['has_passed'] else 'FAILED'}",
+        "",
+        *(f"- {check['text']}" for check in gate["checks"]),
+        "",
+    ]
 
 
 def _pairs(values: dict[str, float]) -> str:

@@ -1,4 +1,5 @@
-"""Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one rename.
+"""Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one
+rename.
 
     checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
                                   optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
@@ -6,7 +7,8 @@
                                   state.json               plain values of all of these, and the curve
                                   trainer_state.json       transformers' own
 
-A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its name is whole.
+A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
+name is whole.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ def load_weights(module: Any, file: Path) -> None:
 
 
 def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each leaves `{"tensor": path}` behind."""
+    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each leaves `{"tensor": path}`
+    behind.
+    """
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().cpu().contiguous()
         return {"tensor": path}
@@ -148,7 +152,9 @@ def load_state(folder: Path) -> dict[str, Any]:
         plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
         found: dict[str, Any] = join_tensors(plain, load_file(folder / OPTIMIZER))
     except (OSError, ValueError, KeyError) as exc:
-        raise ManifestError(f"{folder}: a damaged checkpoint ({fault_of(exc)}). Remove it to resume from the one before.") from exc
+        raise ManifestError(
+            f"{folder}: a damaged checkpoint ({fault_of(exc)}). Remove it to resume from the one before."
+        ) from exc
     return found
 
 

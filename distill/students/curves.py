@@ -1,6 +1,7 @@
 """The training curve: losses by step and figures on dev, as Parquet and as a plot.
 
-Long form, a row a value, so that a figure that is looked at every hundredth step costs no nulls: step, split (`train`, `dev`), name, value.
+Long form, a row a value, so that a figure that is looked at every hundredth step costs no nulls: step, split (`train`,
+`dev`), name, value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A decoder student: the language model's own head at the prompt's last position, for the grade tokens alone.
 
-p_S(k) = softmax over the logits of the K grade tokens. Only those K rows of the output matrix are multiplied: for a vocabulary of 150,000
-and a hidden size of 1,536 the whole product costs 230 million multiplications a row, the K rows a few thousand.
+p_S(k) = softmax over the logits of the K grade tokens. Only those K rows of the output matrix are multiplied: for a
+vocabulary of 150,000 and a hidden size of 1,536 the whole product costs 230 million multiplications a row, the K rows a
+few thousand.
 
 Source: R3A, equation 3 (the student sees query and document and generates nothing).
 """
@@ -39,7 +40,9 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.lm = lm
         self.register_buffer("grade_ids", torch.tensor(list(grade_ids)), persistent=False)
-        self._adapted: list[Any] = []  # peft's wrapper, in a list so that its parameters are not registered a second time
+        self._adapted: list[
+            Any
+        ] = []  # peft's wrapper, in a list so that its parameters are not registered a second time
 
     def forward(
         self,
@@ -51,13 +54,15 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         """Logits of the grade tokens.
 
         Args:
-            input_ids, attention_mask, position_ids: int64 [B, T], padded on the left; or [1, T] with rows packed behind each other,
-                positions that begin anew at each, and no mask.
+            input_ids, attention_mask, position_ids: int64 [B, T], padded on the left; or [1, T] with rows packed behind
+                each other, positions that begin anew at each, and no mask.
             last: for packed rows, the place of each row's last token, int64 [B].
         Returns:
             `{"relevance": float [B, K]}`.
         """
-        found = self.lm.base_model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False)
+        found = self.lm.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        )
         hidden_BTD = found.last_hidden_state
         hidden_BD = hidden_BTD[:, -1] if last is None else hidden_BTD[0, last]
         return {HEAD: self._grade_logits(hidden_BD)}
@@ -125,6 +130,7 @@ def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:
     tolerance = PROBE_TOLERANCE if student.lm.dtype == torch.float32 else 0.05
     if float((ours_K - theirs_K).abs().max()) > tolerance * size:
         raise ModelError(
-            f"a {student.lm.config.model_type} scales or caps its logits after the output matrix, which this student's head does not do. "
+            f"a {student.lm.config.model_type} scales or caps its logits after the output matrix, which this "
+            "student's head does not do. "
             "Take another model."
         )

@@ -17,7 +17,8 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, with the system's number in its text.
+    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, with the system's
+    number in its text.
 
     Raises:
         DiskFullError: no space is left.
@@ -33,7 +34,9 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         if number in _FULL:
             raise DiskFullError(
-                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go on with --resume."
+                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go "
+                "on "
+                "with --resume."
             ) from exc
         raise StoreError(
             f"{folder}: can't be written ({exc}). The last whole checkpoint is kept: mend this and go on with --resume."
@@ -46,7 +49,9 @@ def _safetensors_errno(exc: Exception) -> int | None:
 
 
 def open_to_readers(folder: Path) -> None:
-    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its own at 0600."""
+    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its
+    own at 0600.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)

@@ -1,7 +1,7 @@
 """A distillation from spec to student folder: check, read, train, calibrate, judge, write.
 
-What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends in a typo.
-`manifest.json` is written last: a folder without one holds no finished student.
+What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends in
+a typo. `manifest.json` is written last: a folder without one holds no finished student.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class _Left:
 
     Args:
         done: manifest of this spec's student where it belongs.
-        waiting: manifest of this spec's student where it was trained, if it goes elsewhere and that is still to be done.
+        waiting: manifest of this spec's student where it was trained, if it goes elsewhere and that is still to be
+            done.
         is_replacing: whether another student may be replaced, because this call is a --restart or goes on with one.
     """
 
@@ -118,8 +119,8 @@ def distill(
     """Train the student of a spec.
 
     Args:
-        start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is nothing;
-            `restart` throws it away.
+        start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is
+            nothing; `restart` throws it away.
         say: told of progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
@@ -154,7 +155,9 @@ def distill(
     with location.locked() as make_sure:
         left = _look(location, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
         if left.done is not None or left.waiting is not None:
-            raise StaleRunError(f"{location.output}: another call finished this student meanwhile. The same command again finds it.")
+            raise StaleRunError(
+                f"{location.output}: another call finished this student meanwhile. The same command again finds it."
+            )
         claim(location, fingerprint, start, is_replacing=left.is_replacing)
         manifest = _write(work, _train(work), location, fingerprint)
         make_sure()
@@ -163,27 +166,37 @@ def distill(
 
 
 def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
-    """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the model up.
+    """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the
+    model up.
 
     Raises:
         RelabelError: they can't be read.
     """
     location = output_location_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
-    fingerprint = fingerprint_of(spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest)
-    return (location.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(location.checkpoints)[0] == fingerprint
+    fingerprint = fingerprint_of(
+        spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest
+    )
+    return (location.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(location.checkpoints)[
+        0
+    ] == fingerprint
 
 
 def _report(spec: DistillSpec, location: OutputLocation, manifest: dict[str, Any], *, was_done: bool) -> Report:
-    return Report(manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest["metrics"]["test"]))
+    return Report(
+        manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest["metrics"]["test"])
+    )
 
 
 def _refuse_own_base(location: OutputLocation, base: ResolvedModel) -> None:
     """
     Raises:
-        ConfigError: the student would be written over the model that it starts from; killed on the way, neither would be left.
+        ConfigError: the student would be written over the model that it starts from; killed on the way, neither would
+            be left.
     """
     if location.folder.resolve() == base.path.resolve():
-        raise ConfigError(f"`output` and `student.model` are the same folder ({location.output}). Name another `output`.")
+        raise ConfigError(
+            f"`output` and `student.model` are the same folder ({location.output}). Name another `output`."
+        )
 
 
 def _look(location: OutputLocation, fingerprint: str, start: str) -> _Left:
@@ -198,16 +211,22 @@ def _look(location: OutputLocation, fingerprint: str, start: str) -> _Left:
     done = location.manifest()
     if is_ours and done != waiting:
         done = None  # the one that a --restart is to replace: it was killed, and goes on
-    return _Left(finished(done, fingerprint, start, location.output), waiting, is_replacing=is_ours or start == "restart")
+    return _Left(
+        finished(done, fingerprint, start, location.output), waiting, is_replacing=is_ours or start == "restart"
+    )
 
 
-def _conclude(spec: DistillSpec, location: OutputLocation, left: _Left, fingerprint: str, start: str, *, is_writer: bool) -> Report:
+def _conclude(
+    spec: DistillSpec, location: OutputLocation, left: _Left, fingerprint: str, start: str, *, is_writer: bool
+) -> Report:
     """End without training: the student is where it belongs, or only waits here to be copied there."""
     if left.waiting is not None and is_writer:
         with location.locked():
             now = _look(location, fingerprint, start)  # again: somebody may have had the lock until now
             if now.waiting is None and now.done is None:
-                raise StaleRunError(f"{location.folder}: another call began anew there meanwhile. Call again when it has ended.")
+                raise StaleRunError(
+                    f"{location.folder}: another call began anew there meanwhile. Call again when it has ended."
+                )
             if now.waiting is not None and now.done is None:
                 location.deliver(is_replacing=now.is_replacing)
             elif now.waiting is not None:
@@ -234,10 +253,13 @@ def _check_gates(spec: DistillSpec, examples: Examples) -> None:
     rows = examples.rows_of(TEST)
     judged = rows[judge_N[rows] != NO_GRADE]
     if not len(judged):
-        raise InputError(f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test.")
+        raise InputError(
+            f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test."
+        )
     if any(gate.is_of_teacher for gate in spec.gates) and not (examples.teacher[judged] != NO_GRADE).any():
         raise InputError(
-            "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted grade. "
+            "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted "
+            "grade. "
             "Raise split.test, or bring gold for labelled pairs."
         )
 
@@ -257,7 +279,8 @@ def _check_stopping(spec: DistillSpec, examples: Examples) -> None:
     wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
     if num_grades < wanted:
         raise InputError(
-            f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} rows have "
+            f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} "
+            "rows have "
             f"{num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
         )
 
@@ -352,7 +375,9 @@ def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray
 
 
 def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float]:
-    """One temperature a head, fitted on dev against the grades that judge (nodes: against the labels); 1 where dev has none."""
+    """One temperature a head, fitted on dev against the grades that judge (nodes: against the labels); 1 where dev has
+    none.
+    """
     found = dict.fromkeys(work.record.heads, 1.0)
     rows = work.examples.rows_of(DEV)
     if not work.spec.calibrate:
@@ -364,7 +389,9 @@ def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float
         grade_N = _judge(work.examples)[0] if name == "relevance" else head_grades(work.examples, name)
         kept = rows[grade_N[rows] != NO_GRADE]
         if not len(kept):
-            work.notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
+            work.notes.append(
+                f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by"
+            )
         else:
             fitted = fit_calibrator("temperature", softmax(logits[name][kept].astype(np.float64)), grade_N[kept])
             wished = float(str(fitted.parameters["temperature"]))
@@ -384,7 +411,8 @@ def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndar
 
     Args:
         probs: calibrated.
-        trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards trusted grades.
+        trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards
+            trusted grades.
     """
     examples = work.examples
     rows = examples.rows_of(side)
@@ -399,7 +427,9 @@ def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndar
         if len(both) != len(judged):
             found["student_where_teacher"] = graded_figures(probs["relevance"][both], judge_N[both])
     if len(taught):
-        found["to_teacher"] = teacher_figures(trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
+        found["to_teacher"] = teacher_figures(
+            trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught]
+        )
     for name in set(examples.heads) - {"relevance"}:
         grade_N = head_grades(examples, name)
         kept = rows[grade_N[rows] != NO_GRADE]
@@ -408,7 +438,9 @@ def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndar
 
 
 def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | None]:
-    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave them."""
+    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave
+    them.
+    """
     gold_N = examples.gold[rows]
     found = graded_counts(examples.teacher[rows], gold_N, grades=examples.heads["relevance"])
     probs_NK = examples.teacher_probs[rows]
@@ -419,9 +451,14 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | 
 
 
 def _judged_gates(spec: DistillSpec, test: dict[str, Any]) -> dict[str, Any]:
-    """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over all."""
+    """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over
+    all.
+    """
     where_teacher = test.get("student_where_teacher", test["student"])
-    verdicts = [judge_gate(gate, where_teacher if gate.is_of_teacher else test["student"], test.get("teacher")) for gate in spec.gates]
+    verdicts = [
+        judge_gate(gate, where_teacher if gate.is_of_teacher else test["student"], test.get("teacher"))
+        for gate in spec.gates
+    ]
     checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
     return {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks}
 
@@ -435,7 +472,11 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any
         "relabel": importlib.metadata.version("relabel"),
         "name": spec.name,
         "fingerprint": fingerprint,
-        "model": {"reference": work.base.resolved.reference, "digest": work.base.resolved.digest, "type": work.base.config.model_type},
+        "model": {
+            "reference": work.base.resolved.reference,
+            "digest": work.base.resolved.digest,
+            "type": work.base.config.model_type,
+        },
         "heads": record.heads,
         "temperature": record.temperature,
         "phi": record.phi if len(record.heads) > 1 else None,

@@ -27,17 +27,24 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         heads: number of grades by head name.
         pooling: `mean` over the tokens that are no padding, or the first token.
         dropout: on the pooled representation, in training.
-        seed: each fresh head is drawn from this seed and its own name, so that a head starts the same whichever others stand beside it.
+        seed: each fresh head is drawn from this seed and its own name, so that a head starts the same whichever others
+            stand beside it.
     """
 
-    def __init__(self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = pooling
         self.dropout = nn.Dropout(dropout)
-        self.heads = nn.ModuleDict({name: fresh_head(name, backbone.config.hidden_size, grades, seed) for name, grades in heads.items()})
+        self.heads = nn.ModuleDict(
+            {name: fresh_head(name, backbone.config.hidden_size, grades, seed) for name, grades in heads.items()}
+        )
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Logits of every head.
 
         Args:
@@ -88,5 +95,9 @@ def load_backbone(path: Path) -> Any:
 
 def find_layers(model: Any) -> Any:
     """The longest list of equal layers in a transformer."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1]
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
+    ]
     return max(lists, key=len, default=nn.ModuleList())

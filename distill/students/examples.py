@@ -87,7 +87,8 @@ def _refuse_twice(tables: Sequence[LabelTable]) -> None:
         digest = table.about.get("manifest_sha256") or table.about["sha256"]
         if digest in seen:
             raise InputError(
-                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how much they count."
+                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how "
+                "much they count."
             )
         seen[digest] = table.where
 
@@ -101,12 +102,16 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
         if grade is not None and (pair.query_id, pair.doc_id) not in labelled
     ]
     if not kept and not tables:
-        raise InputError(f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from.")
+        raise InputError(
+            f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
+        )
     targets: dict[str, list[Target | None]] = {"relevance": [Target(grade, None) for _, grade in kept]}
     targets |= {name: [None] * len(kept) for name in NODE_HEADS}
     assert gold.columns is not None
     pairs = [pair for pair, _ in kept]
-    return LabelTable(gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, {"is_gold": True})
+    return LabelTable(
+        gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, {"is_gold": True}
+    )
 
 
 def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]]) -> int:
@@ -118,7 +123,9 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
     told = {table.where: table.grades for table in tables if table.grades is not None}
     if len(set(told.values())) > 1:
         listed = ", ".join(f"{where} has {grades}" for where, grades in told.items())
-        raise InputError(f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale.")
+        raise InputError(
+            f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
+        )
     grades = next(iter(told.values()), None)
     seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
     seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
@@ -136,13 +143,19 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
 class _Rows:
     """All sources behind each other."""
 
-    def __init__(self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int) -> None:
+    def __init__(
+        self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int
+    ) -> None:
         self.spec = spec
         self.tables = tables
         self.pairs = [pair for table in tables for pair in table.pairs]
         self.size = len(self.pairs)
-        self.gold = np.array([NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64)
-        self.is_labelled = np.concatenate([np.full(len(table.pairs), not table.about.get("is_gold", False)) for table in tables])
+        self.gold = np.array(
+            [NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64
+        )
+        self.is_labelled = np.concatenate(
+            [np.full(len(table.pairs), not table.about.get("is_gold", False)) for table in tables]
+        )
         self.targets = {name: [target for table in tables for target in table.targets[name]] for name in HEADS}
         self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
         self.source_weight = np.concatenate(
@@ -170,9 +183,18 @@ class _Rows:
         about = {
             "labels": [table.about for table in self.tables if not table.about.get("is_gold")],
             "gold": None if gold is None else {**gold.about, "graded_rows": int((self.gold >= 0).sum())},
-            "rows": {"all": self.size, "labelled": int(self.is_labelled.sum()), "gold_alone": int((~self.is_labelled).sum())},
+            "rows": {
+                "all": self.size,
+                "labelled": int(self.is_labelled.sum()),
+                "gold_alone": int((~self.is_labelled).sum()),
+            },
             "rows_by_head": {name: int((weight > 0).sum()) for name, weight in weights.items()},
-            "split": {"by": split.by, "seed": split.seed, "shares": {"dev": split.dev, "test": split.test}, **described},
+            "split": {
+                "by": split.by,
+                "seed": split.seed,
+                "shares": {"dev": split.dev, "test": split.test},
+                **described,
+            },
         }
         found = Examples(
             [(pair.query, pair.document) for pair in self.pairs],
@@ -206,7 +228,9 @@ class _Rows:
             bare = [name for name in named if not has[name]]
             if bare:
                 where = ", ".join(table.where for table in self.tables)
-                raise InputError(f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out.")
+                raise InputError(
+                    f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out."
+                )
             return {name: self.widths[name] for name in HEADS if name in named}
         if self.spec.student.kind == "decoder":
             return {"relevance": self.widths["relevance"]}
@@ -223,7 +247,8 @@ class _Rows:
         loss = self.spec.loss
         if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
             raise InputError(
-                f"nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and attribute (there are "
+                "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
+                "attribute (there are "
                 f"{', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
             )
 
@@ -236,7 +261,8 @@ class _Rows:
         if gold is not None and not (self.gold >= 0).any():
             how = gold.about.get("joined_by", "row")
             raise InputError(
-                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean the same things, "
+                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
+                "the same things, "
                 "and does `gold.grade` name the right column? Mend it, or leave `gold` out."
             )
 
@@ -291,8 +317,8 @@ class _Rows:
 
         Raises:
             InputError: runs with different maps, and the spec chooses none.
-            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction needs, or is missing
-                where there are more or fewer than three grades.
+            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction
+                needs, or is missing where there are more or fewer than three grades.
         """
         told = {table.phi for table in self.tables if table.phi is not None}
         if self.spec.phi is None and len(told) > 1:
@@ -308,7 +334,9 @@ class _Rows:
         return found
 
     def _balance(self, found: Examples) -> None:
-        """`class_balance: weights`: rows weighted by N / (K · rows of their grade), over the training rows; in place."""
+        """`class_balance: weights`: rows weighted by N / (K · rows of their grade), over the
+        training rows; in place.
+        """
         if self.spec.train.class_balance != "weights":
             return
         factor_N = balance_weights(found)
@@ -318,7 +346,9 @@ class _Rows:
 
 
 def balance_weights(examples: Examples) -> np.ndarray:
-    """N / (K · N_k) for each row by its target's most probable grade k, counted on the training rows; 1 for grades that do not occur."""
+    """N / (K · N_k) for each row by its target's most probable grade k, counted on the training rows; 1 for grades that
+    do not occur.
+    """
     grade_N = examples.targets["relevance"].argmax(1)
     rows = examples.rows_of(TRAIN)
     count_K = np.bincount(grade_N[rows], minlength=examples.heads["relevance"])
@@ -337,13 +367,20 @@ def _check(found: Examples) -> None:
     split = found.about["split"]
     if not len(rows):
         raise InputError(
-            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more queries."
+            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring "
+            "more "
+            "queries."
         )
     for name, weight in found.weights.items():
         if not (weight > 0).any():
-            raise InputError(f"head {name} has no row to train on: all rows with such a label weigh 0 (labels' `weight`, loss.weight_by).")
+            raise InputError(
+                f"head {name} has no row to train on: all rows with such a label weigh 0 (labels' `weight`, "
+                "loss.weight_by)."
+            )
         if not (weight[rows] > 0).any():
-            raise InputError(f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test.")
+            raise InputError(
+                f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test."
+            )
     seen = np.unique(found.targets["relevance"][rows][found.weights["relevance"][rows] > 0].argmax(1))
     if len(seen) < 2:
         raise InputError(
@@ -351,9 +388,12 @@ def _check(found: Examples) -> None:
             "Is it the right grade column, or should a map be another?"
         )
     empty = [name for name in SIDES[1:] if split["shares"][name] and not split[name]["rows"]]
-    found.notes += [f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs" for name in empty]
     found.notes += [
-        f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under another id: its "
+        f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs" for name in empty
+    ]
+    found.notes += [
+        f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under "
+        "another id: its "
         "figures flatter. `split.by: query` keeps them together"
         for name in SIDES[1:]
         if split[name]["texts_seen_in_train"]

@@ -24,7 +24,8 @@ def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float 
         probs_NK: rows sum to 1; the label is the most probable grade, the lower of equals.
         gold_N: grades 0..K-1.
     Returns:
-        Those of `count_metrics`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative log-likelihood, nats), `rows`.
+        Those of `count_metrics`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative
+        log-likelihood, nats), `rows`.
     """
     grades = probs_NK.shape[1]
     found: dict[str, float | None] = graded_counts(probs_NK.argmax(1), gold_N, grades=grades)
@@ -42,7 +43,9 @@ def graded_counts(label_N: np.ndarray, gold_N: np.ndarray, *, grades: int) -> di
     """Figures of bare labels against grades, and the number of rows."""
     found: dict[str, float | None] = {"rows": len(gold_N)}
     if len(gold_N):
-        counts_KK = confusion_by_group(gold_N, label_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1, grades=grades)[0]
+        counts_KK = confusion_by_group(
+            gold_N, label_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1, grades=grades
+        )[0]
         found |= {name: finite(float(value)) for name, value in count_metrics(counts_KK).items()}
     return found
 
@@ -64,8 +67,8 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
         teacher_NK: the teacher's distributions, NaN where it gave none.
         teacher_N: the teacher's grades.
     Returns:
-        `agreement` (share of equal grades), `f1_macro` by the teacher's grades, `kl` (mean KL(teacher ‖ student) over rows with a
-        distribution, nats), `rows`.
+        `agreement` (share of equal grades), `f1_macro` by the teacher's grades, `kl` (mean KL(teacher ‖ student) over
+        rows with a distribution, nats), `rows`.
     """
     if not len(teacher_N):
         return {"rows": 0, "agreement": None, "f1_macro": None, "kl": None}

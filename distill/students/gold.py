@@ -49,7 +49,8 @@ class GoldGrades:
     by_pair: PairGrades | None = field(default=None)
 
     def of(self, table: LabelTable) -> list[int | None]:
-        """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id, doc_id).
+        """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
+        doc_id).
 
         Raises:
             InputError: grades can't be joined, or a pair has several.
@@ -91,7 +92,9 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> GoldGrades:
     if not is_learned:
         return GoldGrades(source, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map})
     if not source.path.endswith(PARQUET_SUFFIXES):
-        raise InputError(f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades.")
+        raise InputError(
+            f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
+        )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), reads_context=False)
     with _in_words_of_the_spec():
@@ -124,5 +127,8 @@ def _grades(values: list[Any], source: GoldSource) -> list[int | None]:
     found = read_grades(values)
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))
-        raise InputError(f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are no whole number (row {row}: {text!r}).")
+        raise InputError(
+            f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are no whole number (row {row}: "
+            f"{text!r})."
+        )
     return mapped(found.values, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")

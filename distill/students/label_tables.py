@@ -1,7 +1,9 @@
-"""Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema; texts rejoined by row.
+"""Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema;
+texts rejoined by row.
 
-A run is read only if it is finished, proves itself row by row and byte by byte (what `relabel verify` does), and lies within its quarantine
-limit. A label's text is the row of the input that it names; query and document id must agree, else somebody changed one of the two.
+A run is read only if it is finished, proves itself row by row and byte by byte (what `relabel verify` does), and lies
+within its quarantine limit. A label's text is the row of the input that it names; query and document id must agree,
+else somebody changed one of the two.
 """
 
 from __future__ import annotations
@@ -103,23 +105,34 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     plan = load_plan(store)
     if plan is None:
         raise InputError(
-            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder, or a Parquet file."
+            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder, or a "
+            "Parquet file."
         )
     manifest = load_manifest(store)
     folder = RunFolder(store, plan)
     found = folder.snapshot()
     if manifest is None or manifest["receipts_sha256"] != found.digest:
-        state = f"{found.tally.rows:,} of {plan.rows:,} rows are done" if manifest is None else "its manifest is older than its receipts"
+        state = (
+            f"{found.tally.rows:,} of {plan.rows:,} rows are done"
+            if manifest is None
+            else "its manifest is older than its receipts"
+        )
         raise ManifestError(f"{root}: not finished ({state}). Run the job again until it exits 0, then distill.")
     if manifest["over_limit"] and not allow_over_limit:
         rows, limit = manifest["rows"], manifest["max_failed_fraction"]
         raise ManifestError(
-            f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} allowed). "
-            "What is missing is seldom a fair sample: mend it with `relabel retry`, or set allow_over_limit: true to take what is there."
+            f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} "
+            "allowed). "
+            "What is missing is seldom a fair sample: mend it with `relabel retry`, or set allow_over_limit: true to "
+            "take what is there."
         )
     fates = folder.prove(found, check_bytes=True)
     if fates.by_kind() != manifest["rows"]:
-        raise ManifestError(f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` says more.")
+        raise ManifestError(
+            f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` "
+            "says "
+            "more."
+        )
     labeler = plan.parts["labeler"]
     if labeler["name"] == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
@@ -151,14 +164,18 @@ def _load_file(source: LabelSource) -> LabelTable:
         data = read_whole(path)
     except FileNotFoundError as exc:
         raise InputError(
-            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
+            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or "
+            "Parquet "
+            "files."
         ) from exc
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
         _check_schema(schema, path)
         held = with_own_columns(table_of(data, _columns_of(schema)))
     if source.pairs is None:
-        raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}")
+        raise ConfigError(
+            f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
+        )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), reads_context=False)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
     about = {
@@ -185,21 +202,28 @@ def _check_schema(schema: pa.Schema, path: str) -> None:
     missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
     if missing:
         raise InputError(
-            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel schema labels` shows them."
+            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
+            "schema labels` shows them."
         )
     wanted = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list, "nodes": _is_nodes}
     for name, test in wanted.items():
         if name in schema.names and not test(schema.field(name).type):
-            raise InputError(f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS_2.field(name).type}.")
+            raise InputError(
+                f"{path}: column `{name}` holds {schema.field(name).type}, label files hold "
+                f"{LABELS_2.field(name).type}."
+            )
 
 
 def _columns_of(schema: pa.Schema) -> list[str]:
-    """What to read of a label file: `nodes` where it has them, as files up to version 2 do; else node columns, if they are of our types. A
-    column that only has such a name, as a product's subject, is none."""
+    """What to read of a label file: `nodes` where it has them, as files up to version 2 do; else node columns, if they
+    are of our types. A column that only has such a name, as a product's subject, is none.
+    """
     wanted = [name for name in COLUMNS if name in schema.names]
     if "nodes" in schema.names:
         return [*wanted, "nodes"]
-    return wanted + [name for name in NODE_COLUMNS if name in schema.names and schema.field(name).type.equals(KINDS[NODES[name]])]
+    return wanted + [
+        name for name in NODE_COLUMNS if name in schema.names and schema.field(name).type.equals(KINDS[NODES[name]])
+    ]
 
 
 def _is_float_list(kind: pa.DataType) -> bool:
@@ -236,7 +260,11 @@ def _as_table(
     probs = columns.get("probs") or [None] * len(usable)
     widths = {len(row) for row in probs if row is not None}
     if len(widths) > 1:
-        raise InputError(f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one scale is wanted.")
+        raise InputError(
+            f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one "
+            "scale is "
+            "wanted."
+        )
     width = widths.pop() if widths else None
     if grades is not None and width is not None and width != grades:
         raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
@@ -244,7 +272,9 @@ def _as_table(
     targets = {"relevance": _targets(columns["grade"], probs, grades, where, "grade")}
     nothing = [None] * len(usable)
     for name in NODE_HEADS:
-        targets[name] = _targets(columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name)
+        targets[name] = _targets(
+            columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
+        )
     pairs = _rejoin(columns, dataset, readings, where)
     about["labels"] = len(usable)
     outside = columns.get("outside_mass") or [None] * len(usable)
@@ -265,10 +295,17 @@ def _targets(
             raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
         if given is not None:
             numbers = np.asarray(given, dtype=np.float64)
-            is_off = len(given) != grades or not np.isfinite(numbers).all() or numbers.min() < 0 or abs(numbers.sum() - 1) > SUM_TOLERANCE
+            is_off = (
+                len(given) != grades
+                or not np.isfinite(numbers).all()
+                or numbers.min() < 0
+                or abs(numbers.sum() - 1) > SUM_TOLERANCE
+            )
             if is_off:
                 raise InputError(
-                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to 1 are wanted."
+                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum "
+                    "to "
+                    "1 are wanted."
                 )
         found.append(Target(value, given))
     return found
@@ -286,13 +323,18 @@ def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings 
     total = sum(file.rows for file in dataset.files)
     beyond = rows[(rows < 0) | (rows >= total)]
     if len(beyond):
-        raise InputError(f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right pairs?")
+        raise InputError(
+            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the "
+            "right "
+            "pairs?"
+        )
     pairs = read_pairs(dataset, rows, readings=readings)
     for number, pair in enumerate(pairs):
         ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
         if ids != (pair.query_id, pair.doc_id):
             raise InputError(
-                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the pairs is query "
+                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
+                "pairs is query "
                 f"{pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right order?"
             )
     return pairs

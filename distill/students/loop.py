@@ -1,4 +1,6 @@
-"""One training, module to trained module: batches planned, layers compiled, checkpoints resumed, the batch halved once if memory ends."""
+"""One training, module to trained module: batches planned, layers compiled, checkpoints resumed, the batch halved once
+if memory ends.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,25 @@ def train_student(
     _refuse_other_sharding()
     has_dev = len(examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
-        raise InputError("`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more queries.")
+        raise InputError(
+            "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring "
+            "more "
+            "queries."
+        )
     notes: list[str] = []
     for halvings in (0, 1):
         try:
             module, outcome, plan = _attempt(
-                spec, base, record, examples, tokens, texts, folder, dev_figures if has_dev else None, say, halvings=halvings
+                spec,
+                base,
+                record,
+                examples,
+                tokens,
+                texts,
+                folder,
+                dev_figures if has_dev else None,
+                say,
+                halvings=halvings,
             )
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
@@ -68,7 +83,10 @@ def train_student(
             if halvings or spec.train.batch_size < 2 or spec.train.tokens_per_batch is not None:
                 raise _no_memory(spec, exc) from exc
             half = spec.train.batch_size // 2
-            notes.append(f"out of memory with batches of {spec.train.batch_size} rows: going on with {half}, accumulating twice as many")
+            notes.append(
+                f"out of memory with batches of {spec.train.batch_size} rows: going on with {half}, accumulating "
+                "twice as many"
+            )
             say(notes[-1])
             logger.warning(notes[-1])
             exc.__traceback__ = None  # its frames hold the activations that did not fit
@@ -94,7 +112,9 @@ def _attempt(
     halvings: int,
 ) -> tuple[Any, Outcome, BatchPlan]:
     settings = spec.train
-    arguments = training_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)  # seeds all generators
+    arguments = training_arguments(
+        settings, folder, has_dev=dev_figures is not None, halvings=halvings
+    )  # seeds all generators
     arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
     module = build_module(spec, base, record)
     if settings.gradient_checkpointing:
@@ -140,16 +160,19 @@ def _refuse_other_sharding() -> None:
     for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
         if parse_flag_from_env(variable):
             raise ConfigError(
-                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain multi-GPU, and "
-                "`train.strategy: fsdp` in the spec: weights, gradients and optimizer are then sharded over the same processes."
+                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain "
+                "multi-GPU, and "
+                "`train.strategy: fsdp` in the spec: weights, gradients and optimizer are then sharded over the same "
+                "processes."
             )
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:
     """Compile the transformer's layers one by one, each shape apart.
 
-    Measured for BERT-base training at 256 tokens on an H200: 2,697 rows/s against 2,108 eager; compiling the whole model was slower than
-    eager. Padding to a multiple of 8 leaves max_tokens / 8 widths, so torch's limit of 8 recompilations is raised.
+    Measured for BERT-base training at 256 tokens on an H200: 2,697 rows/s against 2,108 eager; compiling the whole
+    model was slower than eager. Padding to a multiple of 8 leaves max_tokens / 8 widths, so torch's limit of 8
+    recompilations is raised.
     """
     import torch._dynamo
 
@@ -160,13 +183,18 @@ def compile_layers(module: Any, *, max_tokens: int) -> None:
 
 def is_out_of_memory(exc: BaseException) -> bool:
     """Whether an error says that memory ended, on a device or on the host."""
-    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(word in str(exc).lower() for word in _MEMORY_WORDS)
+    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
+        word in str(exc).lower() for word in _MEMORY_WORDS
+    )
 
 
 def _no_memory(spec: DistillSpec, exc: BaseException) -> TrainingError:
     first = (str(exc).splitlines() or [type(exc).__name__])[0][:150]
     if spec.train.tokens_per_batch is not None:
-        return TrainingError(f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {first}. Lower train.tokens_per_batch.")
+        return TrainingError(
+            f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {first}. Lower "
+            "train.tokens_per_batch."
+        )
     return TrainingError(
         f"out of memory, also with half the batch ({max(1, spec.train.batch_size // 2)} rows): {first}. "
         "Lower train.batch_size or train.max_tokens, or set train.gradient_checkpointing: true."

@@ -1,9 +1,10 @@
 """What a student minimises: soft cross-entropy, and the consistency of its three heads through φ.
 
-Every loss comes as one value a row, so that rows can be weighted and masked; `weighted_sum` and the weights' sum make the mean. Computed in
-float32 or better, whatever the logits' type.
+Every loss comes as one value a row, so that rows can be weighted and masked; `weighted_sum` and the weights' sum make
+the mean. Computed in float32 or better, whatever the logits' type.
 
-Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the temperature.
+Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the
+    temperature.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ def soft_targets(target_BK: Tensor, *, temperature: float = 1.0, smoothing: floa
     """A teacher's distributions as they are learned: p^(1/T) renormalised, then (1-ε)·p + ε/K.
 
     Args:
-        target_BK: rows of probabilities; a row of zeros (no label) stays a row of zeros when `smoothing` is 0 and is masked elsewhere.
+        target_BK: rows of probabilities; a row of zeros (no label) stays a row of zeros when `smoothing` is 0 and is
+            masked elsewhere.
         temperature: above 0; 1 changes nothing.
         smoothing: ε, 0 to below 1.
     """
     if temperature != 1.0:
         tiny = torch.finfo(target_BK.dtype).tiny
-        # divided by the row's largest first: at a low temperature all powers would round to 0, and the row would teach nothing
+        # divided by the row's largest first: at a low temperature all powers would round to 0, and the row would teach
+        # nothing
         highest_B1 = target_BK.amax(-1, keepdim=True).clamp(min=tiny)
         raised_BK = (target_BK.clamp(min=0.0) / highest_B1) ** (1.0 / temperature)
         target_BK = raised_BK / raised_BK.sum(-1, keepdim=True).clamp(min=tiny)
@@ -75,7 +78,12 @@ def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor)
 
 
 def consistency(
-    relevance_BK: Tensor, subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor, *, direction: str = "induced_to_direct"
+    relevance_BK: Tensor,
+    subject_BS: Tensor,
+    attribute_BA: Tensor,
+    mask_KC: Tensor,
+    *,
+    direction: str = "induced_to_direct",
 ) -> Tensor:
     """KL between the induced and the direct grade distribution, one value a row; gradients reach all three heads.
 
@@ -101,7 +109,9 @@ def consistency(
 
 
 def weighted_sum(losses_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Σ_i w_i l_i over the rows of positive weight. A masked row's loss is not even multiplied: its NaN, if any, would survive a zero."""
+    """Σ_i w_i l_i over the rows of positive weight. A masked row's loss is not even multiplied: its NaN, if any, would
+    survive a zero.
+    """
     kept_B = torch.where(weight_B > 0, losses_B, torch.zeros_like(losses_B))
     return (kept_B * weight_B.to(losses_B.dtype)).sum()
 

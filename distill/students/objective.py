@@ -1,7 +1,8 @@
-"""The objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c of a batch: which losses there are, their weights, and their means.
+"""The objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c of a batch: which losses there are, their weights, and their
+means.
 
-Each part is kept as (Σ w·l, Σ w) until all batches of an optimizer step are known, so that accumulation over several batches, or over
-several devices, gives the loss of one large batch and not the mean of unequal means.
+Each part is kept as (Σ w·l, Σ w) until all batches of an optimizer step are known, so that accumulation over several
+batches, or over several devices, gives the loss of one large batch and not the mean of unequal means.
 
 Source: Graph-GRPO, equations 16 to 19; R3A, equation 3, is the part `relevance` alone.
 """
@@ -70,7 +71,9 @@ class Objective:
 
     def _cross_entropy(self, logits_BK: Tensor, target_BK: Tensor, *, smoothing: float) -> Tensor:
         temperature = self._spec.temperature
-        return cross_entropy(logits_BK, soft_targets(target_BK, temperature=temperature, smoothing=smoothing), temperature=temperature)
+        return cross_entropy(
+            logits_BK, soft_targets(target_BK, temperature=temperature, smoothing=smoothing), temperature=temperature
+        )
 
     def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor:
         relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))

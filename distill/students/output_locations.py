@@ -1,9 +1,10 @@
-"""Where a student is made and where it goes: one folder, or a folder of work here and a URL that the finished student is copied to.
+"""Where a student is made and where it goes: one folder, or a folder of work here and a URL that the finished student
+is copied to.
 
-Training writes checkpoints, and loaders map files: both want a disk. So a student whose `output` is a URL is trained in the cache, in a
-folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and copied when it is finished: the
-manifest of the student that it replaces goes first, its own comes last. At the URL lies a whole student or, to every reader, none. Then the
-folder of work is removed.
+Training writes checkpoints, and loaders map files: both want a disk. So a student whose `output` is a URL is trained in
+the cache, in a folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and
+copied when it is finished: the manifest of the student that it replaces goes first, its own comes last. At the URL lies
+a whole student or, to every reader, none. Then the folder of work is removed.
 """
 
 from __future__ import annotations
@@ -59,28 +60,38 @@ class OutputLocation:
         return self.folder / CHECKPOINTS
 
     def check_free(self) -> None:
-        """Make sure that the folder holds nothing, or what an earlier call left: writing there replaces files, and removes checkpoints.
+        """Make sure that the folder holds nothing, or what an earlier call left: writing there replaces files, and
+        removes checkpoints.
 
         Raises:
             StaleRunError: it holds files of somebody else.
         """
         if self.url is not None:  # the folder of work is nobody else's
             return
-        if not self.folder.is_dir() or (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / CLAIM_NAME).exists():
+        if (
+            not self.folder.is_dir()
+            or (self.folder / MANIFEST_NAME).exists()
+            or (self.checkpoints / CLAIM_NAME).exists()
+        ):
             return
         held = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {LOCK_NAME}:
             return  # one that was killed before it began
         if held:
             named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
-            raise StaleRunError(f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or empty it.")
+            raise StaleRunError(
+                f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or "
+                "empty "
+                "it."
+            )
 
     @contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
         """Nobody else trains this student meanwhile, on this machine or, where it goes to a URL, on any.
 
         Yields:
-            What makes sure of it again before the student is delivered: a lease may have been lost on the way, to a network that was down.
+            What makes sure of it again before the student is delivered: a lease may have been lost on the way, to a
+            network that was down.
         Raises:
             LockHeldError: somebody does.
         """
@@ -117,7 +128,9 @@ class OutputLocation:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise ManifestError(f"{file}: can't be read ({exc.strerror}). Move it away, or name another output.") from exc
+            raise ManifestError(
+                f"{file}: can't be read ({exc.strerror}). Move it away, or name another output."
+            ) from exc
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the student that is where it belongs.
@@ -128,19 +141,23 @@ class OutputLocation:
         if self.url is None:
             return self.local_manifest()
         try:
-            return parse_student_manifest(open_bundle_store(self.url).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}")
+            return parse_student_manifest(
+                open_bundle_store(self.url).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}"
+            )
         except FileNotFoundError:
             return None
 
     def deliver(self, *, is_replacing: bool) -> None:
-        """Copy the student that is finished here to where it goes, if that is elsewhere, and remove what there was to its making.
+        """Copy the student that is finished here to where it goes, if that is elsewhere, and remove what there was to
+        its making.
 
         Call it while `locked`: what the URL holds is looked at once, before the first file is written.
 
         Args:
             is_replacing: take the place of another student there.
         Raises:
-            StaleRunError: there is another student, which is left as it is; or somebody put one there while this one was copied.
+            StaleRunError: there is another student, which is left as it is; or somebody put one there while this one
+                was copied.
         """
         if self.url is None:
             shutil.rmtree(self.checkpoints)
@@ -169,11 +186,16 @@ class OutputLocation:
         for file in files:
             if file.name != MANIFEST_NAME:
                 failpoints.hit("before_student_upload")
-                bundle_store.upload(f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None)
+                bundle_store.upload(
+                    f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None
+                )
         if is_replacing:
             _remove_others(bundle_store, name, {file.name for file in files})
         failpoints.hit("before_student_manifest")
-        if not bundle_store.create(f"{name}/{MANIFEST_NAME}", data) and _record(bundle_store, f"{name}/{MANIFEST_NAME}") != data:
+        if (
+            not bundle_store.create(f"{name}/{MANIFEST_NAME}", data)
+            and _record(bundle_store, f"{name}/{MANIFEST_NAME}") != data
+        ):
             raise _is_taken(bundle_store, name)
         failpoints.hit("after_student_manifest")
 
@@ -193,7 +215,9 @@ def output_location_of(output: str, *, cache_dir: Path) -> OutputLocation:
     if scheme_of(url) != "s3":
         raise ConfigError(f"`output` = {output}: students go to local folders and to s3://. Name one of these.")
     if not _split(url)[0].partition("://")[2]:
-        raise ConfigError(f"`output` = {output}: names a whole bucket. Name a folder in it, which the student then owns.")
+        raise ConfigError(
+            f"`output` = {output}: names a whole bucket. Name a folder in it, which the student then owns."
+        )
     return OutputLocation(output, cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
 
 
@@ -207,9 +231,13 @@ def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:
         held: dict[str, Any] = json.loads(data)
         is_student = held.get("kind") == "student" and isinstance(held["fingerprint"], str)
     except (ValueError, AttributeError, KeyError) as exc:
-        raise ManifestError(f"{where}: not readable as a student's manifest. Move it away, or name another output.") from exc
+        raise ManifestError(
+            f"{where}: not readable as a student's manifest. Move it away, or name another output."
+        ) from exc
     if not is_student:
-        raise ManifestError(f"{where}: is no student's manifest; the folder belongs to something else. Name another output.")
+        raise ManifestError(
+            f"{where}: is no student's manifest; the folder belongs to something else. Name another output."
+        )
     return held
 
 

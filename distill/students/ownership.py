@@ -1,4 +1,6 @@
-"""What a training is known by, and whose a folder is: the same spec, data and model go on where they were, others are refused."""
+"""What a training is known by, and whose a folder is: the same spec, data and model go on where they were, others are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> 
     plain["student"].pop("model")
     for name in SPEED_ONLY:
         plain["train"].pop(name)
-    return digest_of({"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION})
+    return digest_of(
+        {"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION}
+    )
 
 
 def _data_digest(examples: Examples) -> str:
@@ -38,7 +42,14 @@ def _data_digest(examples: Examples) -> str:
         for text in (query, document):
             data = text.encode("utf-8", "surrogatepass")
             total.update(len(data).to_bytes(8, "big") + data)
-    arrays = [*examples.targets.values(), *examples.weights.values(), examples.row_weight, examples.gold, examples.teacher, examples.side]
+    arrays = [
+        *examples.targets.values(),
+        *examples.weights.values(),
+        examples.row_weight,
+        examples.gold,
+        examples.teacher,
+        examples.side,
+    ]
     for array in arrays:
         total.update(np.ascontiguousarray(array).tobytes())
     total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
@@ -55,7 +66,8 @@ def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: s
         return None
     if held["fingerprint"] != fingerprint:
         raise StaleRunError(
-            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this one's is "
+            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this "
+            "one's is "
             f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
         )
     return held
@@ -73,16 +85,22 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
     if start == "restart":
         if location.url is not None:
             (location.folder / MANIFEST_NAME).unlink(missing_ok=True)
-        note_claim(folder, "", is_replacing=False)  # nobody's while they go, and the folder is still known as a student's
+        note_claim(
+            folder, "", is_replacing=False
+        )  # nobody's while they go, and the folder is still known as a student's
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
     held, _ = claimed(folder)
     left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
     if left and start == "new":
-        raise StaleRunError(f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart.")
+        raise StaleRunError(
+            f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart."
+        )
     if left and held != fingerprint:
-        raise StaleRunError(f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart.")
+        raise StaleRunError(
+            f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart."
+        )
     note_claim(folder, fingerprint, is_replacing=is_replacing)
 
 

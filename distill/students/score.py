@@ -1,7 +1,9 @@
-"""Scoring many pairs with a student: token rows sorted by length, batches of a token budget, calibrated distributions in the order given.
+"""Scoring many pairs with a student: token rows sorted by length, batches of a token budget, calibrated distributions
+in the order given.
 
-A call scores one block of rows (the run's chunk) and its batches follow from that block alone, never from what was scored before or beside
-it, so that a block that is scored again gives the same bits on the same machine (unless memory ran out, which makes batches smaller).
+A call scores one block of rows (the run's chunk) and its batches follow from that block alone, never from what was
+scored before or beside it, so that a block that is scored again gives the same bits on the same machine (unless memory
+ran out, which makes batches smaller).
 """
 
 from __future__ import annotations
@@ -38,14 +40,17 @@ class Scorer:
         """Token rows of (query, document) pairs, cut as in training."""
         return self.student.texts.encode(pairs)
 
-    def score(self, rows: Sequence[TokenRow], tick: Callable[[int], bool] = lambda _: True) -> dict[str, np.ndarray] | None:
+    def score(
+        self, rows: Sequence[TokenRow], tick: Callable[[int], bool] = lambda _: True
+    ) -> dict[str, np.ndarray] | None:
         """Calibrated distributions.
 
         Args:
             rows: one or more.
             tick: told after each batch how many rows it held; False gives up.
         Returns:
-            By head, float32 [B, K] in the order of the rows; a row whose logits are not finite has NaN. None if `tick` gave up.
+            By head, float32 [B, K] in the order of the rows; a row whose logits are not finite has NaN. None if `tick`
+            gave up.
         Raises:
             ModelError: not even one pair fits into the device's memory.
         """
@@ -70,7 +75,9 @@ class Scorer:
         return out
 
     def _forward(self, rows: list[TokenRow]) -> dict[str, Any]:
-        """Logits of one batch, still on the device; a batch that does not fit into memory is halved, and so are all later ones."""
+        """Logits of one batch, still on the device; a batch that does not fit into memory is halved, and so are all
+        later ones.
+        """
         import torch
 
         held = self.student.texts.collate(rows, pad_multiple=self._pad_multiple)
@@ -81,7 +88,8 @@ class Scorer:
         except torch.OutOfMemoryError as exc:
             if len(rows) == 1:
                 raise ModelError(
-                    f"a single pair of {len(rows[0].ids)} tokens does not fit into the memory of {self.student.device}. Free some, or name "
+                    f"a single pair of {len(rows[0].ids)} tokens does not fit into the memory of "
+                    f"{self.student.device}. Free some, or name "
                     "another --device."
                 ) from exc
         middle = len(rows) // 2

@@ -1,7 +1,8 @@
-"""Weights, gradients and moments cut into one shard a process (FSDP), and whole tensors gathered from shards or cut into them.
+"""Weights, gradients and moments cut into one shard a process (FSDP), and whole tensors gathered from shards or cut
+into them.
 
-A shard is a `DTensor`: the rows of a tensor that belong to this process. Whatever gathers is called by all processes alike, in the same
-order. A tensor that is no shard is already whole, so that the same code serves one process and DDP.
+A shard is a `DTensor`: the rows of a tensor that belong to this process. Whatever gathers is called by all processes
+alike, in the same order. A tensor that is no shard is already whole, so that the same code serves one process and DDP.
 
 Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
 """
@@ -20,11 +21,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(module: Any, device: torch.device) -> None:
-    """Cut a student's parameters over all processes and move them to the device, layer by layer, so that no device has to hold them all.
+    """Cut a student's parameters over all processes and move them to the device, layer by layer, so that no device has
+    to hold them all.
 
-    A layer's weights are gathered where it is computed, forward and again backward; the rest (embeddings, last norm, heads) for the whole
-    step. They travel in float32, and autocast casts them as it does without shards: with weights that arrive in bf16, norms and the sums
-    from layer to layer would be bf16 too, and the student another one.
+    A layer's weights are gathered where it is computed, forward and again backward; the rest (embeddings, last norm,
+    heads) for the whole step. They travel in float32, and autocast casts them as it does without shards: with weights
+    that arrive in bf16, norms and the sums from layer to layer would be bf16 too, and the student another one.
 
     Args:
         module: an `EncoderStudent` or `DecoderStudent`.
@@ -41,10 +43,14 @@ def is_sharded(module: Any) -> bool:
 
 
 def trained_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """Names and parameters that training changes, as shards where it is sharded; one that two names share comes once."""
+    """Names and parameters that training changes, as shards where it is sharded; one that two
+    names share comes once.
+    """
     seen: set[int] = set()
     for name, parameter in own_parameters(module).items():
-        key = id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()  # a shard's address is no address
+        key = (
+            id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
+        )  # a shard's address is no address
         if parameter.requires_grad and key not in seen:
             seen.add(key)
             yield name, parameter
@@ -94,10 +100,15 @@ def whole_moments(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
 
 
 def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The other way round: what `optimizer.load_state_dict` takes, cut as its parameters are; a count of steps has no shards."""
+    """The other way round: what `optimizer.load_state_dict` takes, cut as its parameters are; a count of steps has no
+    shards.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = {
-        place: {name: cut(value, parameters[place]) if _is_moment(value, parameters[place]) else value for name, value in values.items()}
+        place: {
+            name: cut(value, parameters[place]) if _is_moment(value, parameters[place]) else value
+            for name, value in values.items()
+        }
         for place, values in state["state"].items()
     }
     return {**state, "state": moments}

@@ -1,4 +1,6 @@
-"""The student spec: what a user writes in `student.yaml`, checked key by key. Pure: no environment, no network, no disk."""
+"""The student spec: what a user writes in `student.yaml`, checked key by key. Pure: no environment, no network, no
+disk.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class GoldSource(Spec):
     """Trusted human grades: to judge by, and with `loss.gold_weight` above 0 to learn from."""
 
     path: PathText = Field(min_length=1)
-    """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label run's own input."""
+    """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label
+    run's own input.
+    """
     grade: str = "grade"
     """Column of the grade."""
     map: dict[int, int] | None = None
@@ -82,7 +86,10 @@ class PromptSpec(Spec):
     """`auto` takes the tokenizer's chat template if it has one."""
     system: str = "You grade how relevant a document is to a search query."
     """Opening text; empty for none."""
-    user: str = "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 (not at all) to {top}."
+    user: str = (
+        "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 "
+        "(not at all) to {top}."
+    )
     """The pair's place; holds {query} and then {document}."""
     ending: str = "Grade:\n"
     """What a plain prompt ends with; the grade token follows."""
@@ -92,12 +99,18 @@ class StudentSection(Spec):
     """The model that learns."""
 
     kind: Literal["encoder", "decoder"]
-    """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own head."""
+    """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own
+    head.
+    """
     model: ModelText = Field(min_length=1)
-    """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an earlier distillation,
-    whose heads are then taken over too: two stages are two specs."""
+    """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
+    earlier distillation,
+    whose heads are then taken over too: two stages are two specs.
+    """
     heads: Literal["auto"] | dict[str, int] = "auto"
-    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head."""
+    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or
+    numbers of grades by head.
+    """
     pooling: Literal["mean", "cls"] = "mean"
     """How an encoder's token vectors become one."""
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
@@ -148,13 +161,17 @@ class LossSection(Spec):
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     """T of distillation: teacher p^(1/T), student softmax(z/T), loss times T²."""
     gold_weight: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold alone are learned from
-    as well, with weight g; at 0 gold only judges."""
+    """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold
+    alone are learned from as well, with weight g; at 0 gold only judges.
+    """
     targets: TargetKind | dict[str, TargetKind] = "soft"
-    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by head, say
-    {subject: hard, attribute: hard}; a head that is not named is soft."""
+    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by
+    head, say {subject: hard, attribute: hard}; a head that is not named is soft.
+    """
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as they are."""
+    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as
+    they are.
+    """
     weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
     """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
 
@@ -201,8 +218,9 @@ class TrainSection(Spec):
     tokens_per_batch: int | None = Field(None, ge=1)
     """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included."""
     group_by_length: bool = True
-    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly chance. Always so with
-    `tokens_per_batch`, over the whole epoch."""
+    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly
+    chance. Always so with `tokens_per_batch`, over the whole epoch.
+    """
     accumulation: int = Field(1, ge=1)
     """Batches for one optimizer step; the loss is the same as of one large batch."""
     learning_rate: float = Field(2e-4, gt=0.0)
@@ -236,16 +254,24 @@ class TrainSection(Spec):
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the layers one by one; `auto` does so on a GPU."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the optimizer's moments as well."""
+    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the
+    optimizer's moments as well.
+    """
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, about a third slower."""
 
     @model_validator(mode="after")
     def _options_agree(self) -> TrainSection:
         if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ValueError("`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16")
+            raise ValueError(
+                "`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16"
+            )
         if self.class_balance == "sampler" and self.tokens_per_batch:
-            raise ValueError("`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use weights")
+            raise ValueError(
+                "`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. "
+                "Use "
+                "weights"
+            )
         return self
 
 
@@ -253,7 +279,9 @@ class SplitSection(Spec):
     """Which rows train, choose and judge; all rows of one query fall on the same side."""
 
     by: Literal["query_id", "query"] = "query_id"
-    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be trusted."""
+    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be
+    trusted.
+    """
     dev: float = Field(0.1, ge=0.0, lt=1.0)
     """Share of queries for early stopping and calibration."""
     test: float = Field(0.1, ge=0.0, lt=1.0)
@@ -290,19 +318,27 @@ class DistillSpec(Spec):
     calibrate: bool = True
     """Fit one temperature a head on dev and store it with the student."""
     require: dict[str, str] = Field(default_factory=dict)
-    """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the command exits 5."""
+    """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the
+    command exits 5.
+    """
     allow_over_limit: bool = False
     """Take label runs over their quarantine limit."""
     output: PathText = Field(min_length=1)
     """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
     storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
-    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never written."""
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
 
     @field_validator("labels", mode="before")
     @classmethod
     def _paths_are_sources(cls, value: Any) -> Any:
         value = [value] if isinstance(value, str | dict) else value
-        return [{"path": one} if isinstance(one, str) else one for one in value] if isinstance(value, list | tuple) else value
+        return (
+            [{"path": one} if isinstance(one, str) else one for one in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
 
     @field_validator("require")
     @classmethod
@@ -334,7 +370,9 @@ class DistillSpec(Spec):
     def _named_heads_are_trained(self, heads: dict[str, int]) -> None:
         for name in NODE_HEADS:
             if name in heads and getattr(self.loss, name) == 0 and self.loss.consistency == 0:
-                raise ValueError(f"head {name} is named, and with `loss.{name}` and `loss.consistency` at 0 nothing trains it")
+                raise ValueError(
+                    f"head {name} is named, and with `loss.{name}` and `loss.consistency` at 0 nothing trains it"
+                )
             if name in heads and heads[name] != 5:
                 raise ValueError(f"head {name} has five scores, 0 to 4, not {heads[name]}")
         if self.phi is not None:

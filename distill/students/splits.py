@@ -1,6 +1,7 @@
 """Which side a query falls on: train, dev or test, by a hash of the query alone.
 
-So all rows of a query stay together, however many runs and files they come from, and a query never changes sides when data is added.
+So all rows of a query stay together, however many runs and files they come from, and a query never changes sides when
+data is added.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) ->
     side_of: dict[str, int] = {}
     for key in keys:
         if key not in side_of:
-            place = int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()[:8], "big") / _PRECISION
+            place = (
+                int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
+                / _PRECISION
+            )
             side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
     return np.array([side_of[key] for key in keys], dtype=np.int8)
 
@@ -43,12 +47,15 @@ def describe_split(keys: Sequence[str], side_N: np.ndarray) -> dict[str, Any]:
     queries: list[set[str]] = [set(), set(), set()]
     for key, side in zip(keys, side_N.tolist(), strict=True):
         queries[side].add(key)
-    counts = {name: {"rows": int((side_N == side).sum()), "queries": len(queries[side])} for side, name in enumerate(SIDES)}
+    counts = {
+        name: {"rows": int((side_N == side).sum()), "queries": len(queries[side])} for side, name in enumerate(SIDES)
+    }
     return {**counts, "sha256": digest_of([sorted(keys_of) for keys_of in queries])}
 
 
 def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> dict[str, int]:
-    """By side, how many queries of dev and test have the text of a training query: ids that keep such queries apart leak.
+    """By side, how many queries of dev and test have the text of a training query: ids that keep such queries apart
+    leak.
 
     Args:
         texts: each row's query text, folded.

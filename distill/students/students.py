@@ -2,24 +2,25 @@
 
 The folder, every file but `checkpoints/` written once training has ended:
 
-    student.json                     what it is: `StudentRecord` (kind, heads, temperatures, φ, columns, …); read without torch
-    config.json  model.safetensors   the backbone (encoder) or language model (decoder), loadable by transformers' Auto classes
-    heads.safetensors                an encoder's heads: `<head>.weight` [K, D], `<head>.bias` [K]
-    tokenizer.json  …                the tokenizer
-    manifest.json                    lineage: labels, row counts, split, spec, versions, metrics, gate, and the sha256 of every file
-    curves.parquet  curves.svg       losses and dev metrics by step
+    student.json                     what it is: `StudentRecord` (kind, heads, temperatures, φ, columns, …); read
+    without torch config.json  model.safetensors   the backbone (encoder) or language model (decoder), loadable by
+    transformers' Auto classes heads.safetensors                an encoder's heads: `<head>.weight` [K, D],
+    `<head>.bias` [K] tokenizer.json  …                the tokenizer
+    manifest.json                    lineage: labels, row counts, split, spec, versions, metrics, gate, and the sha256
+    of every file curves.parquet  curves.svg       losses and dev metrics by step
     README.md                        the model card
 
 Signatures for other modules:
 
-    read_student(path) -> StudentRecord                     no torch, no weights: kind, heads, max_tokens, columns, temperature, phi
-    load_student(path, *, device="cpu") -> StudentModel
-    .record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts: PairTexts
-    .probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
-        pairs are (query, document) texts; rows sum to 1; calibrated: softmax(logits / temperature[head]); input order is kept
+    read_student(path) -> StudentRecord                     no torch, no weights: kind, heads, max_tokens, columns,
+    temperature, phi load_student(path, *, device="cpu") -> StudentModel
+    .record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts:
+    PairTexts .probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
+        pairs are (query, document) texts; rows sum to 1; calibrated: softmax(logits / temperature[head]); input order
+        is kept
     .logits(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]                          the raw logits
-    .module(**student.texts.collate(student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch, differentiable
-    student_digest(path) -> str         sha256 over the files that decide what it answers
+    .module(**student.texts.collate(student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch,
+    differentiable student_digest(path) -> str         sha256 over the files that decide what it answers
 """
 
 from __future__ import annotations
@@ -98,14 +99,20 @@ class StudentModel:
     texts: PairTexts
     device: str
 
-    def probabilities(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
-        """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the order given."""
+    def probabilities(
+        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS
+    ) -> dict[str, np.ndarray]:
+        """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the
+        order given.
+        """
         logits = self.logits(pairs, batch_tokens=batch_tokens)
         return {name: softmax(values_BK / self.record.temperature.get(name, 1.0)) for name, values_BK in logits.items()}
 
     def logits(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
         """Raw logits, float32 [B, K] by head, in the order given; rows of like length share a batch."""
-        return logits_of_rows(self.module, self.texts, self.texts.encode(pairs), self.record.heads, batch_tokens=batch_tokens)
+        return logits_of_rows(
+            self.module, self.texts, self.texts.encode(pairs), self.record.heads, batch_tokens=batch_tokens
+        )
 
 
 def read_student(path: str | Path) -> StudentRecord:
@@ -121,7 +128,9 @@ def read_student(path: str | Path) -> StudentRecord:
         if version == STUDENT_VERSION:
             return checked(StudentRecord, held)
     except FileNotFoundError as exc:
-        raise ManifestError(f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`.") from exc
+        raise ManifestError(
+            f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`."
+        ) from exc
     except (OSError, ValueError, AttributeError) as exc:
         raise ManifestError(f"{file}: not a student's record ({fault_of(exc)}). Restore it, or train again.") from exc
     raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")
@@ -138,17 +147,23 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
     """
     record = read_student(path)
     folder = Path(path)
-    require("transformers", extra="cpu", purpose="A student").utils.logging.disable_progress_bar()  # progress is the command's to show
+    require(
+        "transformers", extra="cpu", purpose="A student"
+    ).utils.logging.disable_progress_bar()  # progress is the command's to show
     try:
         tokenizer = _load_tokenizer(folder)
         module = _load_module(record, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
-        raise ModelError(f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy.") from exc
+        raise ModelError(
+            f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
+        ) from exc
     return StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. transformers 5 writes a class name that 4.57, which optimum's exporter needs, does not know."""
+    """The tokenizer of a folder. transformers 5 writes a class name that 4.57, which optimum's exporter needs, does not
+    know.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -156,7 +171,8 @@ def _load_tokenizer(folder: Path) -> Any:
     except ValueError:
         if not (folder / "tokenizer.json").is_file():
             raise
-        # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer otherwise
+        # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer
+        # otherwise
         held = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         names = held.get("model_input_names", ["input_ids", "attention_mask"])
         return PreTrainedTokenizerFast.from_pretrained(folder, model_input_names=names)
@@ -208,7 +224,9 @@ def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: A
     tokenizer.save_pretrained(folder)
     if record.kind == "encoder":
         module.backbone.save_pretrained(folder)
-        save_file({name: tensor.contiguous().cpu() for name, tensor in module.heads.state_dict().items()}, folder / HEADS_NAME)
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in module.heads.state_dict().items()}, folder / HEADS_NAME
+        )
     else:
         module.lm.save_pretrained(folder)
     (folder / STUDENT_NAME).write_bytes(readable_json(asdict(record)))
@@ -234,7 +252,9 @@ def student_digest(path: str | Path) -> str:
 def logits_of_rows(
     module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int], *, batch_tokens: int = BATCH_TOKENS
 ) -> dict[str, np.ndarray]:
-    """Logits of token rows in their order, by head float32 [B, K]; longest rows first, so that memory peaks at once or never."""
+    """Logits of token rows in their order, by head float32 [B, K]; longest rows first, so that memory peaks at once or
+    never.
+    """
     import torch
 
     out = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in heads.items()}
@@ -249,7 +269,9 @@ def logits_of_rows(
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands alone)."""
+    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands
+    alone).
+    """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     start = 0
     while start < len(order):

@@ -1,8 +1,8 @@
 """Pairs as token rows, and token rows as padded batches: the same for training, scoring and export.
 
-Documents are hostile: text that spells a control token (`[SEP]`, `<|im_end|>`) is encoded as the ordinary characters it consists of, so a
-document can neither end its segment nor open a turn of its own. A pair that is too long loses the end of its longer part (encoder) or of
-its document (decoder).
+Documents are hostile: text that spells a control token (`[SEP]`, `<|im_end|>`) is encoded as the ordinary characters it
+consists of, so a document can neither end its segment nor open a turn of its own. A pair that is too long loses the end
+of its longer part (encoder) or of its document (decoder).
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from manifests.errors import ConfigError, ModelError
 # B rows, T tokens
 
 PAD_MULTIPLE = 8
-"""Batches are padded to a multiple of this many tokens: tensor cores want it, and few shapes spare a compiler recompilations."""
+"""Batches are padded to a multiple of this many tokens: tensor cores want it, and few shapes spare a compiler
+recompilations.
+"""
 
 
 class TokenRow(NamedTuple):
     """One pair as token ids; `types` are segment numbers (0 query, 1 document), None where the model knows none.
 
-    `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have, being of full length).
+    `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have,
+    being of full length).
     """
 
     ids: list[int]
@@ -47,8 +50,8 @@ class PairTexts(Protocol):
 
 
 def pad_multiple_for(device: object) -> int:
-    """What widths are rounded up to: 8 for a GPU's matrix units and compiled shapes; a CPU would do 5 to 10 % more work on product titles
-    for nothing.
+    """What widths are rounded up to: 8 for a GPU's matrix units and compiled shapes; a CPU would do 5 to 10 % more work
+    on product titles for nothing.
 
     Args:
         device: a torch device, or what torch calls one.
@@ -107,8 +110,8 @@ class DecoderTexts:
     Args:
         tokenizer: a tokenizer of transformers.
         max_tokens: longest row.
-        pieces: the prompt's text before the query, between query and document, and after the document; template text, in which control
-            tokens count as such.
+        pieces: the prompt's text before the query, between query and document, and after the document; template text,
+            in which control tokens count as such.
         packs: put a batch's rows behind each other into one row without padding instead of padding them on the left.
     Raises:
         ConfigError: the prompt alone is longer than `max_tokens`.
@@ -124,7 +127,10 @@ class DecoderTexts:
         self._pieces = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
         num_fixed = sum(map(len, self._pieces))
         if num_fixed >= max_tokens:
-            raise ConfigError(f"the prompt alone has {num_fixed} tokens, max_tokens is {max_tokens}. Raise it, or shorten student.prompt.")
+            raise ConfigError(
+                f"the prompt alone has {num_fixed} tokens, max_tokens is {max_tokens}. Raise it, or shorten "
+                "student.prompt."
+            )
         self._room = max_tokens - num_fixed
 
     @property
@@ -133,7 +139,9 @@ class DecoderTexts:
         return self._pieces
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
-        """Token rows; what does not fit is cut from the document's end, and from the query's where the query alone is too long."""
+        """Token rows; what does not fit is cut from the document's end, and from the query's where the query alone is
+        too long.
+        """
         if not pairs:
             return []
         queries, documents = zip(*pairs, strict=True)
@@ -146,7 +154,9 @@ class DecoderTexts:
         return rows
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
-        """`input_ids`, `position_ids` and `last` (the place of each row's last token), with `attention_mask` where rows are padded."""
+        """`input_ids`, `position_ids` and `last` (the place of each row's last token), with `attention_mask` where rows
+        are padded.
+        """
         if self._packs:
             lengths = [len(row.ids) for row in rows]
             flat = {
@@ -170,7 +180,8 @@ class DecoderTexts:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def _data_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        # No document is longer than the room: characters far beyond it need not be tokenized (a token holds under 64 characters but for
+        # No document is longer than the room: characters far beyond it need not be tokenized (a token holds under 64
+        # characters but for
         # runs of blanks, and then the cut is still a cut of the document's end).
         cut = [text[: self._room * 64] for text in texts]
         found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -190,7 +201,9 @@ def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending:
         raise ConfigError("`student.prompt.user` wants {query} and then {document}, once each.")
     if style == "chat":
         if not tokenizer.chat_template:
-            raise ConfigError("`student.prompt.style` is chat, and the model's tokenizer has no chat template. Use plain.")
+            raise ConfigError(
+                "`student.prompt.style` is chat, and the model's tokenizer has no chat template. Use plain."
+            )
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": user})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -217,7 +230,8 @@ def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
         if ids[: len(end)] != end or len(ids) != len(end) + 1 or ids[-1] == tokenizer.unk_token_id:
             raise ModelError(
                 f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} "
-                f"(it makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise (student.prompt)."
+                f"(it makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise "
+                "(student.prompt)."
             )
         found.append(ids[-1])
     if len(set(found)) != grades:

@@ -1,8 +1,10 @@
-"""The training loop, which is transformers' Trainer; what is ours is what it is fed, what it minimises, and how it writes checkpoints.
+"""The training loop, which is transformers' Trainer; what is ours is what it is fed, what it minimises, and how it
+writes checkpoints.
 
-Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a mean of means, and a
-stop at the first loss that is no number), `get_train_dataloader` (batches planned by epoch), `evaluate` (figures on dev),
-`_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle), `create_accelerator_and_postprocess` (no DDP around shards).
+Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a
+mean of means, and a stop at the first loss that is no number), `get_train_dataloader` (batches planned by epoch),
+`evaluate` (figures on dev), `_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle),
+`create_accelerator_and_postprocess` (no DDP around shards).
 """
 
 from __future__ import annotations
@@ -103,21 +105,31 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self._pending: dict[str, float] = {}
         self._is_sharded = sharding.is_sharded(module)
         rows = TokenRows(len(feed.names))
-        super().__init__(model=module, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=feed.collator)
-        self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step's weights, so Trainer must not divide again
+        super().__init__(
+            model=module, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=feed.collator
+        )
+        self.loss_is_scaled_for_ga = (
+            True  # `compute_loss` divides by the whole step's weights, so Trainer must not divide again
+        )
         self.remove_callback(PrinterCallback)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Shards reduce their own gradients: accelerate must put autocast around the module and no DDP, as it does for evaluation."""
+        """Shards reduce their own gradients: accelerate must put autocast around the module and no DDP, as it does for
+        evaluation.
+        """
         super().create_accelerator_and_postprocess()
         if self._is_sharded:
             prepare = self.accelerator.prepare_model
-            self.accelerator.prepare_model = lambda module, **_: prepare(module, device_placement=False, evaluation_mode=True)
+            self.accelerator.prepare_model = lambda module, **_: prepare(
+                module, device_placement=False, evaluation_mode=True
+            )
 
     # what it is fed
 
     def get_train_dataloader(self) -> Any:
-        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one behind dropout."""
+        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one
+        behind dropout.
+        """
         loader = DataLoader(
             self.train_dataset,
             batch_sampler=self._feed.plan,
@@ -140,12 +152,16 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self._step_began = time.perf_counter()
         self.rows_seen += sum(len(batch["rows"]) for batch in batch_samples)
         held = [self._objective.row_weights(batch) for batch in batch_samples]
-        totals = torch.stack([sum((one[name].sum() for one in held), torch.zeros(())).to(device) for name in self._objective.weights])
+        totals = torch.stack(
+            [sum((one[name].sum() for one in held), torch.zeros(())).to(device) for name in self._objective.weights]
+        )
         if self.args.world_size > 1:
             totals = self.accelerator.reduce(totals, reduction="sum")
         return dict(zip(self._objective.weights, totals, strict=True))
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """This batch's share of the optimizer step's loss.
 
         Raises:
@@ -157,10 +173,14 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         sums = self._objective.sums(logits, inputs)
         # devices average their gradients, so each one's share is multiplied by their number
         loss = self._objective.loss(sums, num_items_in_batch) * self.args.world_size
-        parts = torch.stack([loss.detach() / self.args.world_size, *(sums[name].detach() / num_items_in_batch[name] for name in sums)])
+        parts = torch.stack(
+            [loss.detach() / self.args.world_size, *(sums[name].detach() / num_items_in_batch[name] for name in sums)]
+        )
         if self.args.world_size > 1:
             parts = self.accelerator.reduce(parts, reduction="sum")  # each process holds its share of the step's loss
-        self._note(dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"])  # one wait for the device a batch
+        self._note(
+            dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"]
+        )  # one wait for the device a batch
         return loss
 
     def _note(self, values: dict[str, float], rows: torch.Tensor) -> None:
@@ -171,13 +191,16 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
                 self._pending[name] = self._pending.get(name, 0.0) + value
 
     def _not_finite(self, values: dict[str, float], rows: list[int]) -> str:
-        named = ", ".join(f"{source}:{row_id}" for source, row_id in (self._feed.names[row] for row in rows[:ROWS_NAMED]))
+        named = ", ".join(
+            f"{source}:{row_id}" for source, row_id in (self._feed.names[row] for row in rows[:ROWS_NAMED])
+        )
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
         kept = checkpoints.list_checkpoints(self._folder)
         good = f"The last good checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         parts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         return (
-            f"step {self.state.global_step + 1}: the loss is no number ({parts}). Rows of the batch, as source:row_id: {named}{more}. "
+            f"step {self.state.global_step + 1}: the loss is no number ({parts}). Rows of the batch, as "
+            f"source:row_id: {named}{more}. "
             f"{good}. Look at these rows; if they are fine, lower train.learning_rate or set train.precision to fp32."
         )
 
@@ -190,7 +213,9 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if self._pending:
             rate = kwargs.get("learning_rate")
             extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-            self.curve.add(self.state.global_step, "train", {**self._pending, **extra, "learning_rate": float(rate or 0.0)})
+            self.curve.add(
+                self.state.global_step, "train", {**self._pending, **extra, "learning_rate": float(rate or 0.0)}
+            )
             loss = self._pending["loss"]
             self._pending = {}
             self._say(f"step {self.state.global_step} of {self.state.max_steps}, loss {loss:.4f}")
@@ -203,10 +228,14 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.model.eval()
         found = self._feed.dev_figures(self.model)
         self.model.train()
-        if self.args.world_size > 1:  # the first process's: all of them must stop at the same step, however their devices round
+        if (
+            self.args.world_size > 1
+        ):  # the first process's: all of them must stop at the same step, however their devices round
             (found,) = broadcast_object_list([found])
         self.curve.add(self.state.global_step, "dev", found)
-        self._say(f"step {self.state.global_step}, dev: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        self._say(
+            f"step {self.state.global_step}, dev: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        )
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -235,7 +264,9 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.state.best_global_step:
-            self.state.best_model_checkpoint = str(self._folder / checkpoints.checkpoint_name(self.state.best_global_step))
+            self.state.best_model_checkpoint = str(
+                self._folder / checkpoints.checkpoint_name(self.state.best_global_step)
+            )
         is_writer = self.args.should_save
         if not is_writer and not self._is_sharded:
             return
@@ -244,7 +275,9 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         with writing(self._folder):
             if is_writer:
                 scratch.mkdir(parents=True, exist_ok=True)
-            checkpoints.save_weights(self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None)
+            checkpoints.save_weights(
+                self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None
+            )
             optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
             if is_writer:
                 self._finish_checkpoint(scratch, final, optimizer)
@@ -272,7 +305,9 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         checkpoints.drop_old(self._folder, keep=self._settings.keep_checkpoints, best=best)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        checkpoints.load_weights(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint) / checkpoints.WEIGHTS)
+        checkpoints.load_weights(
+            self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint) / checkpoints.WEIGHTS
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -295,7 +330,9 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             checkpoints.restore_random(load_file(folder / checkpoints.RANDOM), checkpoints.load_state(folder)["random"])
 
     def adopt_if_finished(self, checkpoint: Path) -> bool:
-        """Take over a checkpoint after which there is nothing left to train; False if there is. Trainer itself would do one step more."""
+        """Take over a checkpoint after which there is nothing left to train; False if there is. Trainer itself would do
+        one step more.
+        """
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         points = checkpoints.load_state(checkpoint)["curve"]
         stopping = self._settings.early_stopping
@@ -329,7 +366,10 @@ def training_arguments(settings: TrainSection, folder: Path, *, has_dev: bool, h
         if settings.eval_every:
             rhythm["eval_steps"] = settings.eval_every
     if stopping is not None:
-        rhythm |= {"metric_for_best_model": metric_key(stopping), "greater_is_better": stopping.metric not in LOWER_IS_BETTER}
+        rhythm |= {
+            "metric_for_best_model": metric_key(stopping),
+            "greater_is_better": stopping.metric not in LOWER_IS_BETTER,
+        }
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
@@ -364,7 +404,9 @@ def _precision(settings: TrainSection) -> tuple[bool, bool]:
     if settings.precision == "auto":
         return on_gpu and torch.cuda.is_bf16_supported(), False
     if settings.precision == "fp16" and not on_gpu:  # Trainer would compute in float32 and say nothing
-        raise ConfigError("train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU.")
+        raise ConfigError(
+            "train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU."
+        )
     return settings.precision == "bf16", settings.precision == "fp16"
 
 

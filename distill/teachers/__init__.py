@@ -1,1 +1,3 @@
-"""Teachers: reasoning models trained here on the labelers' own prompts. Imports `labelers`; nothing in `students/` imports it."""
+"""Teachers: reasoning models trained here on the labelers' own prompts. Imports `labelers`; nothing in `students/`
+imports it.
+"""

@@ -1,10 +1,11 @@
 """The open loop: requests come when they come, whether or not the last one is answered.
 
-A request's latency counts from the moment at which it was scheduled to arrive. A server that stalls once makes all wait that came
-meanwhile, and each of them is counted; a closed loop would ask fewer questions while the answers are slow, and call it fast
-("coordinated omission").
+A request's latency counts from the moment at which it was scheduled to arrive. A server that stalls once makes all wait
+that came meanwhile, and each of them is counted; a closed loop would ask fewer questions while the answers are slow,
+and call it fast ("coordinated omission").
 
-Arrivals are drawn before the first is served, so the server itself looks up what has come by now, and no second thread takes part.
+Arrivals are drawn before the first is served, so the server itself looks up what has come by now, and no second thread
+takes part.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class OpenLoopTimes:
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
-    """Arrival times within `seconds`, float64 [N], rising: gaps are exponential with mean 1 / rate. The same seed gives the same times."""
+    """Arrival times within `seconds`, float64 [N], rising: gaps are exponential with mean 1 / rate. The same seed gives
+    the same times.
+    """
     random = np.random.default_rng(seed)
     found = [np.empty(0)]
     upto = 0.0
@@ -88,7 +91,12 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
 
 
 def serve(
-    arrival_s: np.ndarray, batching: Batching, answer: Callable[[int, int], object], *, stop_s: float, clock: Clock | None = None
+    arrival_s: np.ndarray,
+    batching: Batching,
+    answer: Callable[[int, int], object],
+    *,
+    stop_s: float,
+    clock: Clock | None = None,
 ) -> OpenLoopTimes:
     """Answer requests in the order of their arrival, by one server with micro-batching.
 

@@ -1,7 +1,8 @@
-"""A bench from a bundle to figures: every model's cells and rates, then the comparisons, then what is to be known about them.
+"""A bench from a bundle to figures: every model's cells and rates, then the comparisons, then what is to be known about
+them.
 
-Models are opened one after the other; sides of a comparison are open together and take turns. torch is loaded last, so that the memory
-of the models' own figures is without it.
+Models are opened one after the other; sides of a comparison are open together and take turns. torch is loaded last, so
+that the memory of the models' own figures is without it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from export.bench.findings import comparison_findings, machine_findings, model_f
 from export.bench.latency_tables import blank_latency_row
 from export.bench.machine_facts import MachineWatch
 from export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
-from export.bench.plans import CELL_WEIGHT, COMPARISON_WEIGHT, SWEEP_WEIGHT, BenchModel, Budget, choose_models, plan_cells, plan_shapes
+from export.bench.plans import (
+    CELL_WEIGHT,
+    COMPARISON_WEIGHT,
+    SWEEP_WEIGHT,
+    BenchModel,
+    Budget,
+    choose_models,
+    plan_cells,
+    plan_shapes,
+)
 from export.bench.settings import Say, Setting
 from export.bench.side_by_side import Against, compare_models, plan_sides
 from export.bench.specs import BenchSpec
@@ -83,7 +93,9 @@ def bench_bundle(
     planned = choose_models(bundle.facts["models"], spec, Machine.here())
     against.check(bundle.facts, threads=threads)
     lengths = bundle.facts["inputs"]["lengths"]
-    workload = workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
+    workload = (
+        workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
+    )
     cells, shapes = plan_cells(spec, workload.about), plan_shapes(workload.about)
     sides = plan_sides(planned, against)
     bounded = [(preset, bound.figure) for preset in sweeps_of(spec) for bound in bounds_of(spec, preset)]
@@ -141,7 +153,9 @@ def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Any]) -> 
         **about,
         "path": model.path,
         "rss_before_bytes": rss_bytes,
-        "cpu_nodes": cpu_nodes(setting.bundle.folder / model.path, model.provider, setting.probe, threads=setting.threads),
+        "cpu_nodes": cpu_nodes(
+            setting.bundle.folder / model.path, model.provider, setting.probe, threads=setting.threads
+        ),
         "closed": closed,
         "open": [row for sweep in sweeps.values() for row in sweep["rows"]],
         "capacity_per_s": {preset: sweep["capacity_per_s"] for preset, sweep in sweeps.items()},

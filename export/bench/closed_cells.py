@@ -38,7 +38,9 @@ def measure_cells(
         share_s = setting.budget.share(CELL_WEIGHT)
         expected_s = _expected_s(rows, cell, setting)
         if expected_s > max(share_s, setting.budget.left_s):
-            setting.say(f"{blank['provider']} {blank['precision']} {cell.name}: would take {expected_s:,.1f} s, left out")
+            setting.say(
+                f"{blank['provider']} {blank['precision']} {cell.name}: would take {expected_s:,.1f} s, left out"
+            )
             left_out.append((cell.name, "a request would take longer than all time that is left. More --seconds."))
             continue
         start = time.perf_counter()

@@ -1,8 +1,8 @@
 """Two models side by side: they take turns on the same batch, and each round gives one ratio.
 
-What the machine does meanwhile (a clock that drops, a neighbour that wakes) hits both turns of a round, so the ratios say what two
-measurements one after the other can't. Beside the clock's ratio stands the one of CPU seconds, of all threads together, which does not
-count the time in which others had the processor.
+What the machine does meanwhile (a clock that drops, a neighbour that wakes) hits both turns of a round, so the ratios
+say what two measurements one after the other can't. Beside the clock's ratio stands the one of CPU seconds, of all
+threads together, which does not count the time in which others had the processor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Ratio:
 
     Args:
         median: of the rounds' ratios.
-        low, high: ends of its 95 % bootstrap interval over rounds; None where there are too few for one (`samples_needed`).
+        low, high: ends of its 95 % bootstrap interval over rounds; None where there are too few for one
+            (`samples_needed`).
         ratios: of each round.
         ours_ms, theirs_ms: median over rounds of a call's mean time.
     """
@@ -50,7 +51,9 @@ class Ratio:
 
 
 class Turns(NamedTuple):
-    """A comparison by the clock, and by the CPU time of this process; None where that clock is too coarse to have seen every turn."""
+    """A comparison by the clock, and by the CPU time of this process; None where that clock is too coarse to have seen
+    every turn.
+    """
 
     wall: Ratio
     cpu: Ratio | None
@@ -104,7 +107,9 @@ def take_turns(
     measured: list[tuple[Spent, Spent]] = []
     while _goes_on(len(measured), clock() - start, rounds, seconds, limit_s):
         is_ours_first = len(measured) % 2 == 0
-        one, other = (_turn(call, calls, clock, cpu_clock) for call in ((ours, theirs) if is_ours_first else (theirs, ours)))
+        one, other = (
+            _turn(call, calls, clock, cpu_clock) for call in ((ours, theirs) if is_ours_first else (theirs, ours))
+        )
         measured.append((one, other) if is_ours_first else (other, one))
     cpu = [(own.cpu_s, other.cpu_s) for own, other in measured]
     has_cpu = all(own > 0 and other > 0 for own, other in cpu)
@@ -134,7 +139,11 @@ def ratio_of(measured: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio
         return {"median": (ratio_N[order][lower] + ratio_N[order][upper]) / 2}
 
     is_enough = len(ratio_N) >= samples_needed(0.5)
-    drawn = bootstrap(statistic, num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median") if is_enough else None
+    drawn = (
+        bootstrap(statistic, num_groups=len(ratio_N), resamples=RESAMPLES, seed=seed).get("median")
+        if is_enough
+        else None
+    )
     return Ratio(
         float(np.median(ratio_N)),
         drawn and drawn.low,

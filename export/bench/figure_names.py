@@ -1,4 +1,6 @@
-"""Figures by the names that `--require` gives them: `cpu.int8.1x128.p99_ms`, `cpu.int8.grid.highest_rate`, `cpu.int8/fp32.1x128.ratio`."""
+"""Figures by the names that `--require` gives them: `cpu.int8.1x128.p99_ms`, `cpu.int8.grid.highest_rate`,
+`cpu.int8/fp32.1x128.ratio`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def planned_figures(
     """Every name that a bench may have a figure for, known before anything is measured.
 
     Args:
-        bounded: presets for which the highest rate is sought, with the figure that it keeps under a bound: `mean` or `p99`.
+        bounded: presets for which the highest rate is sought, with the figure that it keeps under a bound: `mean` or
+            `p99`.
         sides, shapes: of the comparisons.
         may_fall_back: a model may come to run on the CPU, and its figures to be named after that.
     """
@@ -40,7 +43,8 @@ def planned_figures(
 
 
 def measured_figures(facts: Mapping[str, Any], planned: Iterable[str]) -> dict[str, float | None]:
-    """What was measured, by name; None where it was planned and then left out, or is not known well enough to be stated.
+    """What was measured, by name; None where it was planned and then left out, or is not known well enough to be
+    stated.
 
     Args:
         facts: `latency.json`.

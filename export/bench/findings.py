@@ -22,8 +22,9 @@ class Finding(NamedTuple):
     """One thing to know.
 
     Args:
-        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`, `too_few_rounds`,
-            `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`, `over_quota`.
+        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`,
+            `too_few_rounds`, `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`,
+            `over_quota`.
         where: provider and precision, or `machine`.
         text: a sentence.
     """
@@ -59,11 +60,17 @@ def model_findings(model: Mapping[str, Any], *, max_tokens: int) -> list[Finding
         found.append(Finding("too_few_requests", where, _scarce(scarce)))
     long = [row["cell"] for row in model["closed"] if row["tokens"] and row["tokens"] > max_tokens]
     if long:
-        text = f"{', '.join(long)}: longer than the {max_tokens} tokens at which this bundle cuts; to compare with others' tables alone."
+        text = (
+            f"{', '.join(long)}: longer than the {max_tokens} tokens at which this bundle cuts; to compare with "
+            "others' tables alone."
+        )
         found.append(Finding("over_max_tokens", where, text))
     for slo in model["slo"]:
         if slo["highest_rate"] is None:
-            text = f"{slo['preset']}: no rate that was tried keeps {slo['figure']} under {slo['slo_ms']:g} ms with enough requests to tell."
+            text = (
+                f"{slo['preset']}: no rate that was tried keeps {slo['figure']} under {slo['slo_ms']:g} ms with "
+                "enough requests to tell."
+            )
             found.append(Finding("slo_missed", where, text))
     return found
 
@@ -83,7 +90,10 @@ def comparison_findings(comparisons: Sequence[Mapping[str, Any]], *, rounds: int
                 said = f"{one['rounds']} rounds, too few for an interval ({ROUNDS_NEEDED} needed, {rounds} wanted)"
             found.append(Finding("too_few_rounds", where, f"{one['cell']} against {one['theirs']}: {said}."))
         if one["ours"] == PLAIN and (one["answers_differ_by"] or 0) > 1e-2:
-            text = f"{one['theirs']} answers otherwise by up to {one['answers_differ_by']:.3f}: other weights make no fair comparison."
+            text = (
+                f"{one['theirs']} answers otherwise by up to {one['answers_differ_by']:.3f}: other weights make no "
+                "fair comparison."
+            )
             found.append(Finding("answers_differ", where, text))
     return found
 
@@ -97,8 +107,9 @@ def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
         found.append(Finding("busy_machine", "machine", text))
     if quota is not None and threads > quota:
         text = (
-            f"{threads} threads and a quota of {quota:g} cores' time: all stop when it is used up, until the next period. "
-            f"{'Give the container at least one core.' if quota < 1 else f'Take --threads {int(quota)}, or raise the quota.'}"
+            f"{threads} threads and a quota of {quota:g} cores' time: all stop when it is used up, until the next "
+            "period. "
+            f"{'Give the container a core.' if quota < 1 else f'Take --threads {int(quota)}, or raise the quota.'}"
         )
         found.append(Finding("over_quota", "machine", text))
     return found

@@ -33,12 +33,18 @@ def query_gpu(fields: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _bus_id() -> str | None:
-    """PCI address of the driver's first device; nvidia-smi numbers GPUs without regard to which are visible to this process."""
+    """PCI address of the driver's first device; nvidia-smi numbers GPUs without regard to which are visible to this
+    process.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     device, found = ctypes.c_int(), ctypes.create_string_buffer(BUS_ID_BYTES)
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetPCIBusId(found, BUS_ID_BYTES, device):
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetPCIBusId(found, BUS_ID_BYTES, device)
+    ):
         return None
     return found.value.decode("ascii")

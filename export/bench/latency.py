@@ -1,4 +1,5 @@
-"""The closed loop: one caller asks, waits for the answer, asks again. How long an answer takes when nothing else is asked.
+"""The closed loop: one caller asks, waits for the answer, asks again. How long an answer takes when nothing else is
+asked.
 
 A call returns when its answer lies in host memory as numpy arrays, so the device is done before the clock is read.
 """
@@ -49,7 +50,8 @@ def time_calls(
     Args:
         call: told its number, from 0 on; warm-up calls count too.
         seconds: for all of it, warm-up included. At least one call is measured, however long it takes.
-        is_warm: leave the warm-up away: the session has run calls of this kind, and one more would take the cell's whole time.
+        is_warm: leave the warm-up away: the session has run calls of this kind, and one more would take the cell's
+            whole time.
     """
     start = clock()
     warm_up = 0

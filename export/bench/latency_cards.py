@@ -1,4 +1,6 @@
-"""The card's section `Latency`, from `latency.json` alone, and how it comes into a card that somebody may have edited."""
+"""The card's section `Latency`, from `latency.json` alone, and how it comes into a card that
+somebody may have edited.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ NEXT_TITLE = "## Made of"
 
 
 def put_section(card: str, lines: Sequence[str]) -> str:
-    """A card with the section in it: in the place of an earlier one, else before what the bundle is made of, else at the end."""
+    """A card with the section in it: in the place of an earlier one, else before what the bundle is made of, else at
+    the end.
+    """
     section = [TITLE, "", *lines, ""]
     rows = card.splitlines()
     titles = [place for place, row in enumerate(rows) if row.startswith("## ")]
@@ -33,7 +37,11 @@ def latency_lines(facts: Mapping[str, Any]) -> list[str]:
         if len(table) > 1:
             lines += [*_markdown(table), ""]
     lines += [
-        "Where a quantile is missing (–), too few latencies were measured to state it. All figures: `latency.json`, `latency.parquet`."
+        (
+            "Where a quantile is missing (–), too few latencies were measured to state it. All figures: "
+            "`latency.json`, "
+            "`latency.parquet`."
+        )
     ]
     if facts["findings"]:
         lines += ["", "What to know about these figures:", ""]
@@ -48,7 +56,10 @@ def machine_line(facts: Mapping[str, Any]) -> str:
     lengths = f"p50 {workload['p50']}, p99 {workload['p99']} tokens"
     source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
     runtime = machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu")
-    cores = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'} on {machine['usable_cores']} of {machine['cores']} cores"
+    cores = (
+        f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'} on {machine['usable_cores']} of "
+        f"{machine['cores']} cores"
+    )
     if machine["cpu_quota"] is not None:
         cores += f" with a quota of {machine['cpu_quota']:g}"
     return (
@@ -60,7 +71,17 @@ def machine_line(facts: Mapping[str, Any]) -> str:
 def cell_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     """Closed loop: a row a cell; the first row is the head."""
     rows = [
-        ["model", "one caller, pairs x tokens", "samples", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "CPU ms", "pairs/s", "peak memory"]
+        [
+            "model",
+            "one caller, pairs x tokens",
+            "samples",
+            "p50 ms (95 %)",
+            "p99 ms (95 %)",
+            "p99.9 ms",
+            "CPU ms",
+            "pairs/s",
+            "peak memory",
+        ]
     ]
     for model in facts["models"]:
         for row in model["closed"]:
@@ -86,11 +107,26 @@ def cell_rows(facts: Mapping[str, Any]) -> list[list[str]]:
 def rate_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     """Open loop: a row a rate; the first row is the head."""
     rows = [
-        ["model", "requests by Poisson", "offered/s", "answered/s", "together", "samples", "mean ms", "p50 ms", "p99 ms (95 %)", "p99.9 ms"]
+        [
+            "model",
+            "requests by Poisson",
+            "offered/s",
+            "answered/s",
+            "together",
+            "samples",
+            "mean ms",
+            "p50 ms",
+            "p99 ms (95 %)",
+            "p99.9 ms",
+        ]
     ]
     for model in facts["models"]:
         for row in model["open"]:
-            held = [slo for slo in model["slo"] if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"])]
+            held = [
+                slo
+                for slo in model["slo"]
+                if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"])
+            ]
             mark = "".join(f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)" for slo in held)
             pairs = "1 pair" if row["rows"] == 1 else f"{row['rows']} pairs"
             rows.append(

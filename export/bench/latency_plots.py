@@ -38,7 +38,9 @@ def _plot_closed(axes: Any, facts: Mapping[str, Any]) -> bool:
         label = f"{model['provider']} {model['precision']}"
         axes.bar(places, middle, width=0.75 / len(models), yerr=[[0.0] * len(upper), upper], capsize=2, label=label)
     axes.set_xticks(range(len(cells)), cells, rotation=45, ha="right", fontsize="small")
-    axes.set(yscale="log", ylabel="ms a request", title=f"{facts['name']}: one caller; median (mean of few), whisker to p99")
+    axes.set(
+        yscale="log", ylabel="ms a request", title=f"{facts['name']}: one caller; median (mean of few), whisker to p99"
+    )
     axes.grid(axis="y", alpha=0.3)
     if models:
         axes.legend(fontsize="small")
@@ -57,11 +59,18 @@ def _plot_open(axes: Any, facts: Mapping[str, Any]) -> bool:
                 if not points:
                     continue
                 label = f"{model['provider']} {model['precision']}, {preset}: {name[:3]}"
-                line = axes.plot(*zip(*points, strict=True), style, marker="o", markersize=3, linewidth=1, label=label, color=color)[0]
+                line = axes.plot(
+                    *zip(*points, strict=True), style, marker="o", markersize=3, linewidth=1, label=label, color=color
+                )[0]
                 color, has_any = line.get_color(), True
         for slo in model["slo"]:
             axes.axhline(slo["slo_ms"], color="black", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=f"{facts['name']}: requests by Poisson")
+    axes.set(
+        xlabel="requests/s offered",
+        ylabel="ms from scheduled arrival",
+        yscale="log",
+        title=f"{facts['name']}: requests by Poisson",
+    )
     axes.grid(alpha=0.3)
     if has_any:
         axes.legend(fontsize="small")

@@ -1,8 +1,8 @@
 """Where a bench's figures go: files in a folder, or into the bundle itself, which is sealed anew.
 
-The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place by two renames. A bench that is
-killed leaves the bundle as it was; between the renames, beside its place, from where the next bench or export brings it back
-(`export/bundle_places.py`).
+The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place by two
+renames. A bench that is killed leaves the bundle as it was; between the renames, beside its place, from where the next
+bench or export brings it back (`export/bundle_places.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
 """Every file of an earlier bench goes when a new one comes."""
 Redraw = Callable[[str, Path], str]
-"""The bundle's page as it is, and a folder with the new figures → the page with them. Pages are drawn on a floor above this one."""
+"""The bundle's page as it is, and a folder with the new figures → the page with them. Pages are drawn on a floor above
+this one.
+"""
 
 
 def check_place(folder: Path) -> None:
@@ -40,7 +42,9 @@ def check_place(folder: Path) -> None:
         ManifestError: it is no bundle.
     """
     if folder.resolve().parent.name == VERSIONS:
-        raise UsageError(f"{folder}: was pulled, and stays the version that it is. Name a folder for the results with --to.")
+        raise UsageError(
+            f"{folder}: was pulled, and stays the version that it is. Name a folder for the results with --to."
+        )
     put_back(folder)
     open_bundle(folder, check_bytes=False)
 
@@ -53,9 +57,14 @@ def check_results_folder(folder: Path, bundle: Path) -> None:
     """
     place = folder.resolve()
     if bundle.resolve() in (place, *place.parents):
-        raise UsageError(f"--to {folder}: is the bundle or inside it. Without --to the results go into the bundle, sealed anew.")
+        raise UsageError(
+            f"--to {folder}: is the bundle or inside it. Without --to the results go into the bundle, sealed anew."
+        )
     if (place / MANIFEST_NAME).is_file():
-        raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, which says what may lie there. Name a folder for the results alone.")
+        raise UsageError(
+            f"--to {folder}: holds a {MANIFEST_NAME}, which says what may lie there. Name a folder for the results "
+            "alone."
+        )
 
 
 def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
@@ -78,7 +87,10 @@ def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
             linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME, *NAMES}))
             files = write_files(part, bench)
             card = _held_text(part, CARD_NAME, bundle)
-            _replace(part / CARD_NAME, put_section(f"# {bundle.name}\n" if card is None else card, latency_lines(bench.facts)))
+            _replace(
+                part / CARD_NAME,
+                put_section(f"# {bundle.name}\n" if card is None else card, latency_lines(bench.facts)),
+            )
             page = _held_text(part, REPORT_NAME, bundle)
             if page is not None:
                 _replace(part / REPORT_NAME, redraw(page, part))
@@ -101,7 +113,9 @@ def _held_text(part: Path, name: str, bundle: Bundle) -> str | None:
     data = path.read_bytes() if path.is_file() else None
     if was != (data and sha256_bytes(data)):
         raise ManifestError(
-            f"{bundle.folder}: {name} changed since the bundle was opened; nothing was written into it. Put it back, or export again."
+            f"{bundle.folder}: {name} changed since the bundle was opened; nothing was written into it. Put it "
+            "back, "
+            "or export again."
         )
     return None if data is None else data.decode("utf-8")
 
@@ -123,7 +137,9 @@ def write_to(folder: Path, bench: Bench) -> list[str]:
         for name in NAMES:
             (folder / name).unlink(missing_ok=True)
         files = write_files(folder, bench)
-        (folder / TEXT_NAME).write_text(put_section(f"# {bench.facts['name']}\n", latency_lines(bench.facts)), encoding="utf-8")
+        (folder / TEXT_NAME).write_text(
+            put_section(f"# {bench.facts['name']}\n", latency_lines(bench.facts)), encoding="utf-8"
+        )
     return [*files, TEXT_NAME]
 
 

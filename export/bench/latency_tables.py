@@ -13,14 +13,26 @@ from export.bench.quantiles import QUANTILES
 
 TABLE_NAME = "latency.parquet"
 _TEXTS = ("provider", "precision", "model", "preset", "loop", "cell", "scope")
-_COUNTS = ("rows", "tokens", "max_batch", "samples", "warm_up", "unanswered", "peak_rss_bytes", "device_bytes", "threads")
+_COUNTS = (
+    "rows",
+    "tokens",
+    "max_batch",
+    "samples",
+    "warm_up",
+    "unanswered",
+    "peak_rss_bytes",
+    "device_bytes",
+    "threads",
+)
 _NUMBERS = (
     "offered_rate", "answered_rate", "max_wait_ms", "mean_batch", "seconds", "min_ms", "max_ms", "cv", "cpu_ms",
     "pairs_per_s", "pairs_per_s_low", "pairs_per_s_high",
     *(f"{name}_{part}" for name in ("mean", *QUANTILES) for part in ("ms", "low", "high")),
 )  # fmt: skip
 LATENCY_SCHEMA = pa.schema(
-    [(name, pa.string()) for name in _TEXTS] + [(name, pa.int64()) for name in _COUNTS] + [(name, pa.float64()) for name in _NUMBERS]
+    [(name, pa.string()) for name in _TEXTS]
+    + [(name, pa.int64()) for name in _COUNTS]
+    + [(name, pa.float64()) for name in _NUMBERS]
 )
 
 

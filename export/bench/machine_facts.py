@@ -1,6 +1,8 @@
-"""What a figure was measured on: processor, GPU, clocks, power, load, versions. Nothing that names the machine or its owner.
+"""What a figure was measured on: processor, GPU, clocks, power, load, versions. Nothing that names the machine or its
+owner.
 
-Clocks and load are read before and after, since a processor that throttles or a neighbour that works makes another machine of it.
+Clocks and load are read before and after, since a processor that throttles or a neighbour that works makes another
+machine of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ GPU_FIELDS = {
     "power_limit_w": "power.limit",
     "max_sm_mhz": "clocks.max.sm",
 }
-GPU_STATE = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "power_w": "power.draw", "temperature_c": "temperature.gpu"}
+GPU_STATE = {
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "temperature_c": "temperature.gpu",
+}
 """Fact → what nvidia-smi calls it."""
 RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -48,7 +55,9 @@ class MachineWatch:
         """All facts as plain JSON values; None where the system does not tell."""
         after, energy = _state(), _energy_uj()
         watts = None
-        if energy is not None and self._energy_uj is not None and energy > self._energy_uj:  # the counter starts over now and then
+        if (
+            energy is not None and self._energy_uj is not None and energy > self._energy_uj
+        ):  # the counter starts over now and then
             watts = (energy - self._energy_uj) / 1e6 / (time.perf_counter() - self._start)
         gpu = gpu_facts(GPU_FIELDS)
         return {
@@ -110,7 +119,9 @@ def _text(path: Path) -> str | None:
 
 
 def gpu_facts(fields: Mapping[str, str]) -> dict[str, Any] | None:
-    """Facts of the first visible GPU; None without one. Numbers where they are some, None where nvidia-smi says `[N/A]` or the like."""
+    """Facts of the first visible GPU; None without one. Numbers where they are some, None where nvidia-smi says `[N/A]`
+    or the like.
+    """
     told = query_gpu(fields)
     if told is None:
         return None

@@ -30,7 +30,9 @@ def peak_rss_bytes() -> int | None:
 
 
 def device_bytes() -> int | None:
-    """Memory in use on the first visible GPU, of whoever uses it; None without one. onnxruntime keeps what it took, so this is its peak."""
+    """Memory in use on the first visible GPU, of whoever uses it; None without one. onnxruntime keeps what it took, so
+    this is its peak.
+    """
     used = (query_gpu({"used": "memory.used"}) or {}).get("used", "")
     return int(used) * MIB if used.isdigit() else None
 

@@ -42,7 +42,8 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     Args:
         blank: what all rows of this model have in common.
     Returns:
-        `rows` by offered rate, `capacity_per_s` (requests/s of full micro-batches with nobody waiting), and `slo`, one for each bound.
+        `rows` by offered rate, `capacity_per_s` (requests/s of full micro-batches with nobody waiting), and `slo`, one
+        for each bound.
     """
     spec = setting.spec
     rows = SERVING_DOCUMENTS if preset == "serving" else 1
@@ -51,7 +52,9 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     answer = setting.server(run, setting.workload)
     share_s = setting.budget.share(SWEEP_WEIGHT)
     start = time.perf_counter()
-    full = time_calls(lambda number: answer(number * requests * rows, (number + 1) * requests * rows), share_s * CAPACITY_SHARE)
+    full = time_calls(
+        lambda number: answer(number * requests * rows, (number + 1) * requests * rows), share_s * CAPACITY_SHARE
+    )
     batch_s = float(np.median(full.latency_s))
     rates = plan_rates(requests / batch_s, spec.rates)
     time_left = SweepTime(rates, share_s - (time.perf_counter() - start), more=HALVINGS * len(bounds))
@@ -59,8 +62,12 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     about |= {"max_batch": requests * rows, "max_wait_ms": spec.max_wait_ms}
 
     def measure(rate: float) -> Point:
-        point = about | measure_rate(spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s)
-        setting.say(f"{blank['provider']} {blank['precision']} {point['cell']} at {rate:,.1f}/s: {spoken_latency(point)}")
+        point = about | measure_rate(
+            spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s
+        )
+        setting.say(
+            f"{blank['provider']} {blank['precision']} {point['cell']} at {rate:,.1f}/s: {spoken_latency(point)}"
+        )
         return point
 
     points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
@@ -82,7 +89,9 @@ def _slo(preset: Preset, best: HighestRate) -> dict[str, Any]:
     }
 
 
-def measure_rate(spec: BenchSpec, answer: Answer, rate: float, seconds: float, *, rows: int, requests: int, batch_s: float) -> Point:
+def measure_rate(
+    spec: BenchSpec, answer: Answer, rate: float, seconds: float, *, rows: int, requests: int, batch_s: float
+) -> Point:
     """Offer requests at one rate for a while.
 
     Args:

@@ -57,7 +57,8 @@ class Cell:
 
 
 class Budget:
-    """Seconds to give out by weight. Who takes less leaves it to the others; who takes more takes it from those that come after.
+    """Seconds to give out by weight. Who takes less leaves it to the others; who takes more takes it from those that
+    come after.
 
     Args:
         seconds: for all.
@@ -105,15 +106,25 @@ def _models_on(models: Sequence[Mapping[str, Any]], asked: str, spec: BenchSpec,
         engines = [model for model in wanted if model["format"] == "tensorrt"]
         fitting = [model for model in engines if engine_fault(model, machine) is None]
         if fitting:
-            return [BenchModel(asked, str(model["flavour"]), str(model["precision"]), str(model["path"])) for model in fitting]
-        faults = "; ".join(f"{model['path']}: {engine_fault(model, machine)}" for model in engines) or "the bundle holds none"
-        missing = f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
+            return [
+                BenchModel(asked, str(model["flavour"]), str(model["precision"]), str(model["path"]))
+                for model in fitting
+            ]
+        faults = (
+            "; ".join(f"{model['path']}: {engine_fault(model, machine)}" for model in engines)
+            or "the bundle holds none"
+        )
+        missing = (
+            f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with "
+            "`relabel build-engine`"
+        )
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if PROVIDERS[provider] in machine.providers:
             return [BenchModel(asked, provider, str(model["precision"]), str(model["path"])) for model in graphs]
         missing = (
-            f"--providers {asked}: this onnxruntime has no {PROVIDERS[provider]} ({', '.join(machine.providers)}). Install one that does"
+            f"--providers {asked}: this onnxruntime has no {PROVIDERS[provider]} "
+            f"({', '.join(machine.providers)}). Install one that does"
         )
     if not spec.allows_fallback:
         raise MissingExtraError(f"{missing}, or measure on the CPU with --allow-fallback.")
@@ -140,5 +151,7 @@ def plan_cells(spec: BenchSpec, lengths: Mapping[str, Any]) -> list[Cell]:
 
 
 def plan_shapes(lengths: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Rows and tokens of the batches on which two models are compared: a single pair of usual length, and two public shapes."""
+    """Rows and tokens of the batches on which two models are compared: a single pair of usual length, and two public
+    shapes.
+    """
     return list(dict.fromkeys([(1, int(lengths["p50"])), (1, 128), (32, 128)]))

@@ -1,10 +1,11 @@
 """What a set of latencies says: quantiles, mean and rate with intervals, and nothing where there are too few of them.
 
-A quantile here is the least latency that was seen and is not exceeded by that share of them (numpy's `inverted_cdf`): one that truly
-happened. It is stated only where a 95 % interval for it exists at all without assuming a distribution, which takes 368 latencies for p99
-and 3,688 for p99.9.
+A quantile here is the least latency that was seen and is not exceeded by that share of them (numpy's `inverted_cdf`):
+one that truly happened. It is stated only where a 95 % interval for it exists at all without assuming a distribution,
+which takes 368 latencies for p99 and 3,688 for p99.9.
 
-Latencies that follow one another are alike (a queue, a clock that drops), so the bootstrap draws blocks of neighbours, not single ones.
+Latencies that follow one another are alike (a queue, a clock that drops), so the bootstrap draws blocks of neighbours,
+not single ones.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ MS = 1000.0
 def samples_needed(share: float) -> int:
     """Fewest latencies for which a quantile may be stated.
 
-    The largest of N values exceeds the quantile with a chance of 1 - share^N; the interval's upper end can be one of them only when that
-    is at least 97.5 %. The lower end asks the same of the smallest.
+    The largest of N values exceeds the quantile with a chance of 1 - share^N; the interval's upper end can be one of
+    them only when that is at least 97.5 %. The lower end asks the same of the smallest.
     """
     return math.ceil(math.log((1 - LEVEL) / 2) / math.log(max(share, 1 - share)))
 
@@ -46,8 +47,9 @@ def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     Args:
         latency_s: [N] seconds, one at least; infinite for a request that was never answered.
     Returns:
-        `samples`; `mean_ms`, `p50_ms`, `p90_ms`, `p99_ms`, `p999_ms` each with `…_low` and `…_high`, the ends of a 95 % interval;
-        `min_ms`, `max_ms`, and `cv`, standard deviation over mean. None where there are too few latencies, or one never came.
+        `samples`; `mean_ms`, `p50_ms`, `p90_ms`, `p99_ms`, `p999_ms` each with `…_low` and `…_high`, the ends of a 95 %
+        interval; `min_ms`, `max_ms`, and `cv`, standard deviation over mean. None where there are too few latencies, or
+        one never came.
     """
     count = len(latency_s)
     known = {name: share for name, share in QUANTILES.items() if count >= samples_needed(share)}

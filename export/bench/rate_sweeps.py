@@ -10,22 +10,30 @@ from typing import Any, Literal, NamedTuple
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
 FEWEST_REQUESTS = 20
-"""At a rate, that there may be a median at all; where fewer fit into the time, fewer are offered and a finding says so."""
+"""At a rate, that there may be a median at all; where fewer fit into the time, fewer are offered
+and a finding says so.
+"""
 HALVINGS = 3
 """Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
 
 Point = dict[str, Any]
-"""What one rate gave: `offered_rate`, `mean_ms` and `p99_ms` (None where not known), `samples`, `warm_up`, `unanswered`, and more."""
+"""What one rate gave: `offered_rate`, `mean_ms` and `p99_ms` (None where not known), `samples`, `warm_up`,
+`unanswered`, and more.
+"""
 
 
 class Bound(NamedTuple):
-    """What a latency must not exceed: the mean, as papers and dashboards state it, or p99, which nearly every request keeps to."""
+    """What a latency must not exceed: the mean, as papers and dashboards state it, or p99, which nearly every request
+    keeps to.
+    """
 
     figure: Literal["mean", "p99"]
     ms: float
 
     def value(self, point: Point) -> float | None:
-        """The figure at a rate; None where too few requests came to know it. A mean takes as many as a rate should get."""
+        """The figure at a rate; None where too few requests came to know it. A mean takes as many
+        as a rate should get.
+        """
         if self.figure == "mean" and point["warm_up"] + point["samples"] < FEWEST_REQUESTS:
             return None
         found: float | None = point[f"{self.figure}_ms"]
@@ -60,7 +68,8 @@ def plan_rates(capacity: float, rates: Sequence[float]) -> list[float]:
 
 
 def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float:
-    """How many requests each rate may get: as many at a low rate, which takes longer, as at a high one, so that p99 is known alike.
+    """How many requests each rate may get: as many at a low rate, which takes longer, as at a high one, so that p99 is
+    known alike.
 
     Args:
         seconds: for all rates together.
@@ -77,7 +86,9 @@ class SweepTime:
         seconds: for all of them, from now on.
     """
 
-    def __init__(self, rates: Sequence[float], seconds: float, *, more: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, rates: Sequence[float], seconds: float, *, more: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._clock = clock
         self._each = requests_each(rates, max(0.0, seconds), more=more)
         self._end = clock() + seconds
@@ -125,7 +136,9 @@ def sweep(
 
 
 def highest_rate(points: Sequence[Point], bound: Bound) -> HighestRate:
-    """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither holds nor breaks."""
+    """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither
+    holds nor breaks.
+    """
     best: Point = {"offered_rate": None, "mean_ms": None, "p99_ms": None}
     is_open = True
     for point in sorted(points, key=lambda point: float(point["offered_rate"])):
@@ -139,7 +152,9 @@ def highest_rate(points: Sequence[Point], bound: Bound) -> HighestRate:
 
 
 def _gap(points: Sequence[Point], bound: Bound) -> tuple[float, float] | None:
-    """The highest rate that holds (0 where even the lowest breaks) and the lowest that breaks; None where none between would tell."""
+    """The highest rate that holds (0 where even the lowest breaks) and the lowest that breaks; None where none between
+    would tell.
+    """
     low: float | None = 0.0
     for point in points:
         if bound.is_broken(point):

@@ -1,4 +1,5 @@
-"""What can be timed: an ONNX file on a provider, and a student's own module in torch. A runner takes a batch and gives numpy arrays.
+"""What can be timed: an ONNX file on a provider, and a student's own module in torch. A runner takes a batch and gives
+numpy arrays.
 
 Its answer lies in host memory when it returns, so a device has finished by then.
 """
@@ -75,7 +76,9 @@ def open_other(path: Path, provider: str, names: Sequence[str], *, threads: int)
         raise InputError(f"--against {path}: no such file. Name an ONNX file, or torch.")
     runner = OnnxRunner(path, provider, threads=threads)
     if strange := [name for name in runner.inputs if name not in (*names, SEGMENTS)]:
-        raise InputError(f"--against {path}: takes {', '.join(strange)}, which this bundle's batches ({', '.join(names)}) lack.")
+        raise InputError(
+            f"--against {path}: takes {', '.join(strange)}, which this bundle's batches ({', '.join(names)}) lack."
+        )
 
     def run(batch: Batch) -> Mapping[str, np.ndarray]:
         held = {SEGMENTS: np.zeros_like(batch["input_ids"]), **batch}
@@ -101,7 +104,9 @@ def open_torch(path: Path, provider: str, *, threads: int) -> Runner:
     from export.onnx_torch import ServingModule
 
     if provider != "cpu" and not torch.cuda.is_available():
-        raise MissingExtraError(f"--against torch on {provider}: this torch sees no GPU. Install one that does, or compare on the CPU.")
+        raise MissingExtraError(
+            f"--against torch on {provider}: this torch sees no GPU. Install one that does, or compare on the CPU."
+        )
     torch.set_num_threads(threads)
     device = "cpu" if provider == "cpu" else "cuda"
     student = load_student(path, device=device)

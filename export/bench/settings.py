@@ -1,4 +1,6 @@
-"""What a bench carries through all its measurements: the bundle opened, the rows to ask about, the time that is left."""
+"""What a bench carries through all its measurements: the bundle opened, the rows to ask about, the
+time that is left.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class Setting:
         )
 
     def server(self, run: Runner, workload: Workload) -> Answer:
-        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers wrap around."""
+        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers
+        wrap around.
+        """
         encoder, count = self.encoder, len(workload.rows)
 
         def answer(first: int, end: int) -> None:
@@ -91,7 +95,9 @@ def spoken_latency(row: dict[str, Any]) -> str:
     """A cell's or a rate's figures in a line of progress."""
     if not row["samples"]:
         return "no request came in that time"
-    parts = [f"{name} {row[key]:,.2f} ms" for name, key in (("p50", "p50_ms"), ("p99", "p99_ms")) if row[key] is not None]
+    parts = [
+        f"{name} {row[key]:,.2f} ms" for name, key in (("p50", "p50_ms"), ("p99", "p99_ms")) if row[key] is not None
+    ]
     if not parts:
         parts = ["mean not known" if row["mean_ms"] is None else f"mean {row['mean_ms']:,.1f} ms"]
     waiting = f", {row['unanswered']:,} never answered" if row["unanswered"] else ""

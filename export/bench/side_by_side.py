@@ -1,4 +1,6 @@
-"""Comparisons of a bundle's models: the smaller precisions with fp32, and each with what was named (torch eager, another ONNX file)."""
+"""Comparisons of a bundle's models: the smaller precisions with fp32, and each with what was named (torch eager,
+another ONNX file).
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,15 @@ class Against:
 
 
 def plan_sides(models: Sequence[BenchModel], against: Against) -> list[tuple[BenchModel, str]]:
-    """Every comparison but its shape: each smaller precision with fp32 on the same provider, each model with everything named."""
+    """Every comparison but its shape: each smaller precision with fp32 on the same provider, each model with everything
+    named.
+    """
     sides = []
     for model in models:
         has_plain = any((other.provider, other.precision) == (model.provider, PLAIN) for other in models)
-        sides += [(model, name) for name in [*([PLAIN] if has_plain and model.precision != PLAIN else []), *against.names]]
+        sides += [
+            (model, name) for name in [*([PLAIN] if has_plain and model.precision != PLAIN else []), *against.names]
+        ]
     return sides
 
 
@@ -95,7 +101,12 @@ def compare_models(
         theirs = opened[model.provider, other]
         differ = differ_by(ours, theirs, setting.probe)
         sides.append(
-            (model, ours, theirs, {"provider": model.provider, "ours": model.precision, "theirs": other, "answers_differ_by": differ})
+            (
+                model,
+                ours,
+                theirs,
+                {"provider": model.provider, "ours": model.precision, "theirs": other, "answers_differ_by": differ},
+            )
         )
     # the smallest shapes first: they come to all their rounds, and leave what they do not need to the large ones
     for rows, tokens in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
@@ -107,15 +118,22 @@ def compare_models(
             ratio = _compared(setting, ours, theirs, rows, tokens, share_s)
             setting.budget.spend(time.perf_counter() - start)
             if ratio is None:
-                findings.append(Finding("not_run", model.name, f"{cell} against {other} was not compared: one side can't run it."))
+                findings.append(
+                    Finding("not_run", model.name, f"{cell} against {other} was not compared: one side can't run it.")
+                )
                 continue
             found.append({**about, "cell": cell, **ratio})
-            by_clock, by_cpu = spoken_ratio(ratio["ratio"], ratio["low"], ratio["high"]), spoken_ratio(ratio["cpu_ratio"], None, None)
+            by_clock, by_cpu = (
+                spoken_ratio(ratio["ratio"], ratio["low"], ratio["high"]),
+                spoken_ratio(ratio["cpu_ratio"], None, None),
+            )
             setting.say(f"{model.name} over {other}, {cell}: {by_clock}, by CPU time {by_cpu}")
     return found, findings
 
 
-def _compared(setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens: int, seconds: float) -> dict[str, Any] | None:
+def _compared(
+    setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens: int, seconds: float
+) -> dict[str, Any] | None:
     batch = fixed_batch(setting.encoder, rows, tokens)
     try:
         turns = take_turns(
@@ -132,11 +150,17 @@ def _compared(setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens:
     return turns.facts()
 
 
-def _open_side(setting: Setting, model: BenchModel, models: Sequence[BenchModel], other: str, against: Against) -> Runner:
+def _open_side(
+    setting: Setting, model: BenchModel, models: Sequence[BenchModel], other: str, against: Against
+) -> Runner:
     if other == PLAIN:
         plain = next(one for one in models if (one.provider, one.precision) == (model.provider, PLAIN))
-        return OnnxRunner(setting.bundle.folder / plain.path, plain.provider, threads=setting.threads, outputs=setting.heads)
+        return OnnxRunner(
+            setting.bundle.folder / plain.path, plain.provider, threads=setting.threads, outputs=setting.heads
+        )
     if other == TORCH:
         assert against.torch is not None
         return open_torch(against.torch, model.provider, threads=setting.threads)
-    return open_other(against.graphs[other], model.provider, setting.bundle.facts["inputs"]["names"], threads=setting.threads)
+    return open_other(
+        against.graphs[other], model.provider, setting.bundle.facts["inputs"]["names"], threads=setting.threads
+    )

@@ -16,12 +16,15 @@ class BenchSpec(Spec):
     """Options of `relabel bench`."""
 
     providers: tuple[Literal["auto", "cpu", "cuda", "tensorrt"], ...] = ("auto",)
-    """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this machine."""
+    """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this
+    machine.
+    """
     precisions: tuple[str, ...] = ()
     """All that the bundle has by default."""
     presets: tuple[Preset, ...] = ("grid",)
-    """`grid`: batches by lengths, the shapes of public tables, single pairs by a Poisson process. `table3`: 1 to 10,000 documents of one
-    query. `serving`: a request is a query with 100 documents, by a Poisson process."""
+    """`grid`: batches by lengths, the shapes of public tables, single pairs by a Poisson process. `table3`: 1 to 10,000
+    documents of one query. `serving`: a request is a query with 100 documents, by a Poisson process.
+    """
     batches: tuple[Positive, ...] = (1, 8, 32)
     """Rows of a closed-loop batch."""
     lengths: tuple[Positive, ...] = ()
@@ -33,8 +36,9 @@ class BenchSpec(Spec):
     max_wait_ms: float = Field(2.0, ge=0.0)
     """How long the oldest request waits for company."""
     slo_ms: float | None = Field(None, gt=0.0)
-    """Bound of p99 for which the highest rate is sought. `serving` seeks it for the mean as well, and bounds both by 150 where none is
-    named."""
+    """Bound of p99 for which the highest rate is sought. `serving` seeks it for the mean as well, and bounds both by
+    150 where none is named.
+    """
     threads: int = Field(0, ge=0)
     """Of the CPU; 0 is every core that this process may use, or as many as its quota of CPU time keeps busy."""
     seconds: float = Field(120.0, gt=0.0)

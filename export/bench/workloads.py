@@ -1,7 +1,8 @@
 """What is asked while measuring: rows whose lengths are those of real pairs, and batches of one fixed shape.
 
-How long a model takes depends on how many rows there are and how long they are, not on what stands in them. So a bundle's own record of
-lengths is workload enough; with pairs at hand their texts are taken, and tokenizing can be timed too.
+How long a model takes depends on how many rows there are and how long they are, not on what stands in them. So a
+bundle's own record of lengths is workload enough; with pairs at hand their texts are taken, and tokenizing can be timed
+too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
 """Documents a query of R3A's Table 3, which states what teacher and student take for them."""
 SERVING_DOCUMENTS = 100
 SERVING_MS = 150.0
-"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents each."""
+"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents
+each.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def workload_of_lengths(lengths: Mapping[str, Any], encoder: Encoder, *, seed: i
     histogram = lengths.get("histogram")
     if not histogram:
         raise InputError(
-            "the bundle's manifest records no histogram of lengths (an earlier version made it). Name pairs with --pairs, or export the "
+            "the bundle's manifest records no histogram of lengths (an earlier version made it). Name pairs with "
+            "--pairs, or export the "
             "student again."
         )
     drawn_N = draw_lengths(histogram, min(MAX_ROWS, int(lengths["rows"])), seed=seed)

@@ -43,27 +43,58 @@ SPEC_OPTIONS = (
 
 @click.command(epilog="Example: relabel bench out/bundle --against torch --student out/ecom-bert --slo-ms 50")
 @click.argument("bundle", metavar="BUNDLE")
-@click.option("--providers", default="auto", show_default=True, metavar="LIST", help="Of cpu, cuda, tensorrt; auto is cuda where it is.")
+@click.option(
+    "--providers",
+    default="auto",
+    show_default=True,
+    metavar="LIST",
+    help="Of cpu, cuda, tensorrt; auto is cuda where it is.",
+)
 @click.option("--precisions", default="", metavar="LIST", help="Of those that the bundle has.  [default: all]")
-@click.option("--preset", "presets", default="grid", show_default=True, metavar="LIST", help="Of grid, table3, serving.")
-@click.option("--pairs", metavar="PATH", help="Parquet with pairs to replay, instead of the lengths that the bundle records.")
-@click.option("--against", multiple=True, metavar="[NAME=]SIDE", help="Compare with torch, or with another ONNX file. Repeatable.")
+@click.option(
+    "--preset", "presets", default="grid", show_default=True, metavar="LIST", help="Of grid, table3, serving."
+)
+@click.option(
+    "--pairs", metavar="PATH", help="Parquet with pairs to replay, instead of the lengths that the bundle records."
+)
+@click.option(
+    "--against", multiple=True, metavar="[NAME=]SIDE", help="Compare with torch, or with another ONNX file. Repeatable."
+)
 @click.option("--student", metavar="STUDENT", help="The bundle's student, for --against torch.")
 @click.option("--batches", default="1,8,32", show_default=True, metavar="LIST", help="Pairs of a closed-loop batch.")
-@click.option("--lengths", default="", metavar="LIST", help="Tokens of a pair.  [default: p50 and p99 of those replayed]")
-@click.option("--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]")
+@click.option(
+    "--lengths", default="", metavar="LIST", help="Tokens of a pair.  [default: p50 and p99 of those replayed]"
+)
+@click.option(
+    "--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]"
+)
 @click.option(
     "--slo-ms",
     type=Number(0, min_open=True),
     help="Find the highest rate that keeps p99 under this; of serving, where it is 150 by default, the mean as well.",
 )
 @click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
-@click.option("--max-wait-ms", type=Number(0), default=2.0, show_default=True, help="How long the oldest waits for company.")
-@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use.")
-@click.option("--seconds", type=Number(0, min_open=True), default=120.0, show_default=True, help="For all measuring together.")
-@click.option("--rounds", type=click.IntRange(2), default=20, show_default=True, help="Rounds of a comparison, at least.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of arrivals and of what is replayed.")
-@click.option("--require", multiple=True, metavar="GATE", help="Exit 5 unless this holds: 'cpu.int8/fp32.1x128.ratio<=0.7'. Repeatable.")
+@click.option(
+    "--max-wait-ms", type=Number(0), default=2.0, show_default=True, help="How long the oldest waits for company."
+)
+@click.option(
+    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use."
+)
+@click.option(
+    "--seconds", type=Number(0, min_open=True), default=120.0, show_default=True, help="For all measuring together."
+)
+@click.option(
+    "--rounds", type=click.IntRange(2), default=20, show_default=True, help="Rounds of a comparison, at least."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of arrivals and of what is replayed."
+)
+@click.option(
+    "--require",
+    multiple=True,
+    metavar="GATE",
+    help="Exit 5 unless this holds: 'cpu.int8/fp32.1x128.ratio<=0.7'. Repeatable.",
+)
 @click.option("--allow-fallback", is_flag=True, help="Measure on the CPU where a provider is missing, and report it.")
 @click.option("--to", metavar="DIR", help="Write the results there and leave the bundle as it is.")
 @output_option
@@ -80,11 +111,12 @@ def bench(
     output: str,
     **options: Any,
 ) -> int:
-    """Measure a bundle's latency, throughput and memory on this machine, and write it down in the bundle, which is sealed anew.
+    """Measure a bundle's latency, throughput and memory on this machine, and write it down in the bundle, which is
+    sealed anew.
 
-    Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with micro-batching, latency
-    from the scheduled arrival. Comparisons take turns; their figure is the median of paired ratios. What makes figures doubtful is
-    reported as a finding. docs/bench.md has the table's columns.
+    Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
+    micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
+    ratios. What makes figures doubtful is reported as a finding. docs/bench.md has the table's columns.
     """
     from export.bench.benching import bench_bundle
     from export.bench.latency_records import check_place, check_results_folder, put_into_bundle, write_to
@@ -97,7 +129,9 @@ def bench(
 
     gates = [parse_flag(text) for text in require]
     values = {name: options[name] for name in SPEC_OPTIONS}
-    spec = validate_spec(BenchSpec, values | {"presets": presets, "allows_fallback": allow_fallback}, where="the options")
+    spec = validate_spec(
+        BenchSpec, values | {"presets": presets, "allows_fallback": allow_fallback}, where="the options"
+    )
     folder = _local(bundle, "BUNDLE").resolve()
     sides = _against(against, student)
     place = folder if to is None else _local(to, "--to")
@@ -110,7 +144,9 @@ def bench(
         opened = open_bundle(folder)
         _check_student_bundle(opened)
         texts = None if pairs is None else _texts(pairs, opened.facts, seed=spec.seed)
-        measured = bench_bundle(opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True))
+        measured = bench_bundle(
+            opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True)
+        )
         for finding in measured.facts["findings"]:
             text = f"finding ({finding['kind']}) {finding['where']}: {finding['text']}"
             log_format.say(text, level="warning", event="finding", **finding)
@@ -123,7 +159,12 @@ def bench(
         if not verdict.has_passed:
             log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
     code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
-    about = {"path": str(place), "version": opened.version, "exit_code": int(code), "gates": [verdict.plain() for verdict in verdicts]}
+    about = {
+        "path": str(place),
+        "version": opened.version,
+        "exit_code": int(code),
+        "gates": [verdict.plain() for verdict in verdicts],
+    }
     emit({**about, **measured.facts}, _text(measured.facts, place, opened.version, verdicts), output)
     return code
 
@@ -147,7 +188,9 @@ def _against(sides: tuple[str, ...], student: str | None) -> Against:
             raise UsageError(f"--against {side}: the name {name} is taken. Give it another: --against other={found}")
         graphs[name] = found
     if (TORCH in sides) != (student is not None):
-        raise UsageError("--against torch and --student go together: torch runs the student that the bundle was made of.")
+        raise UsageError(
+            "--against torch and --student go together: torch runs the student that the bundle was made of."
+        )
     return Against(None if student is None else _local(student, "--student"), graphs)
 
 
@@ -155,14 +198,18 @@ def _texts(path: str, facts: Mapping[str, Any], *, seed: int) -> Sequence[tuple[
     from export.bench.workloads import MAX_ROWS
     from export.reference_pairs import PairsFile, draw_pairs, file_pairs
 
-    return draw_pairs(file_pairs(PairsFile(path), facts["inputs"]["columns"], grades=facts["grades"]), MAX_ROWS, seed=seed)
+    return draw_pairs(
+        file_pairs(PairsFile(path), facts["inputs"]["columns"], grades=facts["grades"]), MAX_ROWS, seed=seed
+    )
 
 
 def _check_student_bundle(bundle: Bundle) -> None:
     from manifests.errors import ManifestError
 
     if missing := [key for key in ("inputs", "models", "heads") if key not in bundle.facts]:
-        raise ManifestError(f"{bundle.folder}: its manifest says nothing of `{missing[0]}`, so there is no student to measure.")
+        raise ManifestError(
+            f"{bundle.folder}: its manifest says nothing of `{missing[0]}`, so there is no student to measure."
+        )
 
 
 def _local(path: str, name: str) -> Path:
@@ -181,4 +228,6 @@ def _text(facts: Mapping[str, Any], place: Path, version: str, verdicts: Sequenc
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -43,11 +43,11 @@ def list_bundles(url: str, output: str) -> int:
 @click.argument("bundle", metavar="URL/NAME[@CHANNEL|@VERSION]|DEST")
 @output_option
 def show(bundle: str, output: str) -> int:
-    """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that was pulled to,
-    what serves there.
+    """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that
+    was pulled to, what serves there.
 
-    Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was pulled. Writes
-    nothing and needs no network.
+    Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was
+    pulled. Writes nothing and needs no network.
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
@@ -77,7 +77,9 @@ def _bundle_text(url: str, found: ShownBundle) -> str:
         lines.append(f"  {one.version}  {one.files} files, {size_text(one.size_bytes)}  {', '.join(marks)}".rstrip())
     for channel in found.channels:
         lines.append(f"channel {channel.channel}" + "".join(f", signed by {key}" for key in channel.signed_by))
-        lines += [f"  {move.sequence:>4}  {move.moved}  {move.reason:<8}  {move.version}" for move in reversed(channel.moves)]
+        lines += [
+            f"  {move.sequence:>4}  {move.moved}  {move.reason:<8}  {move.version}" for move in reversed(channel.moves)
+        ]
     return "\n".join(lines)
 
 

@@ -45,12 +45,15 @@ def channel_set(bundle: str, name: str, version: str, sign_key: str | None, outp
 def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     """Point a channel at the version that it pointed to before; again: one further back.
 
-    Its sequence rises all the same, so whoever follows it comes along. To go back on one machine alone: relabel pull --rollback DEST.
+    Its sequence rises all the same, so whoever follows it comes along. To go back on one machine alone: relabel pull
+    --rollback DEST.
     """
     from export.publishing import roll_back
 
     bundle_store, bundle_name = _bundle_at(bundle)
-    return _emit_move(bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE)
+    return _emit_move(
+        bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE
+    )
 
 
 def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -> int:
@@ -65,7 +68,11 @@ def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -
         "exit_code": int(code),
     }
     verb = "points to" if code == Exit.DONE else "points already to"
-    emit(result, f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).", output)
+    emit(
+        result,
+        f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).",
+        output,
+    )
     return code
 
 

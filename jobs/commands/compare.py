@@ -17,7 +17,11 @@ from jobs.output import emit
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option(
-    "--qrels", "--gold", "qrels", metavar="FILE", help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input."
+    "--qrels",
+    "--gold",
+    "qrels",
+    metavar="FILE",
+    help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input.",
 )
 @click.option("--html", metavar="FILE", help="Write the comparison as one self-contained page, too.")
 @grade_option
@@ -25,14 +29,30 @@ from jobs.output import emit
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the qrels.")
 @grade_map_option
 @duplicates_option("grades in the qrels")
-@click.option("--examples", type=click.IntRange(0, 1000), default=10, show_default=True, help="Flips to show, the largest first.")
-@click.option("--queries", type=click.IntRange(0, 1000), default=10, show_default=True, help="Moved queries to show, the furthest first.")
-@click.option("--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared.")
 @click.option(
-    "--resamples", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Bootstrap resamples; 0 for no intervals."
+    "--examples", type=click.IntRange(0, 1000), default=10, show_default=True, help="Flips to show, the largest first."
+)
+@click.option(
+    "--queries",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="Moved queries to show, the furthest first.",
+)
+@click.option(
+    "--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared."
+)
+@click.option(
+    "--resamples",
+    type=click.IntRange(0, 100_000),
+    default=1000,
+    show_default=True,
+    help="Bootstrap resamples; 0 for no intervals.",
 )
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the resamples.")
-@click.option("--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit.")
+@click.option(
+    "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."
+)
 @click.option("--force", is_flag=True, help="Replace the page if it is there.")
 @output_option
 @sigterm_ends()
@@ -57,9 +77,10 @@ def compare(
 ) -> int:
     """Compare two label runs over the same pairs: two prompts, two teachers, or one teacher twice.
 
-    A and B are outputs of finished runs. Rows are matched by row where both labelled the same input, else by query and document. Shown
-    are agreement, shift of grades with tests, distance of distributions, the largest flips with their texts, and the queries whose order
-    moved; with --qrels also who is right. Differences are B minus A, intervals are over queries. docs/compare.md says what each figure is.
+    A and B are outputs of finished runs. Rows are matched by row where both labelled the same input, else by query and
+    document. Shown are agreement, shift of grades with tests, distance of distributions, the largest flips with their
+    texts, and the queries whose order moved; with --qrels also who is right. Differences are B minus A, intervals are
+    over queries. docs/compare.md says what each figure is.
     """
     from jobs.compare.comparing_runs import compare_runs
     from jobs.compare.text import runs_text
@@ -85,7 +106,9 @@ def compare(
     )
     if html is not None:
         check_free(html, (a, b, *gold_files(qrels)), force=force)
-    found = compare_runs(a, b, options, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed)
+    found = compare_runs(
+        a, b, options, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
+    )
     if html is not None:
         from jobs.report.compare_sections import comparison_page
 

@@ -24,13 +24,20 @@ from jobs.output import emit, table
     help="Form of SOURCE.  [default: by its suffix; a folder with a plan is labels]",
 )
 @click.option(
-    "--to", "to_format", type=click.Choice(["qrels", "run", "jsonl", "parquet"]), help="Form of TARGET.  [default: by its suffix]"
+    "--to",
+    "to_format",
+    type=click.Choice(["qrels", "run", "jsonl", "parquet"]),
+    help="Form of TARGET.  [default: by its suffix]",
 )
 @click.option("--by", default="query_id", show_default=True, metavar="COL", help="Query column of a table.")
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of a table.")
 @click.option("--grade", metavar="COL", help="Column of grades.  [default: grade]")
-@click.option("--score", metavar="COL", help="Column that a run file ranks by.  [default: expected_grade of labels, else score]")
-@click.option("--tag", metavar="TEXT", help="Tag of a run file.  [default: the rows' own, else the run's name, else relabel]")
+@click.option(
+    "--score", metavar="COL", help="Column that a run file ranks by.  [default: expected_grade of labels, else score]"
+)
+@click.option(
+    "--tag", metavar="TEXT", help="Tag of a run file.  [default: the rows' own, else the run's name, else relabel]"
+)
 @click.option(
     "--duplicates",
     type=click.Choice(["error", "first", "mean", "keep"]),
@@ -59,8 +66,9 @@ def convert(
 ) -> int:
     """Turn labels into TREC files and tables, and these into each other.
 
-    SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag), JSONL or Parquet;
-    TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted, never written as 0. Both may be URLs.
+    SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
+    JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
+    never written as 0. Both may be URLs.
     """
     from jobs.convert.converting import convert as convert_file
     from jobs.convert.sources import Options
@@ -82,7 +90,10 @@ def convert(
     for count, what in (
         (found.quarantined, "rows of the run are in quarantine: they have no label"),
         (found.nulls, f"rows without a {kind} (column {found.value}) left out"),
-        (found.duplicates, f"rows beyond the first of their pair left out; {found.conflicts:,} pairs had several {kind}s"),
+        (
+            found.duplicates,
+            f"rows beyond the first of their pair left out; {found.conflicts:,} pairs had several {kind}s",
+        ),
     ):
         if count:
             _say(f"{count:,} {what}.")

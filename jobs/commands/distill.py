@@ -30,7 +30,11 @@ SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
 @click.command(epilog="Example: relabel distill student.yaml --resume")
 @click.argument("spec_file", metavar="STUDENT.YAML")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the spec, for instance train.epochs=3. Repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, or begin if there is none.")
 @click.option("--restart", is_flag=True, help="Throw away checkpoints, or a student, that the output holds.")
@@ -39,8 +43,9 @@ SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
 def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
     """Train a student on finished label runs.
 
-    The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights, tokenizer, manifest,
-    training curves and a model card. A student that a gate (`require`) refuses is kept, and the exit code is 5.
+    The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights,
+    tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
+    exit code is 5.
     """
     from distill.students.distilling import distill as train
     from distill.students.distilling import holds_student
@@ -95,7 +100,18 @@ def _teller() -> Callable[[str], None]:
 
 
 def _result(report: Any) -> dict[str, Any]:
-    keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics", "notes")
+    keys = (
+        "name",
+        "fingerprint",
+        "heads",
+        "temperature",
+        "rows",
+        "rows_by_head",
+        "split",
+        "training",
+        "metrics",
+        "notes",
+    )
     return {**{key: report.manifest[key] for key in keys}, "gate": report.gate}
 
 
@@ -104,7 +120,13 @@ def _text(report: Any) -> str:
     training, test, split = manifest["training"], manifest["metrics"]["test"], manifest["split"]
     rows = [
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest["heads"].items())),
-        ("rows", ", ".join(f"{side} {split[side]['rows']:,} of {split[side]['queries']:,} queries" for side in ("train", "dev", "test"))),
+        (
+            "rows",
+            ", ".join(
+                f"{side} {split[side]['rows']:,} of {split[side]['queries']:,} queries"
+                for side in ("train", "dev", "test")
+            ),
+        ),
         ("trained", f"{training['steps']:,} steps, {training['rows_per_s'] or 0:,} rows/s on {training['device']}"),
     ]
     for who in ("student", "teacher"):

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def sigterm_ends() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt while the block runs, as Ctrl-C does; without it Python ends at once and tidies nothing."""
+    """Let SIGTERM raise KeyboardInterrupt while the block runs, as Ctrl-C does; without it Python ends at once and
+    tidies nothing.
+    """
     if threading.current_thread() is not threading.main_thread():  # no other may set a handler
         yield
         return

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from manifests.metrics.gates import Gate, GateVerdict
 
 
-@click.command(epilog="Example: relabel evaluate out/ecom out/scores --qrels pairs.parquet --require 'macro_f1>=0.9*teacher'")
+@click.command(
+    epilog="Example: relabel evaluate out/ecom out/scores --qrels pairs.parquet --require 'macro_f1>=0.9*teacher'"
+)
 @click.argument("labels", nargs=-1, required=True, metavar="[NAME=]LABELS...")
 @click.option(
     "--qrels",
@@ -33,21 +35,44 @@ if TYPE_CHECKING:
 )
 @click.option("--label", default="grade", show_default=True, metavar="COL", help="Label column of a label file.")
 @grade_option
-@click.option("--by", metavar="COL", help="Query column of label files and qrels; figures are resampled by it.  [default: query_id]")
-@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of label files and qrels.")
+@click.option(
+    "--by",
+    metavar="COL",
+    help="Query column of label files and qrels; figures are resampled by it.  [default: query_id]",
+)
+@click.option(
+    "--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of label files and qrels."
+)
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Judge only these rows of a label file. Repeatable.")
-@click.option("--grades", type=click.IntRange(2, 10), metavar="K", help="Grades on the scale, where neither a run nor distributions tell.")
+@click.option(
+    "--grades",
+    type=click.IntRange(2, 10),
+    metavar="K",
+    help="Grades on the scale, where neither a run nor distributions tell.",
+)
 @grade_map_option
-@click.option("--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale.")
+@click.option(
+    "--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale."
+)
 @duplicates_option("grades in the qrels")
 @click.option(
-    "--calibrate", type=click.Choice(["temperature", "isotonic"]), help="Fit on half the queries, show the other half before and after."
+    "--calibrate",
+    type=click.Choice(["temperature", "isotonic"]),
+    help="Fit on half the queries, show the other half before and after.",
 )
 @click.option(
-    "--resamples", type=click.IntRange(0, 100_000), default=1000, show_default=True, help="Bootstrap resamples; 0 for no intervals."
+    "--resamples",
+    type=click.IntRange(0, 100_000),
+    default=1000,
+    show_default=True,
+    help="Bootstrap resamples; 0 for no intervals.",
 )
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples and split.")
-@click.option("--pass-at", metavar="K,...", help="The k of pass@k: any of k samples equals the human grade.  [default: 1, 2, 4, …, all]")
+@click.option(
+    "--pass-at",
+    metavar="K,...",
+    help="The k of pass@k: any of k samples equals the human grade.  [default: 1, 2, 4, …, all]",
+)
 @click.option("--allow-partial", is_flag=True, help="Judge a run that is not finished or is over its quarantine limit.")
 @output_option
 def evaluate(
@@ -73,12 +98,13 @@ def evaluate(
 ) -> int:
     """Judge labels by human grades, or compare a student with its teacher and both with humans.
 
-    LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of several the first
-    is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared with it over the rows that both have:
-    KL, agreement and Kendall tau against the teacher and, with --qrels, all figures of both and the student's difference.
+    LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of
+    several the first is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared
+    with it over the rows that both have: KL, agreement and Kendall tau against the teacher and, with --qrels, all
+        figures of both and the student's difference.
 
-    Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and Brier, each with
-    a 95 % interval from resampled queries. docs/evaluate.md says what each is.
+    Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and
+    Brier, each with a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
     from jobs.evaluate.judging import JudgingOptions
     from manifests.judging.qrels import parse_map
@@ -101,17 +127,27 @@ def evaluate(
     gates = [parse_flag(text) for text in require]
     if len(labels) == 1 or pool:
         if qrels is None:
-            raise click.UsageError("Missing option '--qrels'. One set is judged by human grades; give a second set to compare it with.")
+            raise click.UsageError(
+                "Missing option '--qrels'. One set is judged by human grades; give a second set to compare it with."
+            )
         return _judge(labels, options, gates, calibrate, resamples, seed, output)
     if options.pass_at and qrels is None:
         raise click.UsageError("--pass-at: samples are judged by human grades. Name them with --qrels.")
     if calibrate is not None:
-        raise click.UsageError("--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool.")
+        raise click.UsageError(
+            "--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool."
+        )
     return _compare(labels, options, gates, resamples, seed, output)
 
 
 def _judge(
-    labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], calibrate: Any, resamples: int, seed: int, output: str
+    labels: tuple[str, ...],
+    options: JudgingOptions,
+    gates: list[Gate],
+    calibrate: Any,
+    resamples: int,
+    seed: int,
+    output: str,
 ) -> int:
     """One set, or several as one, by human grades."""
     from jobs.evaluate.judging import judge
@@ -120,7 +156,9 @@ def _judge(
     from manifests.metrics.gates import judge_gates
 
     judging = judge(labels, options)
-    found = evaluation.evaluate(judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at)
+    found = evaluation.evaluate(
+        judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
+    )
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
     code = _code(verdicts)
     result = {
@@ -139,7 +177,9 @@ def _judge(
     return _concluded(verdicts, code)
 
 
-def _compare(labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str) -> int:
+def _compare(
+    labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str
+) -> int:
     """Every other set beside the teacher's."""
     from jobs.evaluate.comparing import compare_sets
     from jobs.evaluate.comparison_text import comparison_text

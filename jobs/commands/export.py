@@ -26,25 +26,44 @@ if TYPE_CHECKING:
 @click.argument("student", metavar="STUDENT")
 @click.option("--to", required=True, metavar="BUNDLE", help="Folder to make.")
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
-@click.option("--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static.")
-@click.option("--exporter", default="torch", show_default=True, metavar="NAME", help="torch, or optimum in its own environment.")
-@click.option("--provider", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where parity is tried.")
+@click.option(
+    "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
+)
+@click.option(
+    "--exporter", default="torch", show_default=True, metavar="NAME", help="torch, or optimum in its own environment."
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where parity is tried.",
+)
 @click.option("--pairs", metavar="PATH", help="Parquet with pairs to compare on, instead of the student's test split.")
 @click.option("--gold", metavar="COLUMN", help="Column of --pairs with trusted grades.")
 @click.option("--gold-map", metavar="MAP", help="Bring them to the student's scale: 0=0,1=1,2=1,3=2")
 @click.option("--logits", is_flag=True, help="Also raw logits, as outputs <head>_logits.")
 @click.option("--triton", is_flag=True, help="Also a Triton model repository.")
 @click.option("--licence", metavar="SPDX", help="What may be done with the bundle, for instance Apache-2.0.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key, for instance parity.min_pairs=500. Repeatable.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key, for instance parity.min_pairs=500. Repeatable.",
+)
 @click.option("--replace", is_flag=True, help="Take the place of another bundle at --to.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the bundle is there already.")
 @output_option
 @sigterm_ends()
-def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, done_ok: bool, output: str, **options: Any) -> int:
-    """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of its own.
+def export(
+    student: str, to: str, overrides: tuple[str, ...], replace: bool, done_ok: bool, output: str, **options: Any
+) -> int:
+    """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of
+    its own.
 
-    Every model is held against the student on real pairs, alone and in batches. Beyond a gate the command lists the worst rows, makes no
-    bundle and exits 5. docs/export.md has the gates.
+    Every model is held against the student on real pairs, alone and in batches. Beyond a gate the command lists the
+    worst rows, makes no bundle and exits 5. docs/export.md has the gates.
     """
     from export.exporting import export_bundle
     from export.reference_pairs import PairsFile
@@ -53,7 +72,9 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
     from manifests.specs import validate_spec
 
     if options["pairs"] is None and (options["gold"] or options["gold_map"]):
-        raise UsageError("--gold and --gold-map speak of --pairs; the student's own grades come along with its test split.")
+        raise UsageError(
+            "--gold and --gold-map speak of --pairs; the student's own grades come along with its test split."
+        )
     values = {name: options[name] for name in ("formats", "precisions", "exporter", "logits", "triton", "licence")}
     spec = validate_spec(ExportSpec, lay_over(values, overrides), where="the options")
     source = None
@@ -73,23 +94,34 @@ def export(student: str, to: str, overrides: tuple[str, ...], replace: bool, don
     code = Exit.NOTHING_TO_DO if done.was_done and not done_ok else Exit.DONE
     facts = done.bundle.facts
     keys = ("name", "heads", "models", "parity", "made_by")
-    result = {"path": str(done.bundle.folder), "version": done.bundle.version, "was_done": done.was_done, "exit_code": int(code)}
+    result = {
+        "path": str(done.bundle.folder),
+        "version": done.bundle.version,
+        "was_done": done.was_done,
+        "exit_code": int(code),
+    }
     emit({**result, **{key: facts[key] for key in keys}}, _text(done), output)
     return code
 
 
-@click.command("build-engine", epilog="Example: relabel build-engine models/ecom/current --to models/ecom-engine --precision fp16")
+@click.command(
+    "build-engine", epilog="Example: relabel build-engine models/ecom/current --to models/ecom-engine --precision fp16"
+)
 @click.argument("bundle", metavar="BUNDLE")
 @click.option("--to", required=True, metavar="BUNDLE", help="Folder to make: the bundle with the engine in it.")
 @click.option("--precision", default="fp16", show_default=True, metavar="NAME", help="fp32, fp16, or bf16.")
-@click.option("--capability", metavar="M.N", help="Build for this compute capability instead of the GPU here (TensorRT-RTX alone).")
+@click.option(
+    "--capability",
+    metavar="M.N",
+    help="Build for this compute capability instead of the GPU here (TensorRT-RTX alone).",
+)
 @output_option
 @sigterm_ends()
 def build_engine(bundle: str, to: str, precision: str, capability: str | None, output: str) -> int:
     """Build a TensorRT engine of a bundle's ONNX, for this machine's GPU and TensorRT, into a bundle of its own.
 
-    Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only where GPU and
-    TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
+    Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
+    where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
     from export.tensorrt_engines import build_into
 
@@ -97,11 +129,21 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     engine = made.facts["models"][-1]
     rows = [
         ("version", made.version),
-        ("engine", f"{engine['files'][-1]}, {engine['flavour']} {engine['tensorrt']}, compute capability {engine['capability']}"),
+        (
+            "engine",
+            (
+                f"{engine['files'][-1]}, {engine['flavour']} {engine['tensorrt']}, compute capability "
+                f"{engine['capability']}"
+            ),
+        ),
         ("tuned for", f"{engine['profile'][1][0]} pairs of {engine['profile'][1][1]} tokens"),
         ("parity", "not compared: run it where it serves before you trust it"),
     ]
-    emit({"path": str(made.folder), "version": made.version, "engine": engine}, f"The bundle is in {made.folder}\n{table(rows)}", output)
+    emit(
+        {"path": str(made.folder), "version": made.version, "engine": engine},
+        f"The bundle is in {made.folder}\n{table(rows)}",
+        output,
+    )
     return Exit.DONE
 
 
@@ -148,9 +190,13 @@ def _text(done: Any) -> str:
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
     head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"
-    return "\n".join([f"{head} {done.bundle.folder}", table(rows), _grid(parity_rows(parity)), *undecided_lines(parity)])
+    return "\n".join(
+        [f"{head} {done.bundle.folder}", table(rows), _grid(parity_rows(parity)), *undecided_lines(parity)]
+    )
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

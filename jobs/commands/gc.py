@@ -27,13 +27,22 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.command(epilog="Example: relabel gc s3://bucket/models --delete")
 @click.argument("url", metavar="URL")
 @click.option("--delete", "deletes", is_flag=True, help="Do it; without, only say what would be done.")
-@click.option("--keep", type=click.IntRange(1), default=KEEP_MOVES, show_default=True, help="Last moves of a channel whose versions stay.")
-@click.option("--grace", default="7d", show_default=True, metavar="TIME", help="What is younger stays, for instance 12h or 30d.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=KEEP_MOVES,
+    show_default=True,
+    help="Last moves of a channel whose versions stay.",
+)
+@click.option(
+    "--grace", default="7d", show_default=True, metavar="TIME", help="What is younger stays, for instance 12h or 30d."
+)
 @output_option
 def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """Remove versions that no channel points to any more, and objects that no version names.
 
-    In two steps: what is found is condemned, and a gc that runs a day later deletes it, so that nobody loses what he is about to rely on.
+    In two steps: what is found is condemned, and a gc that runs a day later deletes it, so that nobody loses what he is
+        about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
     from export.gc import collect

@@ -42,8 +42,16 @@ def status(target: str, day: str | None, output: str) -> int:
     attempts = folder.attempts_of_all()
     for number, shard in enumerate(plan.shards):
         done = len(attempts.get(number, ()))
-        state = "done" if done == len(shard.chunks) else "running" if folder.store.is_locked(shard_lock_name(number)) else "open"
-        shards.append({"shard": number, "rows": shard.rows, "chunks": len(shard.chunks), "chunks_done": done, "state": state})
+        state = (
+            "done"
+            if done == len(shard.chunks)
+            else "running"
+            if folder.store.is_locked(shard_lock_name(number))
+            else "open"
+        )
+        shards.append(
+            {"shard": number, "rows": shard.rows, "chunks": len(shard.chunks), "chunks_done": done, "state": state}
+        )
     manifest = load_manifest(folder.store)
     result: dict[str, Any] = {
         "name": plan.name,
@@ -75,8 +83,8 @@ def status(target: str, day: str | None, output: str) -> int:
 def verify(target: str, day: str | None, output: str) -> int:
     """Prove that no row is lost or doubled, that no committed file changed, and that every label is one.
 
-    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each label with its own distribution, and what was
-    kept of the input's first reading (`inputs/`) with the manifest.
+    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each label with its own
+    distribution, and what was kept of the input's first reading (`inputs/`) with the manifest.
     Of a folder that bundles are pulled to, proves that what serves is what was pulled, byte for byte, without network.
     Exits 3 at the first thing that does not hold.
     """
@@ -91,22 +99,33 @@ def verify(target: str, day: str | None, output: str) -> int:
         folder.table(answers, ANSWERS)
     manifest = load_manifest(folder.store)
     if manifest is None:
-        raise ManifestError(f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it.")
+        raise ManifestError(
+            f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it."
+        )
     if manifest.get("plan_sha256") != sha256_bytes(folder.store.read(PLAN_NAME)):
-        raise ManifestError(f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy.")
+        raise ManifestError(
+            f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
+        )
     check_readings(folder.store, folder.plan, manifest)
     counted = fates.by_kind()
     files_now = [[asdict(file) for file in group] for group in (found.labels, found.quarantine)]
-    listed = [manifest[key] for key in ("fingerprint", "rows", "quarantined_by_status", "receipts_sha256", "labels", "quarantine")]
+    listed = [
+        manifest[key]
+        for key in ("fingerprint", "rows", "quarantined_by_status", "receipts_sha256", "labels", "quarantine")
+    ]
     if listed != [folder.plan.fingerprint, counted, fates.quarantined, found.digest, *files_now]:
         raise ManifestError(
-            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {manifest['rows']}, in the files {counted}). "
+            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {manifest['rows']}, in the "
+            f"files {counted}). "
             "Move it away and run the same command as before (run, retry, score or merge) to write it anew."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
     result = {"output": folder.store.root, **counted, "files": files}
     result["rows"] = result.pop("in")
-    sums = f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + {fates.num_quarantined:,} quarantined"
+    sums = (
+        f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
+        f"{fates.num_quarantined:,} quarantined"
+    )
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
     emit(result, text, output)
     return Exit.DONE
@@ -141,19 +160,26 @@ def _folder(target: str, day: str | None) -> RunFolder:
     store = open_run_store(root)
     plan = load_plan(store)
     if plan is None:
-        raise ManifestError(f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned.")
+        raise ManifestError(
+            f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
+        )
     return RunFolder(store, plan)
 
 
 def _against_text(lines: list[dict[str, Any]]) -> str:
     outside = [line for line in lines if not line["is_within"]]
-    named = "".join(f"; {line['figure']} {line['actual']:,.6g}, planned {line['planned'][1]:,.6g}" for line in outside[:SHOWN_OUTSIDE])
+    named = "".join(
+        f"; {line['figure']} {line['actual']:,.6g}, planned {line['planned'][1]:,.6g}"
+        for line in outside[:SHOWN_OUTSIDE]
+    )
     return f"{len(lines) - len(outside):,} of {len(lines):,} figures within their intervals{named}"
 
 
 def _status_text(result: dict[str, Any]) -> str:
     by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(result["quarantined_by_status"].items()))
-    state = "over the quarantine limit" if result["over_limit"] else "finished" if result["is_finished"] else "not finished"
+    state = (
+        "over the quarantine limit" if result["over_limit"] else "finished" if result["is_finished"] else "not finished"
+    )
     rows = [
         ("rows", f"{result['rows_done']:,} of {result['rows']:,} done"),
         ("labelled", f"{result['labelled']:,}"),

@@ -38,18 +38,38 @@ from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
 from manifests.storage.run_stores import open_run_store
 
-SHARD_HELP = "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, AWS Batch or Kubernetes."
-END_FIELDS = ("exit_code", "rows", "labelled", "quarantined", "rows_open", "stopped", "this_run", "engine_start_s", "seconds")
+SHARD_HELP = (
+    "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "
+    "AWS Batch or Kubernetes."
+)
+END_FIELDS = (
+    "exit_code",
+    "rows",
+    "labelled",
+    "quarantined",
+    "rows_open",
+    "stopped",
+    "this_run",
+    "engine_start_s",
+    "seconds",
+)
 """Of the result, what the last line of a JSON log holds."""
 UNTIL_HELP = (
-    "End before this time with all finished chunks committed: the next 06:00 of the local clock, '06:00 Europe/Berlin', 06:00Z, or a "
+    "End before this time with all finished chunks committed: the next 06:00 of the local clock, '06:00 "
+    "Europe/Berlin', 06:00Z, or a "
     "timestamp. Exits 20 if work is left."
 )
 FOR_HELP = "End within this length, likewise: 45s, 90m, 1h30m. With --until, the earlier counts."
-GPUS_HELP = "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again when it goes down."
+GPUS_HELP = (
+    "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again "
+    "when it goes down."
+)
 WORKERS_HELP = "Likewise, so many engine processes and no GPUs given out; with --backend ray, so many actors."
 BACKEND_HELP = "Where the engines run: on this machine, or wherever Ray places them."
-ADDRESS_HELP = "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, else one of its own."
+ADDRESS_HELP = (
+    "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, "
+    "else one of its own."
+)
 METRICS_HELP = "Keep a Prometheus text file with the run's counts, for node_exporter's textfile collector."
 
 
@@ -90,7 +110,9 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
         command = click.option("--until", metavar="TIME", help=UNTIL_HELP)(command)
         command = date_option(command)
         command = click.option("--address", metavar="ADDRESS", help=ADDRESS_HELP)(command)
-        command = click.option("--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help=BACKEND_HELP)(command)
+        command = click.option(
+            "--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help=BACKEND_HELP
+        )(command)
         command = click.option("--workers", type=click.IntRange(min=1), metavar="N", help=WORKERS_HELP)(command)
         command = click.option("--gpus", metavar="all|0,1,…", help=GPUS_HELP)(command)
         command = click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)(command)
@@ -100,7 +122,11 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
 
 
 @click.command(epilog="Example: relabel plan job.yaml")
-@click.option("--exact", is_flag=True, help="Stream the text once and count tokens, asks and reused rows, instead of estimating them.")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Stream the text once and count tokens, asks and reused rows, instead of estimating them.",
+)
 @job_options
 @date_option
 @log_option
@@ -108,8 +134,8 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
 def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool, output: str) -> int:
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
-    Reads footers and the query-id column, nothing else; with --exact the text too. The plan is written once and never changed; the same
-    command again shows it.
+    Reads footers and the query-id column, nothing else; with --exact the text too. The plan is written once and never
+    changed; the same command again shows it.
     """
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
@@ -190,7 +216,9 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     metrics = MetricsFile(work.metrics, job=Path(work.job_file).stem, shard=shard) if work.metrics else None
     code: int = Exit.OUR_FAULT
     try:
-        session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline)
+        session = open_session(
+            work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline
+        )
         report = execute(session, metrics, pool)
         code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     except KeyboardInterrupt:
@@ -214,7 +242,11 @@ def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
     verb = "ask or take over" if session.opened.job.spec.reuse and not is_retry else "ask"
-    emit(result, f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.", work.output)
+    emit(
+        result,
+        f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.",
+        work.output,
+    )
     return Exit.DONE
 
 
@@ -228,7 +260,9 @@ def open_session(
     day: str | None = None,
     deadline: Deadline | None = None,
 ) -> Session:
-    """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work on those shards."""
+    """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work
+    on those shards.
+    """
     job = load_job(job_file, overrides=overrides, day=day)
     log_format.bind(job=job.spec.name)
     choose_shards(shard, job.spec.shards)  # a wrong --shard is told before anything is planned or written

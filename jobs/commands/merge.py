@@ -14,14 +14,19 @@ from jobs.output import emit, table
 @click.argument("outputs", nargs=-1, required=True, metavar="OUTPUT...")
 @click.option("--to", required=True, metavar="FOLDER", help="Where the merged output goes; a folder of its own.")
 @click.option("--name", metavar="NAME", help="Name of the merged output.  [default: that of the first]")
-@click.option("--allow-mixed", is_flag=True, help="Merge also what different engines, models or templates made; the manifest says so.")
+@click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Merge also what different engines, models or templates made; the manifest says so.",
+)
 @output_option
 def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool, output: str) -> int:
     """Join outputs that were made in one way into one that reads like any other.
 
-    OUTPUTs are finished runs over different inputs, or parts of one run whose shards were done in different places. Row ids are counted on
-    through the inputs in the order given. Outputs of different engines, models or templates are refused (exit 5) with what differs. The
-    same command again goes on where it was stopped, and follows OUTPUTs that were retried or redone since.
+    OUTPUTs are finished runs over different inputs, or parts of one run whose shards were done in different places. Row
+    ids are counted on through the inputs in the order given. Outputs of different engines, models or templates are
+    refused (exit 5) with what differs. The same command again goes on where it was stopped, and follows OUTPUTs that
+    were retried or redone since.
     """
     merged, was_written_now = merge_outputs(outputs, to, name=name, allow_mixed=allow_mixed)
     rows = merged["rows"]
@@ -41,7 +46,13 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         "files": len(merged["labels"]) + len(merged["quarantine"]),
     }
     lines = [
-        ("rows", f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + {rows['quarantined']:,} quarantined"),
+        (
+            "rows",
+            (
+                f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + {rows['quarantined']:,} "
+                "quarantined"
+            ),
+        ),
         ("from", f"{len(outputs):,} outputs"),
     ]
     if merged["mixed"]["differences"]:

@@ -35,23 +35,35 @@ class Number(click.FloatRange):
 def output_option(command: Command) -> Command:
     """`--output text|json`: the result on stdout; everything else goes to stderr."""
     return click.option(
-        "--output", "output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result on stdout."
+        "--output",
+        "output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Form of the result on stdout.",
     )(command)
 
 
 def job_options(command: Command) -> Command:
     """The job file, and settings that win over it."""
     command = click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the job file, for instance engine.seed=3. Repeatable."
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a key of the job file, for instance engine.seed=3. Repeatable.",
     )(command)
     return click.argument("job_file", metavar="JOB.YAML")(command)
 
 
 def date_option(command: Command) -> Command:
     """`--date`: the day that `${date}` in the job file means."""
-    return click.option("--date", "day", metavar="YYYY-MM-DD", help="The day that ${date} in the job file means; today in UTC by default.")(
-        command
-    )
+    return click.option(
+        "--date",
+        "day",
+        metavar="YYYY-MM-DD",
+        help="The day that ${date} in the job file means; today in UTC by default.",
+    )(command)
 
 
 def log_option(command: Command) -> Command:
@@ -69,16 +81,19 @@ def log_option(command: Command) -> Command:
 
 def grade_option(command: Command) -> Command:
     """`--grade`: the column of human grades."""
-    return click.option("--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]")(
-        command
-    )
+    return click.option(
+        "--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]"
+    )(command)
 
 
 def grade_map_option(command: Command) -> Command:
     """`--map`: human grades on another scale."""
-    return click.option("--map", "grade_map", metavar="OLD=NEW,...", help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.")(
-        command
-    )
+    return click.option(
+        "--map",
+        "grade_map",
+        metavar="OLD=NEW,...",
+        help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
+    )(command)
 
 
 def duplicates_option(grades: str) -> Callable[[Command], Command]:
@@ -93,7 +108,14 @@ def duplicates_option(grades: str) -> Callable[[Command], Command]:
 
 
 def check_grade_options(
-    gold: str | None, option: str, *, grade: str | None, by: str | None, doc: str, grade_map: str | None, duplicates: str
+    gold: str | None,
+    option: str,
+    *,
+    grade: str | None,
+    by: str | None,
+    doc: str,
+    grade_map: str | None,
+    duplicates: str,
 ) -> None:
     """Options that say how human grades are read, where none are named, are a slip.
 

@@ -29,19 +29,46 @@ def pairs() -> None:
 @click.argument("answers", metavar="ANSWERS")
 @click.option("--docs", required=True, metavar="DOCS", help="Corpus: doc_id, and document or title and body.")
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
-@click.option("--answers-per-query", type=click.IntRange(min=1), default=5, show_default=True, help="M: answers of a query that count.")
-@click.option("--cited-in", type=click.IntRange(min=1), default=2, show_default=True, help="N: citations that make a likely positive.")
-@click.option("--random-negatives", type=click.IntRange(min=0), default=0, show_default=True, help="Documents drawn for each query.")
+@click.option(
+    "--answers-per-query",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="M: answers of a query that count.",
+)
+@click.option(
+    "--cited-in",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="N: citations that make a likely positive.",
+)
+@click.option(
+    "--random-negatives",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Documents drawn for each query.",
+)
 @click.option("--seed", type=int, default=7, show_default=True, help="Seed of the draw.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def cited(
-    answers: str, docs: str, to: str, answers_per_query: int, cited_in: int, random_negatives: int, seed: int, force: bool, output: str
+    answers: str,
+    docs: str,
+    to: str,
+    answers_per_query: int,
+    cited_in: int,
+    random_negatives: int,
+    seed: int,
+    force: bool,
+    output: str,
 ) -> int:
     """Sort what answers were shown into likely positives and hard negatives by how many of them cite it.
 
-    ANSWERS has the columns query_id, query, answer_id, cited and candidates (lists of document ids). A document cited in N of M answers is
-    a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers are left out.
+    ANSWERS has the columns query_id, query, answer_id, cited and candidates (lists of document ids). A document cited
+    in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
+    are left out.
     """
     from jobs.files.tables import check_target, publish
     from jobs.pairs.citations import KINDS, CitationRule, cited_pairs
@@ -51,7 +78,10 @@ def cited(
     check_target(to, (answers, docs), force=force)
     frame, counts = cited_pairs(answers, docs, rule)
     if counts.short_queries:
-        _say(f"{len(counts.short_queries):,} queries have fewer than {answers_per_query} answers, left out: {counts.short_names()}")
+        _say(
+            f"{len(counts.short_queries):,} queries have fewer than {answers_per_query} answers, left out: "
+            f"{counts.short_names()}"
+        )
     for count, what in (
         (counts.answers_unused, f"answers beyond a query's first {answers_per_query} by answer id, not counted"),
         (counts.strange_citations, "citations of documents that the query's answers were never shown, not counted"),
@@ -90,7 +120,9 @@ def cited(
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
 @click.option("--k", type=click.IntRange(1, 4), default=4, show_default=True, help="Context documents a query.")
 @click.option("--corpus", metavar="FILE", help="Take them from this corpus. Default: from the documents of PAIRS.")
-@click.option("--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters.")
+@click.option(
+    "--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters."
+)
 @click.option(
     "--noisy",
     type=Number(0.0, 1.0, min_open=True),
@@ -101,11 +133,20 @@ def cited(
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def context(
-    pairs_file: str, to: str, k: int, corpus: str | None, max_chars: int, noisy: float | None, seed: int, force: bool, output: str
+    pairs_file: str,
+    to: str,
+    k: int,
+    corpus: str | None,
+    max_chars: int,
+    noisy: float | None,
+    seed: int,
+    force: bool,
+    output: str,
 ) -> int:
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
-    Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random documents take the
+    Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
+    documents take the
     place of a share of them: how much noise does the teacher bear?
     """
     from jobs.files.tables import check_target, publish
@@ -118,7 +159,10 @@ def context(
     frame, counts = with_context(pairs_file, rule, corpus_path=corpus)
     rows = publish(frame, to, source=pairs_file)
     if counts.queries_without:
-        _say(f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with any document")
+        _say(
+            f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with "
+            "any document"
+        )
     result = {
         "output": to,
         "pairs": rows,
@@ -137,7 +181,12 @@ def context(
         ("documents", f"{counts.documents:,} distinct, from {corpus or pairs_file}"),
     ]
     if noisy is not None:
-        lines.append(("noise", f"{counts.replaced:,} of {counts.context_documents:,} context documents of the queries, seed {seed}"))
+        lines.append(
+            (
+                "noise",
+                f"{counts.replaced:,} of {counts.context_documents:,} context documents of the queries, seed {seed}",
+            )
+        )
     emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
     return Exit.DONE
 

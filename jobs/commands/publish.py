@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 @click.option("--channel", metavar="NAME", help="Point this channel at the version afterwards.")
 @click.option("--name", metavar="NAME", help="Publish under this name.  [default: the bundle's own]")
 @click.option("--version", metavar="ID", help="Call the version this.  [default: 16 digits of its manifest's sha256]")
-@click.option("--reread", is_flag=True, help="Read every object back, known ones too, and mend what is damaged in the store.")
+@click.option(
+    "--reread", is_flag=True, help="Read every object back, known ones too, and mend what is damaged in the store."
+)
 @sign_key_option
 @output_option
 def publish(
-    bundle: str, url: str, channel: str | None, name: str | None, version: str | None, reread: bool, sign_key: str | None, output: str
+    bundle: str,
+    url: str,
+    channel: str | None,
+    name: str | None,
+    version: str | None,
+    reread: bool,
+    sign_key: str | None,
+    output: str,
 ) -> int:
     """Publish a bundle: its files, each once, then its version, then the channel's pointer.
 
-    Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10. Killed or cut off
-    anywhere, the same command does what is left. Where somebody else moved the channel meanwhile, it exits 20.
+    Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
+    Killed or cut off anywhere, the same command does what is left. Where somebody else moved the channel meanwhile, it
+    exits 20.
     """
     from export.bundles import open_bundle
     from export.publishing import PublishOptions

@@ -24,16 +24,31 @@ FAULTS_SHOWN = 3
 @click.command(epilog="Example: relabel pull s3://bucket/models/ecom@stable models/ecom")
 @click.argument("arguments", nargs=-1, metavar="URL/NAME[@CHANNEL|@VERSION] DEST")
 @click.option(
-    "--key", "keys", multiple=True, metavar="FILE", help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}."
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="FILE",
+    help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}.",
 )
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
-@click.option("--watch", type=Number(1, LONGEST_S), metavar="SECONDS", help="Follow the channel: pull again every so often, until SIGTERM.")
+@click.option(
+    "--watch",
+    type=Number(1, LONGEST_S),
+    metavar="SECONDS",
+    help="Follow the channel: pull again every so often, until SIGTERM.",
+)
 @click.option("--rollback", is_flag=True, help="Serve again what served before; takes DEST alone and needs no network.")
 @click.option(
-    "--to", metavar="VERSION", help="With --rollback: go to this version of those kept, also one that a channel left by a rollback."
+    "--to",
+    metavar="VERSION",
+    help="With --rollback: go to this version of those kept, also one that a channel left by a rollback.",
 )
 @click.option("--unhold", is_flag=True, help="Switch to what somebody rolled back from.")
-@click.option("--check", is_flag=True, help="Read every byte of what serves, also of files that nobody wrote to since they were proven.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read every byte of what serves, also of files that nobody wrote to since they were proven.",
+)
 @output_option
 def pull(
     arguments: tuple[str, ...],
@@ -48,10 +63,11 @@ def pull(
 ) -> int:
     """Let DEST/current be the version that a channel points to (stable by default).
 
-    What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A damaged or hostile
-    bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what serves goes on serving. Where the
-    version serves already, its link and files are checked, and what is damaged is fetched again. After --rollback, pulls leave DEST
-    alone until the channel moves on. It never goes to a version that a channel left by a rollback, unless --to names it.
+    What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A
+    damaged or hostile bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what
+    serves goes on serving. Where the version serves already, its link and files are checked, and what is damaged is
+    fetched again. After --rollback, pulls leave DEST alone until the channel moves on. It never goes to a version that
+    a channel left by a rollback, unless --to names it.
     """
     if rollback:
         if len(arguments) != 1 or keys or watch is not None or unhold or check:
@@ -60,7 +76,9 @@ def pull(
     if to is not None:
         raise click.UsageError("--to goes with --rollback. To pull a version: URL/NAME@VERSION.")
     if len(arguments) != 2:
-        raise click.UsageError("Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom")
+        raise click.UsageError(
+            "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
+        )
     from export.destinations import Destination
     from export.pulling import PullOptions
     from export.pulling import pull as pull_version
@@ -74,7 +92,9 @@ def pull(
     options = PullOptions(_trusted_keys(keys), keep, unhold, check)
     if watch is not None:
         with TransferDisplay() as display:
-            seen = _watch(lambda: pull_version(bundle_store, address, destination, options, display), destination, watch, display)
+            seen = _watch(
+                lambda: pull_version(bundle_store, address, destination, options, display), destination, watch, display
+            )
         return _emit_watch(seen, destination, output)
     with TransferDisplay() as display:
         pulled = pull_version(bundle_store, address, destination, options, display)
@@ -114,7 +134,10 @@ def _emit_watch(watch: Any, destination: Any, output: str) -> int:
         "refused": watch.refused,
         "exit_code": int(code),
     }
-    text = f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} refused or in trouble"
+    text = (
+        f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} "
+        "refused or in trouble"
+    )
     emit(result, text, output)
     return code
 
@@ -129,10 +152,15 @@ def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
     seconds = round(time.monotonic() - started_s, 3)
     code = Exit.NOTHING_TO_DO if was == destination.path_of(served) else Exit.DONE
     text = (
-        f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it so until the channel "
+        f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
+        "so until the channel "
         "moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
     )
-    emit({"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)}, text, output)
+    emit(
+        {"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)},
+        text,
+        output,
+    )
     return code
 
 
@@ -157,12 +185,14 @@ def _pull_text(pulled: Any, destination: Any) -> str:
     served = pulled.served
     if pulled.mended:
         return (
-            f"{destination.folder}: serves {served.version}, mended, {size_text(pulled.fetched_bytes)} fetched. Wrong was: "
+            f"{destination.folder}: serves {served.version}, mended, {size_text(pulled.fetched_bytes)} fetched. Wrong "
+            "was: "
             f"{'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
         )
     if pulled.is_held:
         return (
-            f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the channel's next move; "
+            f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the "
+            "channel's next move; "
             "--unhold follows now."
         )
     if not pulled.has_switched:
@@ -193,10 +223,22 @@ def verify_destination(folder: Path, output: str) -> int:
     served = state.served[0]
     if proof.faults:
         raise ManifestError(
-            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull URL/{state.name} {folder}."
+            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull "
+            f"URL/{state.name} "
+            f"{folder}."
         )
-    result = {"destination": str(folder), "name": state.name, "version": served.version, "sha256": served.version_sha256, "exit_code": 0}
-    emit(result, f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.", output)
+    result = {
+        "destination": str(folder),
+        "name": state.name,
+        "version": served.version,
+        "sha256": served.version_sha256,
+        "exit_code": 0,
+    }
+    emit(
+        result,
+        f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.",
+        output,
+    )
     return Exit.DONE
 
 
@@ -220,7 +262,10 @@ def show_destination(folder: Path, output: str) -> int:
     }
     rows = [("serves", served.version + (f" ({served.channel}, sequence {served.sequence})" if served.channel else ""))]
     rows += [("damaged", str(fault)) for fault in proof.faults] or [("whole", "link and files are as they were pulled")]
-    rows += [("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one))) for one in state.served[1:]]
+    rows += [
+        ("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)))
+        for one in state.served[1:]
+    ]
     rows += [("held", f"follows {channel} from sequence {sequence + 1} on") for channel, sequence in state.held.items()]
     emit(result, f"{folder}: {state.name}\n" + table(rows), output)
     return code

@@ -15,8 +15,12 @@ from jobs.output import emit, table
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL.")
-@click.option("--gold", "--qrels", "gold", metavar="FILE", help="Human grades, in any form that `relabel evaluate --qrels` takes.")
+@click.option(
+    "--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL."
+)
+@click.option(
+    "--gold", "--qrels", "gold", metavar="FILE", help="Human grades, in any form that `relabel evaluate --qrels` takes."
+)
 @grade_option
 @click.option("--by", metavar="COL", help="Query column of the human grades.  [default: query_id]")
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the human grades.")
@@ -33,12 +37,20 @@ from jobs.output import emit, table
 @output_option
 @sigterm_ends()
 def report(
-    paths: tuple[str, ...], to: str, gold: str | None, grade_map: str | None, max_rows: int, force: bool, output: str, **columns: Any
+    paths: tuple[str, ...],
+    to: str,
+    gold: str | None,
+    grade_map: str | None,
+    max_rows: int,
+    force: bool,
+    output: str,
+    **columns: Any,
 ) -> int:
     """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
 
-    PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they hang together, and runs
-    beside each other. The page asks no network, and what documents hold is shown as text. docs/report.md lists its sections.
+    PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they
+    hang together, and runs beside each other. The page asks no network, and what documents hold is shown as text.
+    docs/report.md lists its sections.
     """
     from jobs.files.durable_files import written
     from jobs.report.building import build_report
@@ -52,7 +64,9 @@ def report(
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
     check_target(to, (*paths, *gold_files(gold)), force=force)
-    built = build_report(paths, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows)
+    built = build_report(
+        paths, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows
+    )
     data = built.html.encode("utf-8", "replace")
     with written(to) as file:
         file.write_bytes(data)

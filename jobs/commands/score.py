@@ -64,7 +64,14 @@ class ScoreOptions:
 
 @click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")
 @click.argument("student", metavar="STUDENT")
-@click.option("--input", "input", multiple=True, required=True, metavar="PAIRS", help="Parquet file, folder, glob or URL. Repeatable.")
+@click.option(
+    "--input",
+    "input",
+    multiple=True,
+    required=True,
+    metavar="PAIRS",
+    help="Parquet file, folder, glob or URL. Repeatable.",
+)
 @click.option(
     "--columns",
     metavar="ROLE=COLUMN,...",
@@ -73,14 +80,27 @@ class ScoreOptions:
 @click.option("--to", required=True, metavar="DIR", help="Folder or URL that the scores go to.")
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: the student's]")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Score the first N rows only.")
-@click.option("--shards", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Units that --shard hands out.")
 @click.option(
-    "--chunk-rows", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="Rows per commit, sorted by length together."
+    "--shards", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Units that --shard hands out."
 )
 @click.option(
-    "--batch-tokens", type=click.IntRange(1), default=8192, show_default=True, metavar="N", help="Tokens of a batch, padding included."
+    "--chunk-rows",
+    type=click.IntRange(1, 1_000_000),
+    default=2048,
+    show_default=True,
+    help="Rows per commit, sorted by length together.",
 )
-@click.option("--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1.")
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a batch, padding included.",
+)
+@click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -92,15 +112,17 @@ class ScoreOptions:
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
 @click.option("--for", "lasting", metavar="LENGTH", help=FOR_HELP)
 @click.option("--dry-run", is_flag=True, help="Say what would be scored and what is done already; score nothing.")
-@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it.")
+@click.option(
+    "--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it."
+)
 @log_option
 @output_option
 def score(**options: Any) -> int:
     """Label pairs with a trained student.
 
-    STUDENT is the output of `relabel distill`, or the URL of a copy. The scores lie in DIR like a run's labels: chunks with receipts, a
-    manifest at the end, and the same exit codes; status, verify and evaluate read them. The same command again goes on where the last one
-    stopped.
+    STUDENT is the output of `relabel distill`, or the URL of a copy. The scores lie in DIR like a run's labels: chunks
+    with receipts, a manifest at the end, and the same exit codes; status, verify and evaluate read them. The same
+    command again goes on where the last one stopped.
     """
     work = ScoreOptions(**options)
     deadline = choose_deadline(work.until, work.lasting)
@@ -108,13 +130,20 @@ def score(**options: Any) -> int:
     if work.dry_run:
         total, rows = session.left.rows_to_ask(), session.opened.plan.rows
         result = {"output": work.to, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-        emit(result, f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.", work.output)
+        emit(
+            result,
+            f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.",
+            work.output,
+        )
         return Exit.DONE
     report = _execute(session)
     code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     emit({**report_json(report), "exit_code": int(code)}, _text(report), work.output)
     if report.exit is Exit.OVER_LIMIT:
-        advice = f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other weights."
+        advice = (
+            f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or "
+            "other weights."
+        )
         log_format.say(advice, event="advice")
     return code
 
@@ -164,12 +193,17 @@ def _columns(text: str | None) -> dict[str, Any]:
         if not equals or not column or role not in ROLES:
             hint = nearest(role, list(ROLES))
             raise click.UsageError(
-                f"--columns {text}: `{item.strip()}` is no role and column. Write for instance query=text,document=title+body; roles are "
+                (
+                    f"--columns {text}: `{item.strip()}` is no role and column. Write for instance "
+                    "query=text,document=title+body; roles are "
+                )
                 + ", ".join(ROLES)
                 + (f". Did you mean {hint}?" if hint and hint != role else ".")
             )
         if role in found:
-            raise click.UsageError(f"--columns {text}: names {role} twice. Write for instance query=text,document=title+body.")
+            raise click.UsageError(
+                f"--columns {text}: names {role} twice. Write for instance query=text,document=title+body."
+            )
         found[role] = column.split("+") if role in LISTS else column
     return found
 
@@ -191,6 +225,9 @@ def _text(report: RunReport) -> str:
             ("this run", f"{did.pairs:,} pairs in {did.seconds:.1f} s, {did.pairs / seconds:,.1f} pairs/s"),
             ("tokens", f"{did.prompt_tokens:,}, {did.prompt_tokens / seconds:,.0f} tokens/s"),
             *in_vain_rows(did.in_vain),
-            ("scores", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"),
+            (
+                "scores",
+                f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels",
+            ),
         ]
     )

@@ -57,12 +57,18 @@ def init(path: str, force: bool, output: str) -> int:
 
 @click.command(epilog="Example: relabel schema job > job.schema.json")
 @click.argument("what", type=click.Choice(["job", "student", "labels", "quarantine"]))
-@click.option("--labeler", metavar="NAME", help="With `labels`: also the columns that this labeler's label files have of their own.")
+@click.option(
+    "--labeler",
+    metavar="NAME",
+    help="With `labels`: also the columns that this labeler's label files have of their own.",
+)
 @output_option
 def schema(what: str, labeler: str | None, output: str) -> int:
     """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
     if labeler is not None and what != "labels":
-        raise UsageError(f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`.")
+        raise UsageError(
+            f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`."
+        )
     if what in ("job", "student"):
         from distill.students.specs import student_schema
         from jobs.planning.job_schema import job_schema
@@ -72,13 +78,17 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         return Exit.DONE
     from manifests import schemas
 
-    found, version = (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
+    found, version = (
+        (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
+    )
     columns = [{"name": field.name, "type": str(field.type)} for field in found]
     if labeler is not None:
         from labelers.registry import declared_columns, labeler_class
 
         own = declared_columns(labeler_class(labeler), name=labeler)
-        columns += [{"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about} for column in own]
+        columns += [
+            {"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about} for column in own
+        ]
     lines = table([(column["name"], f"{column['type']}  {column.get('about', '')}".rstrip()) for column in columns])
     emit({"schema": what, "version": version, "columns": columns}, f"{what}, version {version}\n{lines}", output)
     return Exit.DONE
@@ -110,7 +120,12 @@ def doctor(job_file: str | None, output: str) -> int:
     for name, (purpose, _) in EXTRAS.items():
         missing = extras[name]["missing"]
         have = ", ".join(f"{package} {held}" for package, held in extras[name]["installed"].items())
-        rows.append((f"extra {name}", have if not missing else f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel[{name}]'"))
+        rows.append(
+            (
+                f"extra {name}",
+                have if not missing else f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel[{name}]'",
+            )
+        )
     code = Exit.DONE
     if job_file is not None:
         result["job"], code = _job(job_file)
@@ -130,9 +145,15 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         found["spec"] = "fine"
         step = "input"
         dataset = job.open_dataset()
-        found["input"] = f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {', '.join(dataset.columns.document)}"
+        found["input"] = (
+            f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from "
+            f"{', '.join(dataset.columns.document)}"
+        )
         step = "model"
-        found["model"] = f"{job.spec.engine.model or job.spec.engine.name}, digest {job.engine_class.model_digest(job.spec.engine)[:12]}"
+        found["model"] = (
+            f"{job.spec.engine.model or job.spec.engine.name}, digest "
+            f"{job.engine_class.model_digest(job.spec.engine)[:12]}"
+        )
         step = "engine"
         job.engine_class.check(job.spec.engine)
         found["engine"] = f"{job.spec.engine.name} can start"

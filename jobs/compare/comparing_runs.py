@@ -1,4 +1,6 @@
-"""Two runs compared from end to end: which rows are the same, how grades shift, which queries move, and who is right by human grades."""
+"""Two runs compared from end to end: which rows are the same, how grades shift, which queries move, and who is right by
+human grades.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,10 @@ def _about(run: RunLabels) -> ComparedRun:
 def _notes(counts: MatchCounts) -> list[str]:
     found = counts.named()
     notes = []
-    for letter, only, quarantined in (("A", found.only_a, found.quarantined_a_only), ("B", found.only_b, found.quarantined_b_only)):
+    for letter, only, quarantined in (
+        ("A", found.only_a, found.quarantined_a_only),
+        ("B", found.only_b, found.quarantined_b_only),
+    ):
         if only:
             notes.append(f"rows that only run {letter} has, left out: {only:,}")
         if quarantined:
@@ -117,13 +122,17 @@ def _notes(counts: MatchCounts) -> list[str]:
     if found.quarantined_elsewhere_absent:
         notes.append(f"rows in quarantine in one run and absent from the other: {found.quarantined_elsewhere_absent:,}")
     if found.repeated:
-        notes.append(f"pairs that stand several times in both runs are matched in order; rows beyond the first: {found.repeated:,}")
+        notes.append(
+            "pairs that stand several times in both runs are matched in order; rows beyond the first: "
+            f"{found.repeated:,}"
+        )
     return notes
 
 
 def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: MatchCounts) -> str:
     found = counts.named()
     return (
-        f"{first.root} and {second.root} have no labelled row in common: {found.labelled_a:,} and {found.labelled_b:,} labels were "
+        f"{first.root} and {second.root} have no labelled row in common: {found.labelled_a:,} and "
+        f"{found.labelled_b:,} labels were "
         f"compared by {how}. Did both label the same pairs?"
     )

@@ -1,4 +1,6 @@
-"""Rows whose grade changed, the largest changes first, with their texts rejoined through the run's input and both answers' reasoning."""
+"""Rows whose grade changed, the largest changes first, with their texts rejoined through the run's input and both
+answers' reasoning.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class LargestFlips:
     def add(self, frame: Any) -> None:
         """Take in a frame of `matches`."""
         polars = self._polars
-        scores = [polars.coalesce(f"expected_grade_{letter}", f"grade_{letter}").cast(polars.Float64) for letter in "ab"]
+        scores = [
+            polars.coalesce(f"expected_grade_{letter}", f"grade_{letter}").cast(polars.Float64) for letter in "ab"
+        ]
         changed = frame.filter(polars.col("grade_a") != polars.col("grade_b")).with_columns(
             score_a=scores[0], score_b=scores[1], change=scores[1] - scores[0]
         )
@@ -52,7 +56,9 @@ class LargestFlips:
 
 
 def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) -> tuple[list[Flip], list[str]]:
-    """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be read any more."""
+    """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be
+    read any more.
+    """
     if not rows:
         return [], []
     notes: list[str] = []

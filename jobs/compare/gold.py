@@ -1,4 +1,6 @@
-"""Human grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they differ."""
+"""Human grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they
+differ.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class HumanGrades:
         golds: tuple[Gold, Gold] = (gold_of(sets[0], options), gold_of(sets[1], options))
         self.num_seen = self.num_null = 0
         self._parts: list[_Part] = []
-        by_row = next(((letter, gold) for letter, gold in zip("ab", golds, strict=True) if gold.by_row is not None), None)
+        by_row = next(
+            ((letter, gold) for letter, gold in zip("ab", golds, strict=True) if gold.by_row is not None), None
+        )
         if by_row is not None:
             letter, gold = by_row
             assert gold.by_row is not None
@@ -55,7 +59,13 @@ class HumanGrades:
             self.joined_by, self._key = BY_PAIR, ["query_id", "doc_id"]
             held = {"query_id": [pair[0] for pair in pairs.by_pair], "doc_id": [pair[1] for pair in pairs.by_pair]}
             held["gold"] = list(pairs.by_pair.values())
-        types = {"query_id": polars.String, "doc_id": polars.String, "row_a": polars.Int64, "row_b": polars.Int64, "gold": polars.Int64}
+        types = {
+            "query_id": polars.String,
+            "doc_id": polars.String,
+            "row_a": polars.Int64,
+            "row_b": polars.Int64,
+            "gold": polars.Int64,
+        }
         self._held = polars.DataFrame(held, schema={name: types[name] for name in held})
         check_scale(self._held["gold"].drop_nulls().unique().to_list(), grades, where=self._qrels, option="--map")
 
@@ -91,7 +101,8 @@ class HumanGrades:
         """
         if not self._parts:
             raise InputError(
-                f"none of the {matched:,} rows that both runs labelled has a grade in {self._qrels}, joined by {self.joined_by}. "
+                f"none of the {matched:,} rows that both runs labelled has a grade in {self._qrels}, joined by "
+                f"{self.joined_by}. "
                 "Do the ids mean the same things? --by and --doc name other columns."
             )
         gold_N = np.concatenate([part.gold for part in self._parts])
@@ -102,7 +113,19 @@ class HumanGrades:
             probs_NK = np.concatenate([part.probs[side] for part in self._parts])
             labels_N = np.concatenate([part.grades[side] for part in self._parts])
             has_probs = not np.isnan(probs_NK).all()
-            judged.append(Judged(self._grades, gold_N, labels_N, query_N, num_queries, docs, probs_NK if has_probs else None, None, None))
+            judged.append(
+                Judged(
+                    self._grades,
+                    gold_N,
+                    labels_N,
+                    query_N,
+                    num_queries,
+                    docs,
+                    probs_NK if has_probs else None,
+                    None,
+                    None,
+                )
+            )
         first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
         is_right = [one.labels == gold_N for one in judged]
         only_a, only_b = int((is_right[0] & ~is_right[1]).sum()), int((~is_right[0] & is_right[1]).sum())

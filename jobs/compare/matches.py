@@ -1,4 +1,6 @@
-"""Rows of two runs side by side, some whole queries at a time: labelled by both, by one, quarantined in one, missing from one."""
+"""Rows of two runs side by side, some whole queries at a time: labelled by both, by one, quarantined in one, missing
+from one.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class MatchCounts:
 
 
 def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCounts, scratch: Path) -> Iterator[Any]:
-    """Frames of whole queries: a row for each row of either run, columns of `ROWS` with `_a` and `_b`, ordered by query and row.
+    """Frames of whole queries: a row for each row of either run, columns of `ROWS` with `_a` and `_b`, ordered by query
+    and row.
 
     Args:
         how: `BY_ROW`, or by ids: then rows of one pair are matched in their order, first with first.
@@ -63,7 +66,10 @@ def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCount
     for bucket in query_buckets(polars, (first, second), sided, scratch):
         key = ["query", "row"] if how == BY_ROW else ["query", "doc_id", "place"]
         placed = bucket.with_columns(place=polars.int_range(polars.len()).over("side", "query", "doc_id"))
-        ours, theirs = (placed.filter(polars.col("side") == side).drop("side", *(() if how != BY_ROW else ("place",))) for side in (0, 1))
+        ours, theirs = (
+            placed.filter(polars.col("side") == side).drop("side", *(() if how != BY_ROW else ("place",)))
+            for side in (0, 1)
+        )
         shared = set(key)
         ours, theirs = (
             frame.rename({name: f"{name}_{letter}" for name in frame.columns if name not in shared})

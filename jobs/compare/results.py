@@ -54,7 +54,9 @@ class GradeTests:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Rows where one run alone is right, and the test of whether both are right equally often; the rest as in `PairedTest`."""
+    """Rows where one run alone is right, and the test of whether both are right equally often; the rest as in
+    `PairedTest`.
+    """
 
     only_a_right: int
     only_b_right: int
@@ -66,7 +68,9 @@ class McNemar:
 
 @dataclass(frozen=True)
 class AgainstGold:
-    """Both runs by human grades: matched rows that are judged, that have no grade, that have a null one; and queries of the judged."""
+    """Both runs by human grades: matched rows that are judged, that have no grade, that have a null one; and queries of
+    the judged.
+    """
 
     qrels: str
     joined_by: str
@@ -92,7 +96,9 @@ class FlipSide:
 
 @dataclass(frozen=True)
 class Flip:
-    """A row whose grade changed; texts are cut, and None where they can't be read any more. `change` is of the expected grade."""
+    """A row whose grade changed; texts are cut, and None where they can't be read any more. `change` is of the expected
+    grade.
+    """
 
     row_a: int
     row_b: int
@@ -138,7 +144,9 @@ class MovedQuery:
 
 @dataclass(frozen=True)
 class QueryMoveCounts:
-    """How many queries there are, and how many moved, up or down, have other documents in their top, another one first."""
+    """How many queries there are, and how many moved, up or down, have other documents in their
+    top, another one first.
+    """
 
     queries: int
     moved: int

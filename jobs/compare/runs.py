@@ -36,18 +36,23 @@ def open_both(first: str, second: str, *, allow_partial: bool) -> tuple[RunLabel
         raise UsageError(f"{first} and {second} are one run. Name two outputs.")
     for path in (first, second):
         if not is_run(path):
-            raise InputError(f"{path}: no run's output folder. `relabel evaluate` compares label files with each other.")
+            raise InputError(
+                f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
+            )
     ours, theirs = (open_run_labels(path, allow_partial=allow_partial) for path in (first, second))
     if ours.grades != theirs.grades:
         raise InputError(
             f"{first} has {ours.grades} grades, {second} {theirs.grades}: no row of theirs can be told to agree. "
-            "Label with one scale, or judge each by human grades: relabel evaluate RUN --qrels FILE --map-labels OLD=NEW,…"
+            "Label with one scale, or judge each by human grades: relabel evaluate RUN --qrels FILE --map-labels "
+            "OLD=NEW,…"
         )
     return ours, theirs
 
 
 def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
-    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input, else by ids."""
+    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input,
+    else by ids.
+    """
     changed = changed_files(first.plan.files, tuple(second.plan.files))
     ids = [tuple(run.plan.parts["columns"][name] for name in ("query_id", "doc_id")) for run in (first, second)]
     other = None if changed else differing_readings(first.folder.store, second.folder.store)
@@ -55,19 +60,26 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
         return BY_ROW, []
     if other is not None:
         changed = [f"{first.plan.files[other[0]].path}: its row group {other[1]} was written over between the two"]
-    why = f"their inputs differ ({changed[0]})" if changed else f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    why = (
+        f"their inputs differ ({changed[0]})"
+        if changed
+        else f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    )
     return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 
 
 def spill_rows(run: RunLabels, file: Path) -> Path:
-    """All rows of a run, labelled and quarantined, in one scratch file of the schema `ROWS`; every file's digest is checked.
+    """All rows of a run, labelled and quarantined, in one scratch file of the schema `ROWS`; every file's digest is
+    checked.
 
     Raises:
         ManifestError: a file is missing or damaged.
     """
     store, folder = run.folder.store, run.folder
     labels = map_concurrent(store, lambda one: folder.table(one, LABELS, _READ), run.labels)
-    refused = map_concurrent(store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine)
+    refused = map_concurrent(
+        store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine
+    )
     held: list[pa.Table] = []
     with pq.ParquetWriter(file, ROWS, compression="zstd") as writer:
         for number, table in enumerate(labels):

@@ -1,4 +1,6 @@
-"""The text of a comparison of two runs: what differs in how they were made, rows, figures, tests, flips and the queries that moved."""
+"""The text of a comparison of two runs: what differs in how they were made, rows, figures, tests, flips and the queries
+that moved.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def difference_text(result: RunComparison) -> str:
 
 def both_title(figure: str, ours: Mapping[str, MetricValue], theirs: Mapping[str, MetricValue]) -> str:
     """The name of a figure that both runs have beside each other."""
-    return figure_title(figure, {side: found[figure].is_by_grade for side, found in (("A", ours), ("B", theirs)) if figure in found})
+    return figure_title(
+        figure, {side: found[figure].is_by_grade for side, found in (("A", ours), ("B", theirs)) if figure in found}
+    )
 
 
 def outcome_text(test: PairedTest | McNemar) -> str:
@@ -59,13 +63,17 @@ def _counts(result: RunComparison) -> list[tuple[str, str]]:
         ("made", f"differently in {difference_text(result)}"),
         (
             "both",
-            f"{counts.both:,} rows of {result.queries.queries:,} queries, by {result.matched_by}; {result.grades} grades",
+            (
+                f"{counts.both:,} rows of {result.queries.queries:,} queries, by {result.matched_by}; {result.grades} "
+                "grades"
+            ),
         ),
         ("one", f"{counts.only_a:,} rows that only A has, {counts.only_b:,} that only B has"),
         (
             "quarantined",
             f"{counts.quarantined_a_only:,} in A alone, {counts.quarantined_b_only:,} in B alone, "
-            f"{counts.quarantined_both:,} in both" + (f", {elsewhere:,} in one and absent from the other" if elsewhere else ""),
+            f"{counts.quarantined_both:,} in both"
+            + (f", {elsewhere:,} in one and absent from the other" if elsewhere else ""),
         ),
     ]
     if result.gold:
@@ -73,14 +81,21 @@ def _counts(result: RunComparison) -> list[tuple[str, str]]:
         without = f"{gold.unjudged:,} without a human grade, {gold.gold_null:,} with a null one"
         rows.append(("judged", f"{gold.judged:,} of them, joined by {gold.joined_by}; {without}"))
     drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same draws for both"
-    rows.append(("resampled", drawn if result.resamples and result.queries.queries > 1 else "nothing, so there are no intervals"))
+    rows.append(
+        (
+            "resampled",
+            drawn if result.resamples and result.queries.queries > 1 else "nothing, so there are no intervals",
+        )
+    )
     return rows
 
 
 def _figures(figures: dict[str, MetricValue]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append((name_of(name), value_text(figure.value), interval_text(vars(figure)), f"{figure.over:,} {figure.unit}"))
+        rows.append(
+            (name_of(name), value_text(figure.value), interval_text(vars(figure)), f"{figure.over:,} {figure.unit}")
+        )
     return aligned(rows)
 
 

@@ -1,3 +1,3 @@
-"""Convert: labels, qrels, run files, JSONL and Parquet into each other. Owns what each form can hold and which rows are left out; how TREC
-lines look is `manifests/judging/trec.py`. Read `converting.py` first.
+"""Convert: labels, qrels, run files, JSONL and Parquet into each other. Owns what each form can hold and which rows are
+left out; how TREC lines look is `manifests/judging/trec.py`. Read `converting.py` first.
 """

@@ -106,10 +106,16 @@ def convert(
     )
 
 
-def _settled(polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, to: Format, scratch: Path) -> Iterator[Any]:
-    """Settle duplicates: for a run file bucket by bucket as they are asked for, else all at once. All that goes to scratch files is there
-    when this returns, so that a full disk is told of the folder that it holds."""
-    settled = map(duplicates.settle, query_buckets(polars, (rows.file,), lambda frame, _: rows.kept(polars, frame), scratch / "buckets"))
+def _settled(
+    polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, to: Format, scratch: Path
+) -> Iterator[Any]:
+    """Settle duplicates: for a run file bucket by bucket as they are asked for, else all at once. All that goes to
+    scratch files is there when this returns, so that a full disk is told of the folder that it holds.
+    """
+    settled = map(
+        duplicates.settle,
+        query_buckets(polars, (rows.file,), lambda frame, _: rows.kept(polars, frame), scratch / "buckets"),
+    )
     if to == "run":
         return _begun(settled)
     if duplicates.rule != "keep":
@@ -126,7 +132,14 @@ def _begun(buckets: Iterator[Any]) -> Iterator[Any]:
 
 
 def _write(
-    polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, ranked: Iterator[Any], to: Format, tag: str | None, file: Path
+    polars: Any,
+    source: Source,
+    rows: CheckedRows,
+    duplicates: Duplicates,
+    ranked: Iterator[Any],
+    to: Format,
+    tag: str | None,
+    file: Path,
 ) -> int:
     """Write; conflicts are refused before the file gets its name."""
     if to == "run":
@@ -146,9 +159,13 @@ def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | No
     if to == "qrels" and options.score is not None:
         raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
     if to == "run" and options.grade is not None:
-        raise UsageError("--grade: a run file holds scores. Name their column with --score, which may be one of grades.")
+        raise UsageError(
+            "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
+        )
     if options.grade is not None and options.score is not None:
-        raise UsageError("--grade and --score: a row stands or falls with one column. Name the one that must not be null.")
+        raise UsageError(
+            "--grade and --score: a row stands or falls with one column. Name the one that must not be null."
+        )
 
 
 def _tag(rows: CheckedRows, source: Source, told: str | None) -> str | None:

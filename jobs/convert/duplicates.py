@@ -62,7 +62,9 @@ class Duplicates:
         return bool(self._settled)
 
     def without(self, frame: Any, value: str, *, row: str) -> Any:
-        """Rows of the source, with their position in `row`: the same rows left out, the same values settled as in the buckets."""
+        """Rows of the source, with their position in `row`: the same rows left out, the same values settled as in the
+        buckets.
+        """
         polars = self.polars
         if self._dropped:
             self._dropped = [polars.concat(self._dropped)]
@@ -89,8 +91,10 @@ class Duplicates:
         if self.num_conflicts and self.rule == "error":
             more = "; …" if self.num_conflicts > len(self.examples) else ""
             raise InputError(
-                f"{path}: {self.num_conflicts:,} pairs have several {self.kind}s that differ ({'; '.join(self.examples)}{more}). "
-                "Mend the source, or choose: --duplicates first or --duplicates mean; .jsonl and .parquet take --duplicates keep."
+                f"{path}: {self.num_conflicts:,} pairs have several {self.kind}s that differ "
+                f"({'; '.join(self.examples)}{more}). "
+                "Mend the source, or choose: --duplicates first or --duplicates mean; .jsonl and .parquet take "
+                "--duplicates keep."
             )
 
 

@@ -38,7 +38,11 @@ def source_format(path: str, told: str | None) -> Format:
     if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
         is_labels = Path(path, PLAN_NAME).exists()
         if found is None and not is_labels and _holds_parquet(Path(path)):
-            raise UsageError(f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: --from parquet.")
+            raise UsageError(
+                f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: "
+                "--from "
+                "parquet."
+            )
         return "labels" if found is None or is_labels else found
     if found is None and is_run(path):
         return "labels"
@@ -66,4 +70,7 @@ def _named(told: str) -> Format:
 
 def _unclear(path: str, option: str, known: tuple[str, ...]) -> Format:
     suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
-    raise UsageError(f"{path}: its name does not tell its form. Say so with {option} {'|'.join(known)}; known suffixes are {suffixes}.")
+    raise UsageError(
+        f"{path}: its name does not tell its form. Say so with {option} {'|'.join(known)}; known suffixes are "
+        f"{suffixes}."
+    )

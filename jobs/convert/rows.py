@@ -1,4 +1,6 @@
-"""The rows of a source as (query, document, grade or score), checked: what can't be read or written is told, what is null is counted."""
+"""The rows of a source as (query, document, grade or score), checked: what can't be read or written is told, what is
+null is counted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class CheckedRows(NamedTuple):
     """Checked rows.
 
     Args:
-        file: Parquet with `row` (position in the source), `query_id` and `doc_id` (text), `value`, and `tag` where the source has one.
+        file: Parquet with `row` (position in the source), `query_id` and `doc_id` (text), `value`, and `tag` where the
+            source has one.
         has_tag: it has.
         total: rows of the source.
         nulls: rows without a value, left out.
@@ -45,8 +48,8 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
     """Read and check the columns that a conversion turns on, once; they lie in a scratch file from then on.
 
     Raises:
-        InputError: names the first row whose value is no number (for qrels: no whole one), or whose id is missing or can't stand in TREC;
-            or a column of ids that would not be written as what they are.
+        InputError: names the first row whose value is no number (for qrels: no whole one), or whose id is missing or
+            can't stand in TREC; or a column of ids that would not be written as what they are.
     """
     file = scratch / "rows.parquet"
     frame = source.scan(polars)
@@ -69,7 +72,9 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
         wanted.sink_parquet(file, row_group_size=ROW_GROUP_ROWS)
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)
-    total, with_value = found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
+    total, with_value = (
+        found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
+    )
     return CheckedRows(file, "tag" in found.collect_schema(), total, total - with_value)
 
 
@@ -78,8 +83,10 @@ def _refuse_fractions(source: Source, schema: Any) -> None:
         kind = schema[name]
         if kind.is_float() or kind.is_decimal():
             raise InputError(
-                f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no other file. RunStore ids "
-                "as integers or text (pandas makes fractions of integers with gaps; its type Int64 does not), or convert to .jsonl or "
+                f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no "
+                "other file. RunStore ids "
+                "as integers or text (pandas makes fractions of integers with gaps; its type Int64 does not), or "
+                "convert to .jsonl or "
                 ".parquet."
             )
 
@@ -108,9 +115,13 @@ def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[An
         text = column.cast(polars.String).str.strip_chars()
         text = polars.when(text != "").then(text)
         if is_whole:
-            return polars.when(text.str.contains(WHOLE)).then(text).cast(polars.Float64).cast(polars.Int64), ~text.str.contains(WHOLE)
+            return polars.when(text.str.contains(WHOLE)).then(text).cast(polars.Float64).cast(
+                polars.Int64
+            ), ~text.str.contains(WHOLE)
         number = text.cast(polars.Float64, strict=False)
-        return polars.when(number.is_finite()).then(number), text.is_not_null() & ~number.is_finite().fill_null(value=False)
+        return polars.when(number.is_finite()).then(number), text.is_not_null() & ~number.is_finite().fill_null(
+            value=False
+        )
     if kind == polars.Null:
         return column.cast(polars.Int64 if is_whole else polars.Float64), False
     if kind.is_integer():
@@ -128,7 +139,9 @@ def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[An
             return number, number.is_infinite()
         is_odd = number.is_infinite() | (number != number.floor()) | (number.abs() >= BEYOND_GRADES)
         return polars.when(~is_odd).then(number).cast(polars.Int64), is_odd
-    raise InputError(f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with --{source.kind}.")
+    raise InputError(
+        f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with --{source.kind}."
+    )
 
 
 def _check(polars: Any, found: Any, source: Source, target: Format) -> None:

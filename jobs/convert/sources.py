@@ -1,5 +1,6 @@
-"""A source of any form as local Parquet: text and JSONL are parsed once into a scratch file, a run's labels are checked and put together
-there, a Parquet file is read where it lies."""
+"""A source of any form as local Parquet: text and JSONL are parsed once into a scratch file, a run's labels are checked
+and put together there, a Parquet file is read where it lies.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +99,18 @@ def _from_run(path: str, target: Format, options: Options, scratch: Path) -> Sou
     by, doc = _ids(names, path, options)
     wanted = list(dict.fromkeys(["row_id", by, doc, value])) if target in TREC else names
     schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
-    tables = map_concurrent(run.folder.store, lambda file: run.folder.table(file, whole, None if wanted == names else wanted), run.labels)
+    tables = map_concurrent(
+        run.folder.store, lambda file: run.folder.table(file, whole, None if wanted == names else wanted), run.labels
+    )
     file = _gathered(tables, schema, scratch / "labels.parquet")
-    return Source(path, "labels", [file], wanted, by, doc, value, kind, "row_id", run.num_quarantined, run.plan.name, run.notes)
+    return Source(
+        path, "labels", [file], wanted, by, doc, value, kind, "row_id", run.num_quarantined, run.plan.name, run.notes
+    )
 
 
-def _from_trec(polars: Any, path: str, form: Format, columns: tuple[str, ...], target: Format, options: Options, scratch: Path) -> Source:
+def _from_trec(
+    polars: Any, path: str, form: Format, columns: tuple[str, ...], target: Format, options: Options, scratch: Path
+) -> Source:
     names = list(columns)
     value, kind = _value(names, path, form, target, options)
     by, doc = _ids(names, path, options)
@@ -177,7 +184,9 @@ def _ids(names: list[str], path: str, options: Options) -> tuple[str, str]:
 def _value(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, Kind]:
     """The column that a row stands or falls with, and what it is."""
     kind: Kind = "score"
-    if target == "qrels" or (target != "run" and options.score is None and (options.grade or "grade" in names or not names)):
+    if target == "qrels" or (
+        target != "run" and options.score is None and (options.grade or "grade" in names or not names)
+    ):
         name, kind = options.grade or "grade", "grade"
     else:
         usual = "expected_grade" if form == "labels" else next((name for name in SCORES if name in names), SCORES[0])
@@ -193,7 +202,11 @@ def _arrow_schema(polars: Any, schema: dict[str, Any], path: str) -> pa.Schema:
     """
     for name, kind in schema.items():
         if "Int128" in str(kind):  # also of an item or a field
-            raise InputError(f"{path}: column `{name}` holds whole numbers beyond 64 bits, which no column can hold. Write them as text.")
+            raise InputError(
+                f"{path}: column `{name}` holds whole numbers beyond 64 bits, which no column can hold. Write "
+                "them as "
+                "text."
+            )
     empty = polars.DataFrame(schema=schema).to_arrow(compat_level=polars.CompatLevel.oldest())
     return pa.schema([(column.name, _plain(column.type, column.name, path)) for column in empty.schema])
 
@@ -206,7 +219,9 @@ def _plain(kind: pa.DataType, name: str, path: str) -> pa.DataType:
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise InputError(
-                f"{path}: column `{name}` holds only empty objects ({{}}), which no column can hold. Leave it out, or write null."
+                f"{path}: column `{name}` holds only empty objects ({{}}), which no column can hold. Leave it "
+                "out, or "
+                "write null."
             )
         return pa.struct([(part.name, _plain(part.type, f"{name}.{part.name}", path)) for part in kind])
     return kind

@@ -36,9 +36,11 @@ def write_qrels(polars: Any, rows: CheckedRows, duplicates: Duplicates, file: Pa
 
 
 def write_run(polars: Any, buckets: Iterator[Any], tag: str | None, file: Path) -> int:
-    """`qid Q0 docid rank score tag` a line: queries in the order in which they first come, documents by score; returns how many lines.
+    """`qid Q0 docid rank score tag` a line: queries in the order in which they first come, documents by score; returns
+    how many lines.
 
-    Equal scores are ordered by document id, descending by its bytes, which is how trec_eval breaks ties whatever the ranks say.
+    Equal scores are ordered by document id, descending by its bytes, which is how trec_eval breaks ties whatever the
+    ranks say.
 
     Args:
         tag: of every line; None: the rows' own.
@@ -87,7 +89,11 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
     with pq.ParquetFile(source.files[0]) as parquet:
         held = parquet.schema_arrow
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
-    typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names]) if source.form in TREC else schema
+    typed = (
+        pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names])
+        if source.form in TREC
+        else schema
+    )
     if duplicates.has_settled and source.kind == "score":
         typed = _with_room(typed, source.value)
     yield typed.empty_table()
@@ -99,7 +105,11 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
                 kept = _kept(polars, source, duplicates, table, target, place)
                 place += table.num_rows
                 taken = table.take(kept["place"].to_arrow())
-                yield _with_values(polars, source, taken, kept["value"], typed) if typed is not schema or duplicates.has_settled else taken
+                yield (
+                    _with_values(polars, source, taken, kept["value"], typed)
+                    if typed is not schema or duplicates.has_settled
+                    else taken
+                )
 
 
 def _with_room(schema: pa.Schema, name: str) -> pa.Schema:
@@ -125,5 +135,7 @@ def _with_values(polars: Any, source: Source, table: pa.Table, value: Any, schem
     columns = {name: table[name] for name in schema.names}
     columns[source.value] = value.to_arrow()
     if "rank" in columns and columns["rank"].type != schema.field("rank").type:
-        columns["rank"] = polars.Series(columns["rank"]).cast(polars.Int64, strict=False).to_arrow()  # for people: nothing reads it
+        columns["rank"] = (
+            polars.Series(columns["rank"]).cast(polars.Int64, strict=False).to_arrow()
+        )  # for people: nothing reads it
     return pa.table(columns).cast(schema)

@@ -1,7 +1,7 @@
 """Text files in blocks of whole lines, and blocks as frames, so that memory does not grow with the file.
 
-Lines end at `\\n` alone, since ids and texts hold other line-like characters; a `\\r` before it is white space. Numbers in messages count
-from 1, as editors do.
+Lines end at `\\n` alone, since ids and texts hold other line-like characters; a `\\r` before it is white space. Numbers
+in messages count from 1, as editors do.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str
             f"{path}: line {held['line']} has {len(held['fields'])} fields, {EXAMPLES[columns]} has {len(columns)}: "
             f"{held['text'].strip()[:SHOWN_CHARACTERS]!r}. Mend the line, or say with --from what the file is."
         )
-    return rows.select("line", *(polars.col("fields").list.get(place).alias(name) for place, name in enumerate(columns)))
+    return rows.select(
+        "line", *(polars.col("fields").list.get(place).alias(name) for place, name in enumerate(columns))
+    )
 
 
 def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, path: str) -> Any:
@@ -106,7 +108,9 @@ def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, p
     except polars.exceptions.PolarsError as exc:
         _check_kinds(block, path)
         last = block.first + block.data.rstrip().count(b"\n")
-        raise InputError(f"{path}: lines {block.first} to {last} can't be read: {shortened(str(exc).splitlines()[0], 200)}.") from exc
+        raise InputError(
+            f"{path}: lines {block.first} to {last} can't be read: {shortened(str(exc).splitlines()[0], 200)}."
+        ) from exc
 
 
 def json_names(polars: Any, block: Block, *, path: str) -> list[str]:
@@ -132,7 +136,9 @@ def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             row = json.loads(line, parse_constant=_refuse)
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as exc:
-            raise InputError(f"{path}: line {number} holds half of a surrogate pair, which is no character. Mend its text.") from exc
+            raise InputError(
+                f"{path}: line {number} holds half of a surrogate pair, which is no character. Mend its text."
+            ) from exc
         except ValueError as exc:
             raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
         if not isinstance(row, dict):
@@ -141,8 +147,9 @@ def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _check_kinds(block: Block, path: str) -> None:
-    """Raise for the first line that is no JSON object, or else holds another kind of value than a line before it. A column in which text
-    stands may hold any kind."""
+    """Raise for the first line that is no JSON object, or else holds another kind of value than a line before it. A
+    column in which text stands may hold any kind.
+    """
     seen: dict[str, tuple[int, str]] = {}
     odd: dict[str, str] = {}
     with_text = set()
@@ -182,7 +189,8 @@ def refuse_rounded(polars: Any, frame: Any, block: Block, *, path: str) -> None:
             value = row.get(name)
             if type(value) is int and int(float(value)) != value:
                 raise InputError(
-                    f"{path}: line {number}: `{name}` is {value}, in a column that also holds fractions, where it would become "
+                    f"{path}: line {number}: `{name}` is {value}, in a column that also holds fractions, where it "
+                    "would become "
                     f"{int(float(value))}. Write the column's values as text, or fractions in a column of their own."
                 )
 

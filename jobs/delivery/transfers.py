@@ -36,7 +36,9 @@ class TransferDisplay:
             self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._door.close()
         if self._bar is not None:
             self._bar.stop()

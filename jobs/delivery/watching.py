@@ -1,4 +1,6 @@
-"""Follow a channel: pull, wait, pull again, until SIGTERM or Ctrl-C. Whatever goes wrong is said, and what serves goes on serving."""
+"""Follow a channel: pull, wait, pull again, until SIGTERM or Ctrl-C. Whatever goes wrong is said, and what serves goes
+on serving.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The steps of the demo: the commands that a person would type, one after the other, each in a process of its own, and how they ended."""
+"""The steps of the demo: the commands that a person would type, one after the other, each in a process of its own, and
+how they ended.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,22 @@ def steps_of(folder: str, *, seconds: float) -> list[Step]:
         relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
         relabel(
             "The student becomes a bundle, held against itself on real pairs",
-            *("export", f"{folder}/student", "--to", f"{folder}/bundle", "--precisions", "fp32,int8", "--provider", "cpu", "--replace"),
+            *(
+                "export",
+                f"{folder}/student",
+                "--to",
+                f"{folder}/bundle",
+                "--precisions",
+                "fp32,int8",
+                "--provider",
+                "cpu",
+                "--replace",
+            ),
         ),
         relabel("How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--batches", "1,8"),
-        relabel("It is published, each file once", "publish", f"{folder}/bundle", f"{folder}/models", "--channel", "stable"),
+        relabel(
+            "It is published, each file once", "publish", f"{folder}/bundle", f"{folder}/models", "--channel", "stable"
+        ),
         relabel("A server pulls it", "pull", f"{folder}/models/demo@stable", f"{folder}/served"),
         Step("What was pulled answers by its own loader, without torch and relabel", ("python", f"{folder}/ask.py")),
         relabel(
@@ -115,4 +129,6 @@ def _said(process: subprocess.Popen[str]) -> str:
 
 def differences(served: Sequence[Sequence[float]], scored: Sequence[Sequence[float]]) -> float:
     """The largest difference of a probability."""
-    return max(abs(one - other) for row, held in zip(served, scored, strict=True) for one, other in zip(row, held, strict=True))
+    return max(
+        abs(one - other) for row, held in zip(served, scored, strict=True) for one, other in zip(row, held, strict=True)
+    )

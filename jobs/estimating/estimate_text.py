@@ -16,7 +16,9 @@ def estimate_json(planned: Planned) -> dict[str, Any]:
         "rows": found.rows,
         "rows_reused": list(found.rows_reused),
         "rows_asked": list(found.rows_asked),
-        "stages": {name: {key: list(getattr(stage, key)) for key in stage.__slots__} for name, stage in found.stages.items()},
+        "stages": {
+            name: {key: list(getattr(stage, key)) for key in stage.__slots__} for name, stage in found.stages.items()
+        },
         "prompt_tokens": list(found.prompt_tokens),
         "output_tokens": list(found.output_tokens),
         "prefix_hit": list(found.prefix_hit.rounded(4)),
@@ -44,7 +46,9 @@ def estimate_text(planned: Planned) -> str:
         )
         for name, stage in found.stages.items()
     ]
-    rows.append(("  tokens by", f"{basis['tokens']}; output by {basis['output_tokens']}; prefix hit by {basis['prefix_hit']}"))
+    rows.append(
+        ("  tokens by", f"{basis['tokens']}; output by {basis['output_tokens']}; prefix hit by {basis['prefix_hit']}")
+    )
     rows.append(("seconds", f"{_shown(found.seconds, 1)} of one worker ({basis['seconds']})"))
     if found.cost is not None:
         rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
@@ -58,4 +62,6 @@ def _shown(found: Range, digits: int = 0) -> str:
 
 
 def _share(found: Range) -> str:
-    return f"{found.value:.0%}" if found.low == found.high else f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"
+    return (
+        f"{found.value:.0%}" if found.low == found.high else f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"
+    )

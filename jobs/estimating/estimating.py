@@ -1,8 +1,9 @@
-"""What a run would ask, take and cost: gathers the counts and ratios that `manifests/runs/estimates.py` turns into ranges.
+"""What a run would ask, take and cost: gathers the counts and ratios that `manifests/runs/estimates.py` turns into
+ranges.
 
-Counts come from footers and plans, or under `--exact` from the text, streamed once: keys are looked up, every labeler is walked with
-made-up answers, prompts are counted by the engine's own tokenizer. Ratios come from the receipts of this output, else of the first reused
-output that the same labeler, engine and model made, else they are the stated defaults.
+Counts come from footers and plans, or under `--exact` from the text, streamed once: keys are looked up, every labeler
+is walked with made-up answers, prompts are counted by the engine's own tokenizer. Ratios come from the receipts of this
+output, else of the first reused output that the same labeler, engine and model made, else they are the stated defaults.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class _History:
     basis: str
     receipts: list[Receipt]
 
-    def ratio(self, size: Callable[[Receipt], float], amount: Callable[[Receipt], float], num_to_come: int) -> Range | None:
+    def ratio(
+        self, size: Callable[[Receipt], float], amount: Callable[[Receipt], float], num_to_come: int
+    ) -> Range | None:
         asked = [receipt for receipt in self.receipts if _asked(receipt)]
         return ratio_range([size(one) for one in asked], [amount(one) for one in asked], num_to_come=num_to_come)
 
@@ -78,7 +81,9 @@ class _History:
             before = min(receipt.started for receipt in receipts)
             for receipt in receipts:
                 sizes.append(float(_asked(receipt)))
-                seconds.append((datetime.fromisoformat(receipt.committed) - datetime.fromisoformat(before)).total_seconds())
+                seconds.append(
+                    (datetime.fromisoformat(receipt.committed) - datetime.fromisoformat(before)).total_seconds()
+                )
                 before = receipt.committed
         return ratio_range(sizes, seconds, num_to_come=num_to_come)
 
@@ -126,7 +131,11 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
             "rows_reused": basis,
             "tokens": "counted, without repeated attempts" if counts else history.basis if history else "defaults",
             "output_tokens": history.basis if history else "defaults: 2 to 100 % of each stage's cap",
-            "prefix_hit": "prompts that neighbours share" if counts else history.basis if history else "the templates' share of a prompt",
+            "prefix_hit": "prompts that neighbours share"
+            if counts
+            else history.basis
+            if history
+            else "the templates' share of a prompt",
             "seconds": seconds_basis,
         },
     )
@@ -145,16 +154,23 @@ def open_estimated(job: Job, *, may_plan: bool = True, may_write: bool = True) -
 
 
 def keep_estimate(opened: OpenRun, estimate: Estimate) -> None:
-    """Write an estimate beside the plan, to be held against what comes; in place of an earlier one, as long as nothing is committed."""
+    """Write an estimate beside the plan, to be held against what comes; in place of an earlier one, as long as nothing
+    is committed.
+    """
     if not opened.folder.attempts_of_all():
         opened.store.put(ESTIMATE_NAME, readable_json({"version": ESTIMATE_VERSION, **asdict(estimate)}))
 
 
 def _history(opened: OpenRun, outputs: list[EarlierOutput]) -> _History | None:
     """Receipts of the first output whose tokens and times say something of this job's."""
-    for basis, folder in [("this output's receipts", opened.folder), *((f"receipts of {one.path}", one.folder) for one in outputs)]:
+    for basis, folder in [
+        ("this output's receipts", opened.folder),
+        *((f"receipts of {one.path}", one.folder) for one in outputs),
+    ]:
         if _is_alike(folder.plan.parts, opened.plan.parts):
-            found = list(itertools.islice((receipt for receipt in _receipts(folder) if receipt.stages), RECEIPTS_LOOKED_AT))
+            found = list(
+                itertools.islice((receipt for receipt in _receipts(folder) if receipt.stages), RECEIPTS_LOOKED_AT)
+            )
             if found:
                 return _History(f"{basis} ({len(found):,} chunks)", found)
     return None
@@ -195,7 +211,11 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     if not differences:
         tally = earlier.found.tally
         return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
-    what = "; ".join(f"{part} ({', '.join(names)})" for part, names in differences.items() if part != "stages" or len(differences) == 1)
+    what = "; ".join(
+        f"{part} ({', '.join(names)})"
+        for part, names in differences.items()
+        if part != "stages" or len(differences) == 1
+    )
     text = f"{earlier.path}: 0 rows reused, another {what}"
     if "schema" not in differences:
         changed = stages_changed(earlier.plan.parts, opened.plan.parts)
@@ -206,7 +226,9 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
 
 
 def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int) -> tuple[Range, str]:
-    """Rows that would be taken over, by files alone: those of files that an earlier output read too, and some of the others."""
+    """Rows that would be taken over, by files alone: those of files that an earlier output read too, and some of the
+    others.
+    """
     useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
     if not useful:
         return Range.exact(0.0), "nothing to reuse" if not outputs else "no reused output was made in this way"
@@ -227,7 +249,9 @@ def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int)
     return found, "files that are the same by their footers; of the others, the share of last time"
 
 
-def _count(opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]], history: _History | None) -> _Counts:
+def _count(
+    opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]], history: _History | None
+) -> _Counts:
     """Stream the open chunks and count what a run would ask."""
     job, plan = opened.job, opened.plan
     counts = _Counts()
@@ -260,7 +284,9 @@ def _walk(
     count_tokens: Callable[[Ask], int],
     lengths: dict[str, float],
 ) -> None:
-    """Walk a labeler over one pair with made-up answers (kept ones, where they are known), counting what would be asked."""
+    """Walk a labeler over one pair with made-up answers (kept ones, where they are known), counting what would be
+    asked.
+    """
     walk = opened.job.labeler.label(pair)
     try:
         ask = next(walk)
@@ -300,7 +326,9 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
 
 
 def _token_counter(opened: OpenRun) -> Callable[[Ask], int]:
-    """The engine's own count of a prompt's tokens, where it has one that needs no weights; else characters over four."""
+    """The engine's own count of a prompt's tokens, where it has one that needs no weights; else
+    characters over four.
+    """
     make = getattr(opened.job.engine_class, "token_counter", None)
     if make is not None:
         counter: Callable[[Ask], int] = make(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
@@ -347,7 +375,9 @@ def _stages(
             asks = _asks(ask, plan, asked, history, kept, num_chunks)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
             each = _stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
-            each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(float(opened.job.spec.engine.max_prompt_tokens))
+            each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(
+                float(opened.job.spec.engine.max_prompt_tokens)
+            )
             prompt = (asks * each).rounded()
             known = _stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
             hit = known or Range(0.0, template / max(1.0, template + data.value), 1.0)
@@ -374,13 +404,19 @@ def _shape(ask: Ask) -> tuple[float, bool]:
     return float(template), any(DOCUMENT_FIELD in message.fields for message in ask.messages)
 
 
-def _seconds(stages: dict[str, StageEstimate], asked: Range, history: _History | None, num_chunks: int) -> tuple[Range, str]:
+def _seconds(
+    stages: dict[str, StageEstimate], asked: Range, history: _History | None, num_chunks: int
+) -> tuple[Range, str]:
     each = history.seconds_a_row(num_chunks) if history is not None else None
     if each is not None and history is not None:
         return asked * each, history.basis
     tokens = Range.exact(0.0)
     for stage in stages.values():
-        computed = Range(*(prompt * (1 - hit) for prompt, hit in zip(stage.prompt_tokens, reversed(stage.prefix_hit), strict=True)))
+        computed = Range(
+            *(prompt * (1 - hit) for prompt, hit in zip(stage.prompt_tokens, reversed(stage.prefix_hit), strict=True))
+        )
         tokens = tokens.plus(computed).plus(stage.output_tokens)
     low, value, high = DEFAULT_TOKENS_PER_S
-    return tokens.over(DEFAULT_TOKENS_PER_S), f"defaults: {value:,.0f} tokens/s a worker, {low:,.0f} to {high:,.0f}; run a chunk to know"
+    return tokens.over(
+        DEFAULT_TOKENS_PER_S
+    ), f"defaults: {value:,.0f} tokens/s a worker, {low:,.0f} to {high:,.0f}; run a chunk to know"

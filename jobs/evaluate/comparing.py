@@ -77,7 +77,9 @@ class Comparing:
     notes: list[str]
 
 
-def compare_sets(arguments: tuple[str, ...], options: JudgingOptions, gates: list[Gate], *, resamples: int, seed: int) -> Comparing:
+def compare_sets(
+    arguments: tuple[str, ...], options: JudgingOptions, gates: list[Gate], *, resamples: int, seed: int
+) -> Comparing:
     """Compare every set with the teacher.
 
     Args:
@@ -101,13 +103,17 @@ def compare_sets(arguments: tuple[str, ...], options: JudgingOptions, gates: lis
         theirs = _gathered(student.labels, grades, options)
         drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
         triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, drawn)
-        comparisons.append(Comparison(teacher.name, student.name, triangle, joined_by, judge_gates(gates, *_figures(triangle))))
+        comparisons.append(
+            Comparison(teacher.name, student.name, triangle, joined_by, judge_gates(gates, *_figures(triangle)))
+        )
     about = [_about(one, "teacher" if one is teacher else "student") for one in (teacher, *students)]
     return Comparing(grades, about, comparisons, [*(note for one in sets for note in one.notes), *notes])
 
 
 class _Humans:
-    """The human grades of all sets: by row of an input where they are one's own, and by pair where any set needs that."""
+    """The human grades of all sets: by row of an input where they are one's own, and by pair where
+    any set needs that.
+    """
 
     def __init__(self, sets: list[LabelSet], options: JudgingOptions) -> None:
         self.qrels = str(options.qrels)
@@ -119,8 +125,12 @@ class _Humans:
             self._by_pair = pairs.by_pair
             self.seen |= {grade for grade in qrels.grades if grade is not None}
 
-    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> tuple[str, list[int | None], list[bool]]:
-        """How the matched rows meet their grades, the grades, and whether each has one: by row where either set can say so."""
+    def of(
+        self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match
+    ) -> tuple[str, list[int | None], list[bool]]:
+        """How the matched rows meet their grades, the grades, and whether each has one: by row where either set can say
+        so.
+        """
         for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
             gold = self._golds[id(labels)]
             if gold.by_row is not None:
@@ -132,7 +142,9 @@ class _Humans:
 def _triangle(
     sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, drawn: dict[str, Any]
 ) -> tuple[Triangle, str | None]:
-    """The triangle of a teacher and one student, and how their rows met human grades; `drawn` says of which resamples and samples."""
+    """The triangle of a teacher and one student, and how their rows met human grades; `drawn` says of which resamples
+    and samples.
+    """
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
     if not len(match.teacher):
         raise InputError(_nothing_matched(*rows, match))
@@ -142,7 +154,8 @@ def _triangle(
     triangle = compare(*rows, match, golds, is_known, grades=grades, **drawn)
     if triangle.teacher is None:
         raise InputError(
-            f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in {humans.qrels}, joined by "
+            f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
+            f"{humans.qrels}, joined by "
             f"{joined_by}. Do the ids mean the same things? --by and --doc name other columns."
         )
     return triangle, joined_by
@@ -151,13 +164,22 @@ def _triangle(
 def _about(one: NamedSet, role: str) -> dict[str, Any]:
     labels = one.labels
     more = {key: value for key, value in labels.about.items() if key != "name"}
-    return {"name": one.name, "role": role, "path": labels.where, "kind": labels.kind, "quarantined": labels.num_quarantined, **more}
+    return {
+        "name": one.name,
+        "role": role,
+        "path": labels.where,
+        "kind": labels.kind,
+        "quarantined": labels.num_quarantined,
+        **more,
+    }
 
 
 def _opened(arguments: tuple[str, ...], options: JudgingOptions) -> list[NamedSet]:
     found = []
     for argument in arguments:
-        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)  # a folder may be called `date=2026-11-20`
+        match = (
+            None if Path(argument).exists() else _NAMED.fullmatch(argument)
+        )  # a folder may be called `date=2026-11-20`
         name, path = (match["name"], match["path"]) if match else (argument, argument)
         found.append(NamedSet(name, open_set(path, options, wants_ids=True)))
     names = [one.name for one in found]
@@ -170,7 +192,9 @@ def _opened(arguments: tuple[str, ...], options: JudgingOptions) -> list[NamedSe
 def _by_role(named: list[NamedSet]) -> tuple[NamedSet, list[NamedSet]]:
     """The teacher: the set of that name, else the first that is no student's output, else the first."""
     teacher = next((one for one in named if one.name == TEACHER), None)
-    teacher = teacher or next((one for one in named if one.labels.kind != "student" and one.name != "student"), named[0])
+    teacher = teacher or next(
+        (one for one in named if one.labels.kind != "student" and one.name != "student"), named[0]
+    )
     return teacher, [one for one in named if one is not teacher]
 
 
@@ -196,10 +220,15 @@ def _figures(triangle: Triangle) -> tuple[dict[str, float | None], dict[str, flo
 
 def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
     begins = " ".join(
-        f"{labels.where} begins with {', '.join(f'({query}, {doc})' for query, doc in labels.pairs[:SHOWN]) or 'nothing, it is empty'}."
+        (
+            f"{labels.where} begins with "
+            f"{', '.join(f'({query}, {doc})' for query, doc in labels.pairs[:SHOWN]) or 'nothing, it is empty'}."
+        )
         for labels in (teacher, student)
     )
     return (
-        f"{teacher.where} and {student.where} have no row in common: {len(teacher.grades):,} and {len(student.grades):,} labels were "
-        f"compared by {match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a file."
+        f"{teacher.where} and {student.where} have no row in common: {len(teacher.grades):,} and "
+        f"{len(student.grades):,} labels were "
+        f"compared by {match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a "
+        "file."
     )

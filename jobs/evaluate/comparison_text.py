@@ -1,4 +1,6 @@
-"""The text of a comparison: for each student what was matched, its figures against the teacher, and both against human grades."""
+"""The text of a comparison: for each student what was matched, its figures against the teacher, and both against human
+grades.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,23 @@ def comparison_text(result: dict[str, Any]) -> str:
 def _counts(one: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
     counts = one["counts"]
     rows = [
-        ("labels", f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result['grades']} grades"),
+        (
+            "labels",
+            f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result['grades']} grades",
+        ),
         ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {one['matched_by']}"),
-        ("unmatched", f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out"),
+        (
+            "unmatched",
+            f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out",
+        ),
     ]
     if one["against_humans"]:
         without = f"{counts['unjudged']:,} without a human grade, {counts['gold_null']:,} with a null one"
         rows.append(("judged", f"{counts['judged']:,} of them, joined by {one['joined_by']}; {without}"))
     drawn = f"queries, {result['resamples']:,} times, seed {result['seed']}, the same draws for both"
-    rows.append(("resampled", drawn if result["resamples"] and counts["queries"] > 1 else "nothing, so there are no intervals"))
+    rows.append(
+        ("resampled", drawn if result["resamples"] and counts["queries"] > 1 else "nothing, so there are no intervals")
+    )
     return rows
 
 
@@ -50,7 +60,12 @@ def _against_teacher(figures: dict[str, dict[str, Any]]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
         rows.append(
-            (title_of(name, AGAINST_TEACHER), value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}")
+            (
+                title_of(name, AGAINST_TEACHER),
+                value_text(figure["value"]),
+                interval_text(figure),
+                f"{figure['over']:,} {figure['unit']}",
+            )
         )
     return aligned(rows)
 
@@ -75,7 +90,9 @@ def _against_humans(found: dict[str, Any]) -> str:
 def _difference(step: dict[str, Any] | None) -> tuple[str, str]:
     if step is None:
         return "-", "-"
-    return signed_text(step["value"]), "-" if step["low"] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
+    return signed_text(step["value"]), "-" if step[
+        "low"
+    ] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
 
 
 def signed_text(value: float | None) -> str:

@@ -1,4 +1,6 @@
-"""From paths to judged labels: opens label sets and qrels, decides how they are joined, and counts what the join left out."""
+"""From paths to judged labels: opens label sets and qrels, decides how they are joined, and counts what the join left
+out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from manifests.errors import InputError, UsageError
 from manifests.inputs.table_files import read_grades
 from manifests.judging.joins import SHOWN, Join
 from manifests.judging.label_sets import LabelSet, load_gold_by_row, map_labels, open_labels, own_input
-from manifests.judging.qrels import Duplicates, GradeMap, PairGrades, Qrels, check_scale, grades_by_pair, load_qrels, mapped
+from manifests.judging.qrels import (
+    Duplicates,
+    GradeMap,
+    PairGrades,
+    Qrels,
+    check_scale,
+    grades_by_pair,
+    load_qrels,
+    mapped,
+)
 from manifests.metrics.judged import Judged
 
 BY_PAIR = "query_id and doc_id"
@@ -24,8 +35,9 @@ MOST_GRADES = 10
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody judges; `pass_at` is
-    empty where the k of pass@k were left open."""
+    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody
+    judges; `pass_at` is empty where the k of pass@k were left open.
+    """
 
     qrels: str | None
     label: str
@@ -43,7 +55,9 @@ class JudgingOptions:
 
 @dataclass
 class Gold:
-    """Human grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by pair."""
+    """Human grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by
+    pair.
+    """
 
     by_row: list[int | None] | None
     how: str
@@ -87,7 +101,11 @@ def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
     if not join.num_judged:
         raise InputError(_nothing_judged(join, qrels, options))
     judged = join.judged()
-    notes = [*itertools.chain.from_iterable(one.notes for one in sets), *notes, *_join_notes(join, qrels, pairs, options)]
+    notes = [
+        *itertools.chain.from_iterable(one.notes for one in sets),
+        *notes,
+        *_join_notes(join, qrels, pairs, options),
+    ]
     sources = [{"path": one.where, "kind": one.kind, "grades": one.grades, **one.about} for one in sets]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
@@ -119,7 +137,10 @@ def open_set(path: str, options: JudgingOptions, *, wants_ids: bool = False) -> 
     """
     is_one_file = options.qrels is not None and _is_same_file(path, options.qrels)
     if is_one_file and options.label == (options.grade or "grade"):
-        raise UsageError(f"{path}: labels and human grades would both be column `{options.label}`. Name them with --label and --grade.")
+        raise UsageError(
+            f"{path}: labels and human grades would both be column `{options.label}`. Name them with --label and "
+            "--grade."
+        )
     return open_labels(
         path,
         allow_partial=options.allow_partial,
@@ -146,7 +167,9 @@ def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
         if not _is_same_file(labels.where, options.qrels):
             return Gold(None, BY_PAIR)
         grade, by = options.grade or "grade", options.by or "query_id"
-        held = load_qrels(options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map)
+        held = load_qrels(
+            options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map
+        )
         return Gold(held.grades, BY_FILE_ROW)
     assert labels.plan is not None
     own = own_input(labels.where, labels.plan, options.qrels, options.grade)
@@ -156,7 +179,9 @@ def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
     found = read_grades(load_gold_by_row(files, column))
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))
-        raise InputError(f"{options.qrels}: {len(found.unreadable)} values of `{column}` are no whole number (row {row}: {text!r}).")
+        raise InputError(
+            f"{options.qrels}: {len(found.unreadable)} values of `{column}` are no whole number (row {row}: {text!r})."
+        )
     return Gold(mapped(found.values, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
 
 
@@ -175,7 +200,10 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
                 found[one.where] = width
             highest = max([highest, *(label for label in labels.grades if label is not None)])
     if len(set(found.values())) > 1:
-        raise InputError(f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with --map-labels.")
+        raise InputError(
+            f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with "
+            "--map-labels."
+        )
     if found:
         grades = next(iter(found.values()))
         if options.grades not in (None, grades):
@@ -187,12 +215,16 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
     grades = max(2, highest + 1, highest_gold + 1)
     if grades > MOST_GRADES:
         raise InputError(
-            f"labels go up to {highest} and human grades up to {highest_gold}: more than {MOST_GRADES} grades are no scale. "
+            f"labels go up to {highest} and human grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
+            "scale. "
             "Are --label and --grade the right columns? Else bring both to one scale with --map and --map-labels."
         )
     remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
     if highest != highest_gold:
-        remark += f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map and --map-labels"
+        remark += (
+            f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map "
+            "and --map-labels"
+        )
     return grades, [remark]
 
 
@@ -202,14 +234,19 @@ def _listed(scales: dict[str, int]) -> str:
 
 def _nothing_judged(join: Join, qrels: Qrels | None, options: JudgingOptions) -> str:
     if join.num_gold_null:
-        return f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is nothing to judge by."
+        return (
+            f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is "
+            "nothing to judge by."
+        )
     if not join.num_labels:
         return "no labels: nothing was found to judge."
     held = (qrels.pairs or []) if qrels else []
     examples = ", ".join(f"({query}, {doc})" for query, doc in held[:SHOWN])
     return (
-        f"no label has a grade: {join.num_labels:,} labels and {len(held):,} qrels were compared by (query_id, doc_id). "
-        f"Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with {examples or 'nothing, it is empty'}. "
+        f"no label has a grade: {join.num_labels:,} labels and {len(held):,} qrels were compared by (query_id, "
+        "doc_id). "
+        f"Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
+        f"{examples or 'nothing, it is empty'}. "
         "Do the ids mean the same things? --by and --doc name other columns."
     )
 
@@ -239,7 +276,11 @@ def _join_notes(join: Join, qrels: Qrels | None, pairs: PairGrades | None, optio
     if join.num_relabelled:
         notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
     if pairs is not None and pairs.num_conflicts:
-        rule = "the mean of their grades, rounded, halves up" if options.duplicates == "mean" else "the first of their grades"
+        rule = (
+            "the mean of their grades, rounded, halves up"
+            if options.duplicates == "mean"
+            else "the first of their grades"
+        )
         notes.append(f"pairs whose grades differ, which take {rule}: {pairs.num_conflicts:,}")
     if qrels is not None and qrels.num_null:
         notes.append(f"qrels without a grade, which judge nothing: {qrels.num_null:,}")

@@ -1,4 +1,6 @@
-"""The text of an evaluation: counts first, then figures with their intervals, the confusion matrix, calibration, remarks."""
+"""The text of an evaluation: counts first, then figures with their intervals, the confusion matrix, calibration,
+remarks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def evaluation_text(result: dict[str, Any]) -> str:
         result: what `--output json` prints.
     """
     blocks = [
-        f"Labels of {', '.join(source['path'] for source in result['labels'])} judged by {result['qrels']}\n" + table(_counts(result)),
+        f"Labels of {', '.join(source['path'] for source in result['labels'])} judged by {result['qrels']}\n"
+        + table(_counts(result)),
         _figures(result["figures"]),
         confusion_text(result["confusion"], "human \\ label"),
     ]
@@ -32,7 +35,12 @@ def gates_text(gates: list[dict[str, Any]]) -> str:
     """What each `--require` came to; empty without any."""
     rows = [("gate", "verdict", "value", "bound")]
     rows += [
-        (gate["gate"], "passed" if gate["has_passed"] else "refused", value_text(gate["value"]), value_text(gate["bound"]))
+        (
+            gate["gate"],
+            "passed" if gate["has_passed"] else "refused",
+            value_text(gate["value"]),
+            value_text(gate["bound"]),
+        )
         for gate in gates
     ]
     return aligned(rows) if gates else ""
@@ -52,9 +60,19 @@ def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("quarantined", f"{counts['quarantined']:,}" + _and(counts["without_label"], "rows without a readable label")),
     ]
     if "qrels" in counts:
-        rows.append(("qrels", f"{counts['qrels']:,} pairs" + _and(counts["qrels_without_label"], "of them graded and not labelled")))
+        rows.append(
+            (
+                "qrels",
+                f"{counts['qrels']:,} pairs" + _and(counts["qrels_without_label"], "of them graded and not labelled"),
+            )
+        )
     if result["resamples"] and result["num_groups"] > 1:
-        rows.append(("resampled", f"{result['num_groups']:,} {result['resampled']}, {result['resamples']:,} times, seed {result['seed']}"))
+        rows.append(
+            (
+                "resampled",
+                f"{result['num_groups']:,} {result['resampled']}, {result['resamples']:,} times, seed {result['seed']}",
+            )
+        )
     else:
         rows.append(("resampled", "nothing, so there are no intervals"))
     return rows
@@ -87,7 +105,9 @@ def figure_title(figure: str, is_by_grade: Mapping[str, bool]) -> str:
 
 def sides_title(figure: str, sides: Mapping[str, Mapping[str, Any]]) -> str:
     """The name of a figure that sides have beside each other; `sides` are their figures as JSON has them."""
-    return figure_title(figure, {side: figures[figure]["is_by_grade"] for side, figures in sides.items() if figure in figures})
+    return figure_title(
+        figure, {side: figures[figure]["is_by_grade"] for side, figures in sides.items() if figure in figures}
+    )
 
 
 def value_text(value: float | None) -> str:
@@ -115,7 +135,13 @@ def confusion_text(matrix: list[list[int]], corner: str) -> str:
 def _reliability(bins: list[dict[str, float]]) -> str:
     rows = [("confidence", "rows", "mean confidence", "accuracy")]
     rows += [
-        (f"{one['from']:.2f} to {one['to']:.2f}", f"{one['rows']:,}", f"{one['confidence']:.3f}", f"{one['accuracy']:.3f}") for one in bins
+        (
+            f"{one['from']:.2f} to {one['to']:.2f}",
+            f"{one['rows']:,}",
+            f"{one['confidence']:.3f}",
+            f"{one['accuracy']:.3f}",
+        )
+        for one in bins
     ]
     return aligned(rows, right=True)
 
@@ -125,10 +151,24 @@ def _calibration(found: dict[str, Any]) -> str:
     rows = [("held out", "before", "95 % interval", "after", "95 % interval")]
     for name in (metric.name for metric in CALIBRATION):
         before, after = found["before"][name], found["after"][name]
-        rows.append((title_of(name), value_text(before["value"]), interval_text(before), value_text(after["value"]), interval_text(after)))
-    said = f"temperature {found['parameters']['temperature']:.3f}" if found["method"] == "temperature" else "isotonic, one a cut"
+        rows.append(
+            (
+                title_of(name),
+                value_text(before["value"]),
+                interval_text(before),
+                value_text(after["value"]),
+                interval_text(after),
+            )
+        )
+    said = (
+        f"temperature {found['parameters']['temperature']:.3f}"
+        if found["method"] == "temperature"
+        else "isotonic, one a cut"
+    )
     fitted, held = found["fitted_on"], found["held_out"]
-    sizes = f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"
+    sizes = (
+        f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"
+    )
     return f"calibration: {said}; {sizes}\n" + aligned(rows)
 
 

@@ -28,7 +28,8 @@ def check_free(to: str, inputs: Sequence[str], *, force: bool) -> None:
     """Raise where a file can't be written, before any work is done.
 
     Raises:
-        UsageError: it is a folder or another thing that is no file, lies in an input or is one, or is there already and `force` is off.
+        UsageError: it is a folder or another thing that is no file, lies in an input or is one, or is there already and
+            `force` is off.
     """
     place = place_of(to)
     for path in inputs:
@@ -51,15 +52,21 @@ def _local(to: str) -> Path:
 
 
 def _refuse_odd(to: str, target: Path) -> None:
-    """Raise for what a rename would replace by a file: devices, pipes, sockets. Asked of the path as given: a pipe has no other."""
+    """Raise for what a rename would replace by a file: devices, pipes, sockets. Asked of the path as given: a pipe has
+    no other.
+    """
     if not os.path.lexists(target) or target.is_file():
         return
     if target.is_dir():
         raise UsageError(f"{to}: is a folder. Give a file.")
     if not target.exists():
-        raise UsageError(f"{to}: is a link to {target.readlink()}, which is not there. Give that name, or remove the link.")
+        raise UsageError(
+            f"{to}: is a link to {target.readlink()}, which is not there. Give that name, or remove the link."
+        )
     raise UsageError(
-        f"{to}: is no regular file but a device, pipe or socket, and a whole file can't be put there. Give the name of a file."
+        f"{to}: is no regular file but a device, pipe or socket, and a whole file can't be put there. Give the "
+        "name "
+        "of a file."
     )
 
 
@@ -70,8 +77,8 @@ def _refuse_taken(to: str, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def written(to: str) -> Iterator[Path]:
-    """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step. Where `to` is a
-    link to a file, the link stays, and the file that it names is replaced.
+    """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step.
+    Where `to` is a link to a file, the link stays, and the file that it names is replaced.
 
     Raises:
         UsageError: something that is no regular file stands there.
@@ -98,7 +105,9 @@ def written(to: str) -> Iterator[Path]:
         raise
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc):
-            raise DiskFullError(f"{to}: no space left. Nothing was changed; free some and give the command again.") from exc
+            raise DiskFullError(
+                f"{to}: no space left. Nothing was changed; free some and give the command again."
+            ) from exc
         if (why := out_of_files(exc)) is not None:
             raise StoreError(f"{to}: can't write it: {why}") from exc
         raise StoreError(f"{to}: can't write it ({exc.strerror or exc}).") from exc

@@ -58,14 +58,17 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
         text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
         if not text:
             held = ", ".join(first)
-            raise InputError(f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}.")
+            raise InputError(
+                f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}."
+            )
         for name in text:
             _check(polars, first, name, "text", file=named, role=role)
     return polars.scan_parquet(here, glob=False), text
 
 
 def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[list[str], dict[str, Any], str]:
-    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's name for messages.
+    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's
+    name for messages.
 
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
@@ -81,7 +84,9 @@ def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[li
         schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
         first = first or schema
         if schema.keys() != first.keys():
-            raise InputError(f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree.")
+            raise InputError(
+                f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree."
+            )
     for name, kind in wanted.items():
         _check(polars, first, name, kind, file=files[0], role=role)
     return here, first, files[0]
@@ -155,7 +160,9 @@ def publish(frame: Any, to: str, *, source: str) -> int:
 
 
 def _sink(frame: Any, path: Path) -> None:
-    """Write a lazy frame. polars says of a failed write what it says of a damaged file, but for the number of the system's error."""
+    """Write a lazy frame. polars says of a failed write what it says of a damaged file, but for the number of the
+    system's error.
+    """
     polars = load_polars()
     try:
         frame.sink_parquet(path, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
@@ -174,7 +181,9 @@ def told(path: str) -> Iterator[None]:
     try:
         yield
     except polars.exceptions.PolarsError as exc:
-        raise InputError(f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}.") from exc
+        raise InputError(
+            f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}."
+        ) from exc
 
 
 def _files(path: str, role: str) -> list[str]:
@@ -182,7 +191,9 @@ def _files(path: str, role: str) -> list[str]:
         raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
     files = [file.path for file in list_files(path)]
     if not files:
-        raise InputError(f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob.")
+        raise InputError(
+            f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
+        )
     check_single(files, f"{path} ({role})")
     return files
 
@@ -190,7 +201,10 @@ def _files(path: str, role: str) -> list[str]:
 def _check(polars: Any, schema: Mapping[str, Any], name: str, kind: Kind, *, file: str, role: str) -> None:
     if name not in schema:
         hint = nearest(name, list(schema))
-        raise InputError(f"{file} ({role}): no column `{name}`; it has {', '.join(schema)}." + (f" Did you mean `{hint}`?" if hint else ""))
+        raise InputError(
+            f"{file} ({role}): no column `{name}`; it has {', '.join(schema)}."
+            + (f" Did you mean `{hint}`?" if hint else "")
+        )
     dtype = schema[name]
     inner = getattr(dtype, "inner", None)
     if kind == "ids":

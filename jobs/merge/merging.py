@@ -1,13 +1,14 @@
 """Several outputs become one: of other inputs, or of one plan whose shards were done in different places.
 
-Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is taken. Outputs with
-different fingerprints but one recipe follow each other: their inputs become one list of files, and a row's id becomes its position in that
-list, as everywhere. What is written is an output like any other (plan, receipts, manifest), so that `status`, `verify`, `evaluate` and
-training read it without knowing.
+Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is
+taken. Outputs with different fingerprints but one recipe follow each other: their inputs become one list of files, and
+a row's id becomes its position in that list, as everywhere. What is written is an output like any other (plan,
+receipts, manifest), so that `status`, `verify`, `evaluate` and training read it without knowing.
 
-Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows sources that changed
-since: a retry there is an attempt more here, and a chunk that was done again replaces what was here. Nothing is committed before it is
-proven, and where the target was whole before, nothing before all of it is.
+Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows
+sources that changed
+since: a retry there is an attempt more here, and a chunk that was done again replaces what was here. Nothing is
+committed before it is proven, and where the target was whole before, nothing before all of it is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from manifests.errors import ConfigError, GateError, InputError, LockHeldError, 
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.label_files import file_schema, joined_form
 from manifests.runs.label_keys import recipe_differences, recipe_parts
-from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, chunk_row_ids, load_plan, shard_row_id_file, shard_row_ids, write_plan
+from manifests.runs.plans import (
+    PLAN_NAME,
+    Plan,
+    ShardPlan,
+    chunk_row_ids,
+    load_plan,
+    shard_row_id_file,
+    shard_row_ids,
+    write_plan,
+)
 from manifests.runs.proofs import prove_chunk
 from manifests.runs.readings import check_readings, copy_readings, refuse_differing
 from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
@@ -99,16 +109,20 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
         InputError: one file would stand in the merged input twice.
         ConfigError: an output is named twice, or is to be merged into itself.
-        ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds something else.
+        ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds
+            something else.
         LockHeldError: another merge into `to` is under way.
     """
     if place_of(to) in map(place_of, paths):
-        raise ConfigError(f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one.")
+        raise ConfigError(
+            f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
+        )
     runs = _open_runs(paths)
     differences = _differences(runs)
     if differences and not allow_mixed:
         raise GateError(
-            f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several teachers under one "
+            f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
+            "teachers under one "
             "name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
@@ -181,14 +195,19 @@ def _is_current(held: dict[str, Any], folder: RunFolder, runs: list[_Run]) -> bo
     """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
 
     def states(facts: Any) -> list[list[Any]]:
-        return [[one.get(key) for key in ("fingerprint", "manifest_sha256", "receipts_sha256", "first_row_id")] for one in facts]
+        return [
+            [one.get(key) for key in ("fingerprint", "manifest_sha256", "receipts_sha256", "first_row_id")]
+            for one in facts
+        ]
 
     now = [fact for run in runs for fact in run.facts()]
     return states(held.get("merged_from", [])) == states(now) and held["receipts_sha256"] == folder.snapshot().digest
 
 
 def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
-    """Raise if parts of a run are not named now that a merged output was made of: labels that they alone have would go."""
+    """Raise if parts of a run are not named now that a merged output was made of: labels that they
+    alone have would go.
+    """
     was: dict[str, list[str]] = {}
     for fact in held.get("merged_from", []):
         was.setdefault(fact["fingerprint"], []).append(fact["output"])
@@ -196,7 +215,8 @@ def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
         before = was.get(run.plan.fingerprint, [])
         if len(run.sources) < len(before):
             raise ManifestError(
-                f"merge: {root} was made of {', '.join(before)}, and now of these only {', '.join(source.path for source in run.sources)} "
+                f"merge: {root} was made of {', '.join(before)}, and now of these only "
+                f"{', '.join(source.path for source in run.sources)} "
                 "would be left. Name all of them, or merge into another folder."
             )
 
@@ -219,7 +239,8 @@ def _open_runs(paths: Sequence[str]) -> list[_Run]:
         run = _Run(sources, first_row, first_shard)
         for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
             raise ManifestError(
-                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks {len(chunks)} chunks. Run the "
+                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks "
+                f"{len(chunks)} chunks. Run the "
                 "job to its end, or name the output that has them."
             )
         runs.append(run)
@@ -234,20 +255,24 @@ def _check_inputs(runs: list[_Run]) -> None:
     for run in runs[1:]:
         if run.plan.parts["columns"] != first.plan.parts["columns"]:
             raise ManifestError(
-                f"merge: {run.path} has other columns than {first.path}: {run.plan.parts['columns']} and {first.plan.parts['columns']}. "
+                f"merge: {run.path} has other columns than {first.path}: {run.plan.parts['columns']} and "
+                f"{first.plan.parts['columns']}. "
                 "One manifest can't describe both; label one of them again."
             )
         grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(
-                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't merge."
+                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales "
+                "don't "
+                "merge."
             )
     seen: dict[tuple[int, str], str] = {}
     for run in runs:
         for file in run.plan.files:
             if file.identity in seen:
                 raise InputError(
-                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would stand there twice. Drop one."
+                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would stand there "
+                    "twice. Drop one."
                 )
             seen[file.identity] = file.path
 
@@ -263,7 +288,9 @@ def _differences(runs: list[_Run]) -> list[str]:
 
 
 def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
-    """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of files."""
+    """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of
+    files.
+    """
     shards: list[ShardPlan] = []
     beside: dict[str, bytes] = {}
     for run in runs:
@@ -324,7 +351,9 @@ class _Step:
     planned_R: np.ndarray  # noqa: N815
 
     def stage(self) -> list[Receipt]:
-        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet written."""
+        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet
+        written.
+        """
         tables: dict[str, pa.Table] = {}
         first = self.held[-1].attempt + 1 if self.held else 1
         receipts = [self._repeated(receipt, number, tables) for number, receipt in enumerate(self.todo, first)]
@@ -340,14 +369,17 @@ class _Step:
         except ManifestError as exc:
             where = f"{self.source.path}, shard {self.shard - self.run.first_shard}, chunk {self.todo[0].chunk}"
             raise ManifestError(
-                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify {self.source.path}` says more."
+                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify "
+                f"{self.source.path}` says more."
             ) from exc
         return receipts
 
     def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
         run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
 
-        def copied(kind: str, file: FileRef | None, schema: pa.Schema, merged: pa.Schema | None = None) -> FileRef | None:
+        def copied(
+            kind: str, file: FileRef | None, schema: pa.Schema, merged: pa.Schema | None = None
+        ) -> FileRef | None:
             if file is None:
                 return None
             table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
@@ -376,7 +408,9 @@ def _steps(run: _Run, merged: RunFolder) -> Iterator[_Step]:
     def place(one: tuple[_Source, list[Receipt]]) -> tuple[int, int]:
         return one[1][0].shard, one[1][0].chunk
 
-    streams = [zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources]
+    streams = [
+        zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources
+    ]
     chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
     for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
         moved = run.first_shard + shard

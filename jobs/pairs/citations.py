@@ -1,7 +1,9 @@
-"""Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and left out, likely not.
+"""Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and
+left out, likely not.
 
-Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a likely positive, else a
-hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with, no grades: the teacher grades the pairs.
+Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a likely
+positive, else a hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with, no
+grades: the teacher grades the pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ class CitationRule:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cited_in <= self.answers_per_query:
-            raise UsageError(f"--cited-in {self.cited_in} of --answers-per-query {self.answers_per_query}: want 1 to all of the answers.")
+            raise UsageError(
+                f"--cited-in {self.cited_in} of --answers-per-query {self.answers_per_query}: want 1 to all of the "
+                "answers."
+            )
 
 
 @dataclass(slots=True)
@@ -66,14 +71,15 @@ class CitationCounts:
 def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[Any, CitationCounts]:
     """The pairs, as a lazy frame: `query_id, query, doc_id`, the document's columns, `kind`, `cited_in`.
 
-    Rows are ordered by query id, kind and document id, whatever the order of the inputs. Ids and citation lists are held in memory, of the
-    documents those that a pair needs, while the rows stream.
+    Rows are ordered by query id, kind and document id, whatever the order of the inputs. Ids and citation lists are
+    held in memory, of the documents those that a pair needs, while the rows stream.
 
     Args:
         answers_path: rows of `query_id, query, answer_id, cited, candidates`, the last two lists of document ids.
         docs_path: the corpus: `doc_id` and the document.
     Raises:
-        InputError: a file or column is off, an answer or document stands twice, a query has two texts, or no pair comes out.
+        InputError: a file or column is off, an answer or document stands twice, a query has two texts, or no pair comes
+            out.
     """
     polars = load_polars()
     col = polars.col
@@ -87,7 +93,9 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[
     sizes = answers.group_by("query_id").len()
     counts.short_queries = sizes.filter(col("len") < rule.answers_per_query)["query_id"].sort().to_list()
     full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
-    used = full.sort("query_id", "answer_id").filter(polars.int_range(polars.len()).over("query_id") < rule.answers_per_query)
+    used = full.sort("query_id", "answer_id").filter(
+        polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
+    )
     counts.answers_unused = full.height - used.height
     counts.queries = used["query_id"].n_unique()
     if not counts.queries:
@@ -99,9 +107,13 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[
     shown = _ids(used, "candidates").unique()
     cited = _ids(used.with_columns(col("cited").list.unique()), "cited").group_by("query_id", "doc_id").len("cited_in")
     counts.strange_citations = int(cited.join(shown, on=["query_id", "doc_id"], how="anti")["cited_in"].sum())
-    found = shown.join(cited, on=["query_id", "doc_id"], how="left").with_columns(col("cited_in").fill_null(0).cast(polars.Int32))
+    found = shown.join(cited, on=["query_id", "doc_id"], how="left").with_columns(
+        col("cited_in").fill_null(0).cast(polars.Int32)
+    )
     counts.missing_documents = found.join(known, on="doc_id", how="anti").height
-    found = found.join(known, on="doc_id").with_columns(kind=polars.when(col("cited_in") >= rule.cited_in).then(0).otherwise(1))
+    found = found.join(known, on="doc_id").with_columns(
+        kind=polars.when(col("cited_in") >= rule.cited_in).then(0).otherwise(1)
+    )
     positives = found.filter(col("kind") == 0).select("query_id", "text_key").unique()
     apart = found.filter(col("kind") == 1).join(positives, on=["query_id", "text_key"], how="anti")
     counts.twins = int((found["kind"] == 1).sum()) - apart.height
@@ -134,23 +146,40 @@ def _load_answers(path: str) -> Any:
     """The answers, ids as text; checked."""
     polars = load_polars()
     col = polars.col
-    frame, _ = scan(path, {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"}, role="ANSWERS")
+    frame, _ = scan(
+        path,
+        {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"},
+        role="ANSWERS",
+    )
     for name in ("query_id", "query", "answer_id"):
         refuse_null(frame, name, path=path)
     ids = polars.List(polars.String)
     with told(path):
         answers = frame.select(
-            col("query_id").cast(polars.String), "query", col("answer_id").cast(polars.String), col("cited", "candidates").cast(ids)
+            col("query_id").cast(polars.String),
+            "query",
+            col("answer_id").cast(polars.String),
+            col("cited", "candidates").cast(ids),
         ).collect(engine="streaming")
     twice = answers.group_by("query_id", "answer_id").len().filter(col("len") > 1).sort("query_id", "answer_id").head(1)
     if twice.height:
         query, answer, count = twice.row(0)
-        raise InputError(f"{path}: answer `{answer}` of query `{query}` stands there {count} times. Give each answer one row.")
-    texts = answers.group_by("query_id").agg(col("query").unique().sort()).filter(col("query").list.len() > 1).sort("query_id").head(1)
+        raise InputError(
+            f"{path}: answer `{answer}` of query `{query}` stands there {count} times. Give each answer one row."
+        )
+    texts = (
+        answers.group_by("query_id")
+        .agg(col("query").unique().sort())
+        .filter(col("query").list.len() > 1)
+        .sort("query_id")
+        .head(1)
+    )
     if texts.height:
         query, forms = texts.row(0)
         raise InputError(
-            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of its own."
+            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an "
+            "id of "
+            "its own."
         )
     return answers
 
@@ -160,10 +189,16 @@ def _known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any
     polars = load_polars()
     text = document_of(text_columns)
     with told(path):
-        known = docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "").collect(engine="streaming").unique()
+        known = (
+            docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
+            .collect(engine="streaming")
+            .unique()
+        )
     twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
     if twice.len():
-        raise InputError(f"{path}: document `{twice.min()}` stands there with different texts. Give each text an id of its own.")
+        raise InputError(
+            f"{path}: document `{twice.min()}` stands there with different texts. Give each text an id of its own."
+        )
     return known
 
 
@@ -174,13 +209,15 @@ def _ids(frame: Any, column: str) -> Any:
 
 
 def _draw(ever_shown: Any, known: Any, queries: Sequence[str], rule: CitationRule) -> tuple[Any, int]:
-    """Random negatives: no document that the query was shown, none with the text of one, no text twice, none that is blank.
+    """Random negatives: no document that the query was shown, none with the text of one, no text twice, none that is
+    blank.
 
     Returns:
         The pairs, and how many are lacking because the corpus is too small.
     """
     polars = load_polars()
-    # one document for each text, in the order of ids, so that the draw depends on the corpus and not on how it is written
+    # one document for each text, in the order of ids, so that the draw depends on the corpus and not on how it is
+    # written
     deck = known.filter(~polars.col("is_blank")).sort("doc_id").unique("text_key", keep="first", maintain_order=True)
     ids, keys = deck["doc_id"].to_list(), deck["text_key"].to_list()
     in_deck = set(keys)

@@ -1,10 +1,11 @@
-"""Context documents for `r3a`: each query's best documents by BM25, where there are no clicks to tell; with noise among them if asked.
+"""Context documents for `r3a`: each query's best documents by BM25, where there are no clicks to tell; with noise among
+them if asked.
 
-One list a query, the same for all its rows, so that the first stage is still asked once a query. Grades are never looked at: a context
-picked by grade would tell the teacher the answer.
+One list a query, the same for all its rows, so that the first stage is still asked once a query. Grades are never
+looked at: a context picked by grade would tell the teacher the answer.
 
-BM25 as Lucene has it (k1 = 1.5, b = 0.75), over lower-cased runs of word characters, every word counting: for languages that put no spaces
-between words it finds little.
+BM25 as Lucene has it (k1 = 1.5, b = 0.75), over lower-cased runs of word characters, every word counting: for languages
+that put no spaces between words it finds little.
 """
 
 from __future__ import annotations
@@ -89,24 +90,29 @@ class ContextRule:
 def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None) -> tuple[Any, ContextCounts]:
     """The pairs with a column `context`, as a lazy frame in the order of the input.
 
-    Holds the distinct documents and one context a query in memory (up to k x max_chars characters each); rows stream. With noise, a
-    context that the pairs have already is what is replaced from, and the documents that a query judges are held as well.
+    Holds the distinct documents and one context a query in memory (up to k x max_chars characters each); rows stream.
+    With noise, a context that the pairs have already is what is replaced from, and the documents that a query judges
+    are held as well.
 
     Args:
         corpus_path: where documents are taken from; None for the documents of the pairs themselves.
     Raises:
-        InputError: a file or column is off, the pairs have a context already and no noise is asked for, a query has two texts or two
-            contexts, or the corpus is too small for the noise.
+        InputError: a file or column is off, the pairs have a context already and no noise is asked for, a query has two
+            texts or two contexts, or the corpus is too small for the noise.
     """
     polars = load_polars()
     col = polars.col
     noise = rule.noise
     is_given = noise is not None and COLUMN in scan(pairs_path, {}, role="PAIRS")[0].collect_schema()
     wanted: dict[str, Kind] = {"query_id": "id", "query": "text"}
-    pairs, text_columns = scan(pairs_path, {**wanted, COLUMN: "texts"} if is_given else wanted, has_text=True, role="PAIRS")
+    pairs, text_columns = scan(
+        pairs_path, {**wanted, COLUMN: "texts"} if is_given else wanted, has_text=True, role="PAIRS"
+    )
     names = pairs.collect_schema().names()
     if COLUMN in names and not is_given:
-        raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first; --noisy alone goes on from it.")
+        raise InputError(
+            f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first; --noisy alone goes on from it."
+        )
     for name in ("query_id", "query"):
         refuse_null(pairs, name, path=pairs_path)
     document = document_of(text_columns)
@@ -131,7 +137,9 @@ def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None)
         judged = {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
         deck = Deck(documents.select("text", "key").iter_rows(), noise, max_chars=rule.max_chars, where=source_path)
         replaced = sum(noise.replaced(len(context)) for context in contexts)
-        contexts = [deck.noisy(query, context, judged[query]) for query, context in zip(queries["query"], contexts, strict=True)]
+        contexts = [
+            deck.noisy(query, context, judged[query]) for query, context in zip(queries["query"], contexts, strict=True)
+        ]
     column = polars.DataFrame(
         {_KEY: queries[_KEY], COLUMN: [[text[: rule.max_chars] for text in context] for context in contexts]},
         schema={_KEY: polars.String, COLUMN: polars.List(polars.String)},
@@ -162,6 +170,12 @@ def _queries(pairs: Any, path: str, *, is_given: bool) -> Any:
     if twice.height:
         query, one, other = twice[_KEY][0], twice["query"][0], twice["query"][1]
         if one != other:
-            raise InputError(f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of its own.")
-        raise InputError(f"{path}: query `{query}` has rows with different contexts. Give all rows of a query the same list.")
+            raise InputError(
+                f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of "
+                "its "
+                "own."
+            )
+        raise InputError(
+            f"{path}: query `{query}` has rows with different contexts. Give all rows of a query the same list."
+        )
     return found

@@ -1,7 +1,8 @@
 """Noise among context documents: a share of each query's replaced by random documents of the corpus.
 
-For measuring how much noise a teacher bears, as R3A's Table 4 does ("half" and "all noisy docs": documents "randomly replaced with
-irrelevant ones"). Nobody says that a random document is irrelevant; it is one that no row of the query judges and its context did not hold.
+For measuring how much noise a teacher bears, as R3A's Table 4 does ("half" and "all noisy docs": documents "randomly
+replaced with irrelevant ones"). Nobody says that a random document is irrelevant; it is one that no row of the query
+judges and its context did not hold.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Deck:
     """
 
     def __init__(self, documents: Iterable[tuple[str, int]], rule: NoiseRule, *, max_chars: int, where: str) -> None:
-        self._documents = sorted((text[:max_chars], key) for text, key in documents)  # the draw depends on the corpus, not on its order
+        self._documents = sorted(
+            (text[:max_chars], key) for text, key in documents
+        )  # the draw depends on the corpus, not on its order
         self._rule = rule
         self._max_chars = max_chars
         self._where = where
@@ -70,13 +73,18 @@ class Deck:
             found[place] = text
         return found
 
-    def _draw(self, rng: random.Random, wanted: int, shown: set[str], judged: AbstractSet[int], query: str) -> list[str]:
+    def _draw(
+        self, rng: random.Random, wanted: int, shown: set[str], judged: AbstractSet[int], query: str
+    ) -> list[str]:
         deck = self._documents
-        if len(deck) < 4 * (wanted + len(shown) + len(judged)):  # few are left: throwing again and again would take long
+        if len(deck) < 4 * (
+            wanted + len(shown) + len(judged)
+        ):  # few are left: throwing again and again would take long
             left = list(dict.fromkeys(text for text, key in deck if text not in shown and key not in judged))
             if len(left) < wanted:
                 raise InputError(
-                    f"{self._where}: query {query[:60]!r} wants {wanted} random documents, and {len(left)} are left that it neither judges "
+                    f"{self._where}: query {query[:60]!r} wants {wanted} random documents, and {len(left)} are left "
+                    "that it neither judges "
                     "nor has for context. Give a larger corpus with --corpus."
                 )
             return rng.sample(left, wanted)

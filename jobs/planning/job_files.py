@@ -1,7 +1,8 @@
-"""A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of labelers and engines.
+"""A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of
+labelers and engines.
 
-Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML. Then `${date}` and
-`${env.NAME}` are resolved in whatever string is there.
+Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML.
+Then `${date}` and `${env.NAME}` are resolved in whatever string is there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Job:
     engine_class: EngineClass
     where: str
     secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False, compare=False)
-    """What the engine alone is given: by option, the value of the variable that the option names. No part of the spec."""
+    """What the engine alone is given: by option, the value of the variable that the option names.
+    No part of the spec.
+    """
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
 
@@ -66,7 +69,8 @@ class Job:
             inside = _steps_below(path, self.spec.output)
             if inside is not None and not any(step.startswith((".", "_")) for step in inside):
                 raise ConfigError(
-                    f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would be read as input. "
+                    f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would "
+                    "be read as input. "
                     "Give an output elsewhere."
                 )
         return open_dataset(self.spec.input, reads_context=self.labeler.uses_context, known=known)
@@ -75,13 +79,19 @@ class Job:
         """What the fingerprint is made of. May resolve a model reference, never loads a model."""
         engine = self.spec.engine
         args = engine.args.model_dump(mode="json")
-        args |= {key: BY_CONTENT for key, info in type(engine.args).model_fields.items() if mark_of(info) and args[key] is not None}
+        args |= {
+            key: BY_CONTENT
+            for key, info in type(engine.args).model_fields.items()
+            if mark_of(info) and args[key] is not None
+        }
         return fingerprint_parts(
             dataset,
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
-            label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=self.spec.labeler.name)},
+            label_columns={
+                column.name: column.kind for column in declared_columns(self.labeler, name=self.spec.labeler.name)
+            },
             templates=self.labeler.template_digests,
             stages=stage_digests(self.labeler.probe()),
             engine={
@@ -103,7 +113,11 @@ def _steps_below(folder: str, path: str) -> tuple[str, ...] | None:
         outer, inner = f"{folder}/", f"{path}/"
         return tuple(inner[len(outer) :].strip("/").split("/")) if inner.startswith(outer) else None
     outer_path, inner_path = Path(folder), Path(path)
-    return inner_path.relative_to(outer_path).parts if outer_path.is_dir() and inner_path.is_relative_to(outer_path) else None
+    return (
+        inner_path.relative_to(outer_path).parts
+        if outer_path.is_dir() and inner_path.is_relative_to(outer_path)
+        else None
+    )
 
 
 class SpecKind(NamedTuple):
@@ -140,7 +154,9 @@ class Settings(NamedTuple):
     places: Places
 
 
-def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None) -> Job:
+def load_job(
+    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None
+) -> Job:
     """Read and check a job file.
 
     Args:
@@ -162,7 +178,11 @@ def load_job(path: str, *, overrides: Sequence[str] = (), environment: Mapping[s
         return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
     before = old_place(settings.values, settings.places, marks=(PLAN_NAME,))
-    return build(settings.places) if before is None else where_it_lives(before, build, settings.places, holds=_holds_its_plan)
+    return (
+        build(settings.places)
+        if before is None
+        else where_it_lives(before, build, settings.places, holds=_holds_its_plan)
+    )
 
 
 def output_of(path: str, *, day: str | None = None) -> str:
@@ -187,7 +207,8 @@ def _holds_its_plan(job: Job) -> bool:
 
 
 def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str, SecretStr]:
-    """Values of the variables that the engine's options name, by option; wrapped, so that no repr, dump or log shows them.
+    """Values of the variables that the engine's options name, by option; wrapped, so that no repr, dump or log shows
+    them.
 
     Which options name one, an engine's option model says in `secret_variables`.
     """
@@ -211,8 +232,8 @@ def read_settings(
     Args:
         kind: whose keys variables may set.
     Raises:
-        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, a string names a variable
-            that there is not, or holds a secret.
+        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, a string
+            names a variable that there is not, or holds a secret.
         UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
     values = read_spec_file(path, beginning=kind.beginning, keys=kind.fields)
@@ -225,11 +246,13 @@ def read_settings(
             beside.append(f"variable {name}")
             outside.add(tuple(keys))
         elif name.startswith(ENVIRONMENT_PREFIX):
-            # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST, for a service)
+            # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST,
+            # for a service)
             meant = difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
             if meant:
                 raise ConfigError(
-                    f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean {ENVIRONMENT_PREFIX}{meant[0].upper()}?"
+                    f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean "
+                    f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
                 )
     lay_over(values, overrides, example=kind.example)
     beside += map(_shown, overrides)
@@ -286,13 +309,15 @@ def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:
             refuse_secrets(inner, where=where, key=key)
     elif isinstance(value, str) and (found := secret_in(value)) is not None:
         raise ConfigError(
-            f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys from the environment "
+            f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys from "
+            "the environment "
             "(engine.args.api_key_env), stores by the usual variables and profiles, or storage_options."
         )
 
 
 def use_storage(values: Mapping[str, Any], *, where: str) -> None:
-    """Set this process's storage options from a job's plain values, for commands that need no more of the job than where things lie.
+    """Set this process's storage options from a job's plain values, for commands that need no more of the job than
+    where things lie.
 
     Raises:
         ConfigError: they are not options by scheme.
@@ -304,7 +329,9 @@ def use_storage(values: Mapping[str, Any], *, where: str) -> None:
 
 
 def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str) -> Any:
-    """Storage options with `${env.NAME}` in their strings replaced; unlike other variables these are neither recorded nor shown."""
+    """Storage options with `${env.NAME}` in their strings replaced; unlike other variables these are neither recorded
+    nor shown.
+    """
     if isinstance(value, dict):
         return {name: _resolved_secrets(inner, environment, where=where) for name, inner in value.items()}
     if not isinstance(value, str) or "${" not in value:

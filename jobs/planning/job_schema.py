@@ -1,4 +1,6 @@
-"""The JSON Schema of a job file: the spec models' own schemas, with one alternative for each registered labeler and engine."""
+"""The JSON Schema of a job file: the spec models' own schemas, with one alternative for each registered labeler and
+engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Specs written when all relative paths counted from the working directory: their work is found where it lies, and never done again."""
+"""Specs written when all relative paths counted from the working directory: their work is found where it lies, and
+never done again.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def old_place(values: Mapping[str, Any], places: Places, *, marks: Sequence[str]
     return before if is_ours and not (Path(now).is_dir() and Path(now).samefile(before)) else None
 
 
-def where_it_lives(before: str, read: Callable[[Places], Read], places: Places, *, holds: Callable[[Read], bool]) -> Read:
+def where_it_lives(
+    before: str, read: Callable[[Places], Read], places: Places, *, holds: Callable[[Read], bool]
+) -> Read:
     """A spec by the rule that leads to its own output.
 
     Args:
@@ -57,11 +61,14 @@ def where_it_lives(before: str, read: Callable[[Places], Read], places: Places, 
     written = os.path.relpath(before, now)
     if is_new:
         raise ConfigError(
-            f"{places.where}: its work lies in two places: in {before}, where `output` led when paths counted from the working directory, "
-            f"and where it leads now that they count from {now}. Keep one: move the other away, or name it (`output: {written}`)."
+            f"{places.where}: its work lies in two places: in {before}, where `output` led when paths counted from "
+            "the working directory, "
+            f"and where it leads now that they count from {now}. Keep one: move the other away, or name it (`output: "
+            f"{written}`)."
         )
     log_format.say(
-        f"{places.where}: goes on in {before}, which holds this job. Paths in a spec file count from the file's folder, {now}, and no more "
+        f"{places.where}: goes on in {before}, which holds this job. Paths in a spec file count from the file's "
+        f"folder, {now}, and no more "
         f"from the working directory: write them so (`output: {written}`).",
         level="warning",
         event="old_place",

@@ -1,4 +1,6 @@
-"""Opening an output for a job: its plan, made if nobody has, checked against the job, and the input that it was made for."""
+"""Opening an output for a job: its plan, made if nobody has, checked against the job, and the input that it was made
+for.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,15 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
         if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
             raise StaleRunError(
-                f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, say to a student. "
+                f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
+                "say to a student. "
                 "Name another `output`."
             )
         if may_write:
             store.prove()  # a store that can't keep commits single is refused before anything is read or written
-        plan, beside = make_plan(dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows)
+        plan, beside = make_plan(
+            dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
+        )
         beside |= known_file(dataset, plan, job.spec.input, reads_context=job.labeler.uses_context)
         if may_write:
             for folder in ("", "plan"):
@@ -71,4 +76,6 @@ def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dat
     """Find the input; where a listing shows it as it was planned, its footers need no further look."""
     if plan is None or known is None:
         return job.open_dataset()
-    return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, reads_context=job.labeler.uses_context))
+    return job.open_dataset(
+        lambda listed: known_dataset(known, plan, job.spec.input, listed, reads_context=job.labeler.uses_context)
+    )

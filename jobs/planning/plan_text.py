@@ -19,7 +19,10 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> s
         if found.is_scattered
         else f"together: shards are row ranges (reads: {found.read_ratio:.2f} times the data)"
     )
-    return f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, {opened.job.spec.output}/plan.json\n" + table(
+    return (
+        f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, "
+        f"{opened.job.spec.output}/plan.json\n"
+    ) + table(
         [
             ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
             *([("left out", left_out_text(left_out))] if left_out else []),

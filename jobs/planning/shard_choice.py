@@ -35,7 +35,9 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
     if count < 1:
         raise UsageError(f"{source}: the count must be at least 1; 0/1 takes every shard.")
     if index >= count:
-        raise UsageError(f"{source}: the index must be one of 0 to {count - 1} (the last of {count} is {count - 1}/{count}).")
+        raise UsageError(
+            f"{source}: the index must be one of 0 to {count - 1} (the last of {count} is {count - 1}/{count})."
+        )
     return list(range(index, num_shards, count))
 
 
@@ -54,20 +56,27 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
         count = (last - first) // step + 1
         if _number(environment, "SLURM_ARRAY_TASK_COUNT", count) != count:
             raise UsageError(
-                f"--shard auto: Slurm's array {first}-{last}:{step} has gaps, so that some shards would fall to no task. "
+                f"--shard auto: Slurm's array {first}-{last}:{step} has gaps, so that some shards would fall to no "
+                "task. "
                 f"Submit the whole array 0-{count - 1}, or give INDEX/COUNT."
             )
         return (number - first) // step, count
-    for index_name, count_name in (("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"), ("JOB_COMPLETION_INDEX", None)):
+    for index_name, count_name in (
+        ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+        ("JOB_COMPLETION_INDEX", None),
+    ):
         if index_name in environment:
             for name in (SHARD_COUNT_VARIABLE, count_name):
                 if name is not None and name in environment:
                     return _number(environment, index_name), _number(environment, name)
             raise UsageError(
-                f"--shard auto: {index_name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the number of workers."
+                f"--shard auto: {index_name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the "
+                "number of "
+                "workers."
             )
     raise UsageError(
-        "--shard auto: no scheduler's variable is set (SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX). "
+        "--shard auto: no scheduler's variable is set (SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, "
+        "JOB_COMPLETION_INDEX). "
         "Give INDEX/COUNT."
     )
 

@@ -1,7 +1,8 @@
-"""What a spec's relative paths count from: in the file, the folder of the file; beside it (`--set`, `RELABEL_*`), the working directory.
+"""What a spec's relative paths count from: in the file, the folder of the file; beside it (`--set`, `RELABEL_*`), the
+working directory.
 
-Which keys are paths, the models say themselves (`PathText`, `PatternText`, `ModelText` in `manifests/specs.py`). What is written down of a
-spec holds absolute paths, so that it means the same elsewhere.
+Which keys are paths, the models say themselves (`PathText`, `PatternText`, `ModelText` in `manifests/specs.py`). What
+is written down of a spec holds absolute paths, so that it means the same elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Places(NamedTuple):
         return self.here if is_from_outside else self.folder
 
 
-def places_of(spec_file: str, *, environment: Mapping[str, str], outside: frozenset[tuple[str, ...]] = frozenset()) -> Places:
+def places_of(
+    spec_file: str, *, environment: Mapping[str, str], outside: frozenset[tuple[str, ...]] = frozenset()
+) -> Places:
     """What the paths in a spec file count from: its folder as the call names it, whatever links lie there."""
     here = working_directory(environment)
     if is_url(spec_file):
@@ -59,7 +62,8 @@ def places_of(spec_file: str, *, environment: Mapping[str, str], outside: frozen
 
 
 def working_directory(environment: Mapping[str, str]) -> str:
-    """The working directory by the name under which the shell went there, which a deployment's `current` keeps from day to day.
+    """The working directory by the name under which the shell went there, which a deployment's `current` keeps from day
+    to day.
 
     Raises:
         ConfigError: there is none any more.
@@ -84,7 +88,9 @@ def resolved(spec: AnySpec, places: Places) -> AnySpec:
 
 
 def absolute(spec: AnySpec) -> AnySpec:
-    """A resolved spec whose paths are all absolute: for what is written down, or read by a process with another working directory."""
+    """A resolved spec whose paths are all absolute: for what is written down, or read by a process with another working
+    directory.
+    """
     here = str(Path.cwd())
     return _mapped(spec, lambda text, mark, _: placed(text, here, mark), ())
 
@@ -136,11 +142,15 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
         try:
             return str(Path(text).expanduser())
         except RuntimeError as exc:
-            raise ValueError(f"there is no home of {text.partition('/')[0]}; write ./{text} if the name begins so") from exc
+            raise ValueError(
+                f"there is no home of {text.partition('/')[0]}; write ./{text} if the name begins so"
+            ) from exc
     if Path(text).is_absolute():
         return text
     if folder is None:
-        raise ValueError("a relative path in a spec that is read from a URL counts from nowhere; write a whole path or URL")
+        raise ValueError(
+            "a relative path in a spec that is read from a URL counts from nowhere; write a whole path or URL"
+        )
     is_pattern = mark is PathMark.PATTERN and glob.has_magic(text)
     return os.path.normpath(Path(glob.escape(folder) if is_pattern else folder, text))
 

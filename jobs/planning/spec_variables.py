@@ -1,7 +1,8 @@
-"""`${date}` and `${env.NAME}` in a job file: resolved once when the file is read, so that one run has one answer, and recorded.
+"""`${date}` and `${env.NAME}` in a job file: resolved once when the file is read, so that one run has one answer, and
+recorded.
 
-`${date}` is the UTC day (`2026-11-20`), the same on every node whatever its zone; `${date:%Y/%m/%d}` formats it. `--date` or `RELABEL_DATE`
-name another day. `$${` stands for a literal `${`.
+`${date}` is the UTC day (`2026-11-20`), the same on every node whatever its zone; `${date:%Y/%m/%d}` formats it.
+`--date` or `RELABEL_DATE` name another day. `$${` stands for a literal `${`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class SpecVariables:
             ConfigError: names the key, the variable and what is known.
         """
         if isinstance(value, dict):
-            return {name: self.resolved(inner, where=where, key=f"{key}.{name}" if key else str(name)) for name, inner in value.items()}
+            return {
+                name: self.resolved(inner, where=where, key=f"{key}.{name}" if key else str(name))
+                for name, inner in value.items()
+            }
         if isinstance(value, list):
             return [self.resolved(inner, where=where, key=key) for inner in value]
         if not isinstance(value, str) or "${" not in value:
@@ -74,7 +78,9 @@ class SpecVariables:
         elif name.startswith("env.") and name != "env.":
             value = self._from_environment(name.removeprefix("env."))
         else:
-            meant = {None: "", "date": ". Did you mean ${date}?", "env": ". Did you mean ${env.NAME}?"}[nearest(kind, ["date", "env"])]
+            meant = {None: "", "date": ". Did you mean ${date}?", "env": ". Did you mean ${env.NAME}?"}[
+                nearest(kind, ["date", "env"])
+            ]
             raise ConfigError(f"no variable ${{{name}}}: known are {', '.join(f'${{{one}}}' for one in KNOWN)}{meant}")
         self.used[name] = value
         return value
@@ -83,7 +89,8 @@ class SpecVariables:
         value = self.environment.get(name)
         if names_secret(name, value or "") or (value is not None and secret_in(value)):
             raise ConfigError(
-                f"${{env.{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read keys from the "
+                f"${{env.{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read "
+                "keys from the "
                 "environment themselves (engine.args.api_key_env), stores by the usual AWS variables or storage_options"
             )
         if value is None:

@@ -1,8 +1,10 @@
-"""YAML as specs and `--set` values are written in: the core schema of YAML 1.2, within bounds, and nothing that could surprise.
+"""YAML as specs and `--set` values are written in: the core schema of YAML 1.2, within bounds, and nothing that could
+surprise.
 
-PyYAML reads YAML 1.1, in which `no` is false, `010` is 8 and `1:30` is 90. Here a plain word is true, false, null, a number or a text,
-as YAML 1.2 has it. A word on which the two versions differ is kept as a `DisputedText`: the type of the key that it is given to decides
-(`columns: {query: no}` is a text, `calibrate: no` is false, `shards: 010` is ten), and a key that takes anything refuses it.
+PyYAML reads YAML 1.1, in which `no` is false, `010` is 8 and `1:30` is 90. Here a plain word is true, false, null, a
+number or a text, as YAML 1.2 has it. A word on which the two versions differ is kept as a `DisputedText`: the type of
+the key that it is given to decides (`columns: {query: no}` is a text, `calibrate: no` is false, `shards: 010` is ten),
+and a key that takes anything refuses it.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
         beginning: where to get one to start from, for errors.
         keys: that belong there, for errors.
     Raises:
-        ConfigError: there is none, it is too large, no UTF-8, no YAML or no mapping; says where, and what belongs there.
+        ConfigError: there is none, it is too large, no UTF-8, no YAML or no mapping; says where, and what belongs
+            there.
     """
     try:
         data = read_url(path) if is_url(path) else _read_file(path)
@@ -155,12 +158,16 @@ class _SpecLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping, or refuse a key that stands twice or can't be one; here, before `<<` brings keys that may be overridden."""
+        """Compose a mapping, or refuse a key that stands twice or can't be one; here, before `<<` brings keys that may
+        be overridden.
+        """
         node = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a list or mapping can't be a key", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a list or mapping can't be a key", key_node.start_mark
+                )
             line = key_node.start_mark.line + 1
             key = key_node.value if key_node.tag == f"{_TAG}merge" else self.construct_object(key_node)
             if key in lines:
@@ -179,7 +186,9 @@ class _SpecLoader(yaml.SafeLoader):
             if kind == "int":
                 return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         except ValueError as exc:  # thousands of digits
-            raise yaml.constructor.ConstructorError(None, None, f"an integer of {len(text)} digits", node.start_mark) from exc
+            raise yaml.constructor.ConstructorError(
+                None, None, f"an integer of {len(text)} digits", node.start_mark
+            ) from exc
         if kind == "float":
             return float(re.sub(r"\.(?=[iInN])", "", text))
         return None if kind == "null" else text.lower() == "true"
@@ -195,6 +204,8 @@ _SpecLoader.yaml_constructors = {
     _DISPUTED_TAG: _SpecLoader.disputed,
 }
 for _kind, _firsts, _form in _PLAIN:
-    _SpecLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_form})\Z"), [*_firsts, *([""] if _kind == "null" else [])])
+    _SpecLoader.add_implicit_resolver(
+        f"{_TAG}{_kind}", re.compile(rf"(?:{_form})\Z"), [*_firsts, *([""] if _kind == "null" else [])]
+    )
     if _kind != "merge":
         _SpecLoader.add_constructor(f"{_TAG}{_kind}", _SpecLoader.plain_value)

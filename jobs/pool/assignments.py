@@ -1,4 +1,6 @@
-"""What a worker is given to do, as the one JSON line that crosses to its process; and what is held against rows, in the same form."""
+"""What a worker is given to do, as the one JSON line that crosses to its process; and what is held against rows, in the
+same form.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Assignment:
         deadline: when the run must have ended, in seconds since the epoch, and what was asked for.
         name: what the worker is called.
         helps, execution: see `Session`.
-        storage: the job's storage options, which a spec never dumps; secrets, so that an assignment goes through a pipe and nowhere else.
+        storage: the job's storage options, which a spec never dumps; secrets, so that an assignment goes through a pipe
+            and nowhere else.
     """
 
     values: dict[str, Any]
@@ -75,7 +78,11 @@ def assign(session: Session) -> Assignment:
         execution=session.execution,
         storage=job.spec.storage_options,
         is_retry=session.is_retry,
-        retries=[(shard, chunk, attempt) for shard, chunks in session.left.retries.items() for chunk, attempt in chunks.items()],
+        retries=[
+            (shard, chunk, attempt)
+            for shard, chunks in session.left.retries.items()
+            for chunk, attempt in chunks.items()
+        ],
         deadline=None if deadline is None else (deadline.text, time.time() + deadline.left_s()),
     )
 
@@ -97,4 +104,7 @@ def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
 
 def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
     """The inverse of `plain_cases`."""
-    return {ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows}) for chunk, groups, isolated_rows in plain}
+    return {
+        ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows})
+        for chunk, groups, isolated_rows in plain
+    }

@@ -44,9 +44,17 @@ class WorkerPool:
             UsageError: they do not.
         """
         if self.gpus is not None and self.workers is not None:
-            raise UsageError("--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as it says.")
+            raise UsageError(
+                "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many "
+                "as it "
+                "says."
+            )
         if self.backend == "ray" and self.gpus is not None:
-            raise UsageError("--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits their number.")
+            raise UsageError(
+                "--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits "
+                "their "
+                "number."
+            )
         if self.backend != "ray" and self.address is not None:
             raise UsageError("--address names a Ray cluster: add --backend ray.")
 
@@ -57,13 +65,16 @@ def gpus_each(session: Session) -> int:
 
 
 def _is_held_by_others(session: Session) -> bool:
-    """Whether another command works on every shard that this one names and that has work: then this is an overlapping tick.
+    """Whether another command works on every shard that this one names and that has work: then this is an overlapping
+    tick.
 
     A command that names no shards is one more worker, and helps.
     """
     store = session.opened.store
     open_shards = [] if session.helps else session.left.open_shards()
-    some = max(1, store.readers)  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
+    some = max(
+        1, store.readers
+    )  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
     return bool(open_shards) and all(
         all(map_concurrent(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
         for start in range(0, len(open_shards), some)
@@ -85,16 +96,21 @@ def label_with(
         EngineLostError: see `Supervisor.run`.
     """
     if _is_held_by_others(session):
-        return label(session, tick=tick, on_engine=on_engine)  # which finds that out under the locks, and starts nothing
+        return label(
+            session, tick=tick, on_engine=on_engine
+        )  # which finds that out under the locks, and starts nothing
     spec = session.opened.job.spec
     if pool.may_be_many and spec.run.single_writer:
         raise UsageError(
-            "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start several. Drop one."
+            "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start "
+            "several. Drop one."
         )
     if pool.backend == "ray":
         from jobs.pool.ray_backend import label_on_ray
 
-        return label_on_ray(session, workers=pool.workers, address=pool.address, gpus_each=gpus_each(session), tick=tick, say=say)
+        return label_on_ray(
+            session, workers=pool.workers, address=pool.address, gpus_each=gpus_each(session), tick=tick, say=say
+        )
     if pool.gpus is None and pool.workers is None:
         return label(session, tick=tick, on_engine=on_engine)
     from jobs.pool.slots import cpu_slots, gpu_slots
@@ -107,6 +123,9 @@ def label_with(
         chosen = choose_gpus(pool.gpus, visible_gpus())
         groups = gpu_groups(chosen, gpus_each(session))
         if spare := len(chosen) - sum(map(len, groups)):
-            say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {gpus_each(session)}")
+            say(
+                f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is "
+                f"{gpus_each(session)}"
+            )
         slots = gpu_slots(groups)
     return Supervisor(session, slots, say=say, tick=tick).run()

@@ -42,7 +42,9 @@ class Done:
         self.losses += other.losses
 
     def cut_off(self) -> None:
-        """The worker is gone: what it answered beside what it committed was in vain. Its last answers it had no time to tell of."""
+        """The worker is gone: what it answered beside what it committed was in vain. Its last answers it had no time to
+        tell of.
+        """
         self.answered |= self.committed + self.lost
         self.lost = self.answered - self.committed
 

@@ -1,4 +1,6 @@
-"""What a worker reports to its supervisor: JSON lines, each an event by name. Both ends are of one version, so the lines have none."""
+"""What a worker reports to its supervisor: JSON lines, each an event by name. Both ends are of one version, so the
+lines have none.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class EngineUp:
 
 @dataclass(frozen=True)
 class Ends:
-    """The last word of a worker that met no error: shards that it worked on, those that others held, and why it stopped early, if so."""
+    """The last word of a worker that met no error: shards that it worked on, those that others held, and why it stopped
+    early, if so.
+    """
 
     taken: list[int]
     busy: list[int]
@@ -87,7 +91,12 @@ class Fails:
     @classmethod
     def of(cls, error: Exception) -> Fails:
         """Its message is redacted here: whoever reads it may not know this process's secrets."""
-        return cls(type(error).__name__, redacted(str(error)), isinstance(error, TerminalError), isinstance(error, RelabelError))
+        return cls(
+            type(error).__name__,
+            redacted(str(error)),
+            isinstance(error, TerminalError),
+            isinstance(error, RelabelError),
+        )
 
     def as_error(self) -> RelabelError | RuntimeError:
         """The same class here, so that it ends in the same exit code; RuntimeError for a fault of ours."""

@@ -17,7 +17,9 @@ SMI_TIMEOUT_S = 30.0
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Names for `CUDA_VISIBLE_DEVICES`, in order: what that variable says already, else one number for each GPU of the machine."""
+    """Names for `CUDA_VISIBLE_DEVICES`, in order: what that variable says already, else one number for each GPU of the
+    machine.
+    """
     if VISIBLE in environment:
         names: list[str] = []
         for name in environment[VISIBLE].split(","):
@@ -38,14 +40,17 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
     numbers = _numbers(text)
     if not visible:
         raise MissingExtraError(
-            f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver, nvidia-smi and {DRIVER_FOLDER}; {VISIBLE} counts where it is "
+            f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver, nvidia-smi and {DRIVER_FOLDER}; "
+            f"{VISIBLE} counts where it is "
             "set). On a machine without one use --workers N, or leave both away."
         )
     if numbers is None:
         return list(visible)
     for number in numbers:
         if not 0 <= number < len(visible):
-            raise MissingExtraError(f"--gpus {text}: there is no GPU {number}; visible here are 0 to {len(visible) - 1}.")
+            raise MissingExtraError(
+                f"--gpus {text}: there is no GPU {number}; visible here are 0 to {len(visible) - 1}."
+            )
     return [visible[number] for number in numbers]
 
 
@@ -70,9 +75,14 @@ def gpu_groups(names: Sequence[str], map_concurrent: int) -> list[list[str]]:
     """
     if len(names) < map_concurrent:
         raise MissingExtraError(
-            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give more, or lower it."
+            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give "
+            "more, or "
+            "lower it."
         )
-    return [list(names[start : start + map_concurrent]) for start in range(0, len(names) - map_concurrent + 1, map_concurrent)]
+    return [
+        list(names[start : start + map_concurrent])
+        for start in range(0, len(names) - map_concurrent + 1, map_concurrent)
+    ]
 
 
 def _count() -> int:

@@ -1,8 +1,9 @@
-"""Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller pieces, until one
+"""Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller
+pieces, until one
 row is caught alone twice. Deciding only: who asks, and who restarts engines, is `supervise.py`.
 
-A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent group a few
-seconds, so that among 512 rows the one is found after 5 crashes instead of 11.
+A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent
+group a few seconds, so that among 512 rows the one is found after 5 crashes instead of 11.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Isolation:
         self._caught: Counter[int] = Counter()
 
     def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
-        """An engine went down at its ordinary work: whatever was in flight becomes suspect, in groups of an eighth of it all."""
+        """An engine went down at its ordinary work: whatever was in flight becomes suspect, in groups of an eighth of
+        it all.
+        """
         size = _piece(sum(map(len, in_flight.values())))
         for chunk, rows in in_flight.items():
             case = self.cases.setdefault(chunk, ChunkCase())
@@ -68,7 +71,9 @@ class Isolation:
         if self._caught[row] < TIMES_CAUGHT:
             case.groups.insert(0, [row])
             return None
-        case.isolated_rows[row] = f"the engine went down {self._caught[row]} times while it was asked this row and nothing else: {reason}"
+        case.isolated_rows[row] = (
+            f"the engine went down {self._caught[row]} times while it was asked this row and nothing else: {reason}"
+        )
         self.num_isolated += 1
         return row
 

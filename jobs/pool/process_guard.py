@@ -1,8 +1,8 @@
 """No engine outlives the command that started it, however that command ends.
 
-A guard is a process of a few lines that knows the process groups of the workers and holds the end of a pipe. When the command dies, even by
-`kill -9`, the pipe closes, and the guard kills what is left of those groups: workers that hang in a driver's call, and processes that an
-engine started in its turn (one a GPU under tensor parallelism).
+A guard is a process of a few lines that knows the process groups of the workers and holds the end of a pipe. When the
+command dies, even by `kill -9`, the pipe closes, and the guard kills what is left of those groups: workers that hang in
+a driver's call, and processes that an engine started in its turn (one a GPU under tensor parallelism).
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ class ProcessGuard:
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", "-u", "-c", _SCRIPT]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def __enter__(self) -> ProcessGuard:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -55,7 +59,9 @@ class ProcessGuard:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard: workers still notice our end by themselves
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # somebody killed the guard: workers still notice our end by themselves
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 

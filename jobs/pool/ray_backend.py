@@ -1,8 +1,10 @@
-"""`--backend ray`: Ray places a worker for each GPU of a cluster, places it again when its node is lost, and this process concludes.
+"""`--backend ray`: Ray places a worker for each GPU of a cluster, places it again when its node is lost, and this
+process concludes.
 
-An actor is a supervisor of one worker process (`supervise.py`), so that a crash of an engine, a row that brings it down and a hung device
-are dealt with on the node as they are without Ray; what Ray adds is the nodes. Receipts stay the truth: an actor that is placed again, or
-called twice, finds what is committed and goes on with the rest. The driver may die at any time; run the same command again.
+An actor is a supervisor of one worker process (`supervise.py`), so that a crash of an engine, a row that brings it down
+and a hung device are dealt with on the node as they are without Ray; what Ray adds is the nodes. Receipts stay the
+truth: an actor that is placed again, or called twice, finds what is committed and goes on with the rest. The driver may
+    die at any time; run the same command again.
 """
 
 from __future__ import annotations
@@ -44,10 +46,14 @@ PURPOSE = "--backend ray"
 PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "PYTHONSAFEPATH", "RELABEL_", "VLLM_")
 """Variables that workers get from the driver, beside those that hold the engine's secrets."""
 MAX_RESTARTS = 64
-"""How often Ray places one actor again. A cluster of machines that come and go loses one now and then; more is a fault of its own."""
+"""How often Ray places one actor again. A cluster of machines that come and go loses one now and then; more is a fault
+of its own.
+"""
 LISTEN_S = 0.25
 LOOK_EVERY_S = 10.0
-"""How often the receipts are counted while actors are under way, seconds: one that can't be placed must not hold up a run that is done."""
+"""How often the receipts are counted while actors are under way, seconds: one that can't be placed must not hold up a
+run that is done.
+"""
 CONNECT_S = 10.0
 AGAIN_S = 2.0
 """Before an actor that found nothing free looks again, seconds."""
@@ -74,8 +80,8 @@ class Place:
     """What an actor holds: one supervised worker, on whichever node Ray chose.
 
     Args:
-        environment: the driver's variables, for this process and its worker. An argument of the actor and no `runtime_env`, which Ray
-            writes to its logs.
+        environment: the driver's variables, for this process and its worker. An argument of the actor and no
+            `runtime_env`, which Ray writes to its logs.
         folder: the driver's working directory, so that relative paths mean the same; gone to where it exists.
     """
 
@@ -221,13 +227,17 @@ class Driver:
         count = workers if workers is not None else gpus // gpus_each
         if count == 0:
             raise MissingExtraError(
-                f"--backend ray: the cluster has {gpus} GPU(s), and an engine of this job wants {gpus_each}. Add nodes, or run on CPUs "
+                f"--backend ray: the cluster has {gpus} GPU(s), and an engine of this job wants {gpus_each}. Add "
+                "nodes, or run on CPUs "
                 "with --workers N."
             )
         output = session.opened.job.spec.output
         nodes = sum(node["Alive"] for node in self._ray.nodes())
         if nodes > 1 and not is_url(output):
-            self._say(f"note: {nodes} nodes write to {output}: it must be one folder that all of them see, such as NFS; else use s3://")
+            self._say(
+                f"note: {nodes} nodes write to {output}: it must be one folder that all of them see, such as NFS; "
+                "else use s3://"
+            )
         actor_class = self._ray.remote(Place).options(
             num_cpus=1,
             num_gpus=gpus_each if gpus else 0,
@@ -239,13 +249,17 @@ class Driver:
 
         def place_one() -> None:
             name = f"r{len(self._actors)}"
-            self._actors.append(Actor(name, actor_class.remote(asdict(assignment.named(name)), environment, str(Path.cwd()))))
+            self._actors.append(
+                Actor(name, actor_class.remote(asdict(assignment.named(name)), environment, str(Path.cwd())))
+            )
 
         for _ in range(count):
             place_one()
         self._place_one = place_one
         self._gpus_each = gpus_each if workers is None else 0
-        self._say(f"asked Ray for {count} actor(s){f' with {gpus_each} GPU(s) each' if gpus else ''} on {nodes} node(s)")
+        self._say(
+            f"asked Ray for {count} actor(s){f' with {gpus_each} GPU(s) each' if gpus else ''} on {nodes} node(s)"
+        )
 
     def watch_over(self) -> None:
         """Call, listen, and call again, until nothing is left to do or to hope for.
@@ -288,7 +302,12 @@ class Driver:
 
     def _call_due(self) -> None:
         for actor in self._actors:
-            if actor.call is None and actor.again_s is not None and not self._is_ending and time.perf_counter() >= actor.again_s:
+            if (
+                actor.call is None
+                and actor.again_s is not None
+                and not self._is_ending
+                and time.perf_counter() >= actor.again_s
+            ):
                 actor.call = actor.handle.work.remote()
             if actor.call is not None and actor.looks is None:
                 actor.looks = actor.handle.look.remote()
@@ -327,7 +346,11 @@ class Driver:
             found = self._ray.get(call)
         except self._ray.exceptions.RayActorError as exc:
             self._give_up(
-                actor, EngineLostError(f"actor {actor.name}: Ray could not keep it up, {MAX_RESTARTS} restarts or no node to go to."), exc
+                actor,
+                EngineLostError(
+                    f"actor {actor.name}: Ray could not keep it up, {MAX_RESTARTS} restarts or no node to go to."
+                ),
+                exc,
             )
             return
         self._look(actor, found.look)
@@ -383,10 +406,16 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         _reach(where)
-        # Ray puts the working directory of this moment first on its workers' path: they get one that they have there anyhow
+        # Ray puts the working directory of this moment first on its workers' path: they get one that they have there
+        # anyhow
         with warnings.catch_warnings(), contextlib.chdir(Path(ray.__file__).parent / "_private" / "workers"):
             warnings.simplefilter("ignore", FutureWarning)  # of Ray's own next defaults
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None if address else False)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                include_dashboard=None if address else False,
+            )
     except (OSError, RuntimeError, ValueError) as exc:  # a ConnectionError is an OSError
         raise MissingExtraError(
             f"--backend ray: no Ray cluster at {where}. Start one with `ray start --head`, or look at --address."

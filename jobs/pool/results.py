@@ -35,7 +35,9 @@ class Results:
         self.busy |= other.busy
         self.remarks.update(other.remarks)
         self.engine_start_s = max(self.engine_start_s, other.engine_start_s)
-        self.costs = other.costs if self.costs is None else self.costs if other.costs is None else _sum(self.costs, other.costs)
+        self.costs = (
+            other.costs if self.costs is None else self.costs if other.costs is None else _sum(self.costs, other.costs)
+        )
         self.restarts += other.restarts
         self.canary = self.canary or other.canary
 

@@ -1,8 +1,10 @@
-"""One node, several engines: a process that loads no model starts a worker for each GPU, watches over them, and concludes the run.
+"""One node, several engines: a process that loads no model starts a worker for each GPU, watches over them, and
+concludes the run.
 
-Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that nothing here can lose or
-double a row. What is decided here is what follows a crash: the worker is started again, the rows that its engine was at become suspects
-(`isolation.py`), and one that goes down again and again without getting anything done is given up.
+Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that
+nothing here can lose or double a row. What is decided here is what follows a crash: the worker is started again, the
+rows that its engine was at become suspects (`isolation.py`), and one that goes down again and again without getting
+anything done is given up.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class RestartLimits(NamedTuple):
     Args:
         crashes: of one worker in a row, with neither a commit nor a row caught in between, before it is given up.
         backoff_s: before a worker is started again after its first such crash; doubled for each further one.
-        condemned, condemned_share: rows that an execution may set aside because engines went down over them, as a number and as a share of
-            the rows it has committed; above both, it is not the rows.
+        condemned, condemned_share: rows that an execution may set aside because engines went down over them, as a
+            number and as a share of the rows it has committed; above both, it is not the rows.
     """
 
     crashes: int = 3
@@ -169,7 +171,10 @@ class Supervisor:
                 self.session.progress.engine_starts += 1
                 if not self._said:
                     self.session.progress.started_s = time.perf_counter()
-                for line in (f"{self.session.opened.job.spec.labeler.name} asks {asks}", *(f"note: {remark}" for remark in remarks)):
+                for line in (
+                    f"{self.session.opened.job.spec.labeler.name} asks {asks}",
+                    *(f"note: {remark}" for remark in remarks),
+                ):
                     if line not in self._said:
                         self._said.add(line)
                         self._say(line)
@@ -193,7 +198,9 @@ class Supervisor:
             self.session.opened.store.log(log_name(slot), f"{stamp} {line}\n".replace("\r", " "))
         except OSError as exc:
             self._can_log = False
-            logger.warning("%s/logs: can't be written (%s); going on without logs", self.session.opened.store.root, exc.strerror)
+            logger.warning(
+                "%s/logs: can't be written (%s); going on without logs", self.session.opened.store.root, exc.strerror
+            )
 
     def _ended(self, slot: Slot, process: WorkerProcess) -> None:
         """A worker's process is gone: take note of what it did, and decide what follows."""
@@ -211,7 +218,9 @@ class Supervisor:
             self._crashed(slot, process)
             return
         error = failure.as_error()
-        if isinstance(error, errors.ModelError | errors.MissingExtraError):  # one device may be off where the others are not
+        if isinstance(
+            error, errors.ModelError | errors.MissingExtraError
+        ):  # one device may be off where the others are not
             self._give_up(slot, error)
         else:
             self._error = error
@@ -219,7 +228,9 @@ class Supervisor:
 
     def _finished(self, end: Ends) -> None:
         remarks = dict.fromkeys(end.remarks)
-        self.results.add(Results(set(end.taken), set(end.busy), remarks, end.engine_start_s, end.costs, canary=end.canary))
+        self.results.add(
+            Results(set(end.taken), set(end.busy), remarks, end.engine_start_s, end.costs, canary=end.canary)
+        )
         if end.stopped is not None:
             self.session.stop.drain(end.stopped)
 
@@ -235,7 +246,9 @@ class Supervisor:
             chunk = process.chunks[number]
             row = self.isolation.crashed_apart(chunk, rows, words)
             if row is None:
-                note = f"{len(rows)} row(s) of chunk {chunk.chunk} of shard {chunk.shard} were in flight and nothing else"
+                note = (
+                    f"{len(rows)} row(s) of chunk {chunk.chunk} of shard {chunk.shard} were in flight and nothing else"
+                )
             else:
                 for one in self.slots:
                     one.crashes = 0  # a row that is caught is as good as a commit
@@ -247,7 +260,8 @@ class Supervisor:
         self._log(slot, f"the engine went down ({words}); {note}.")
         if self._is_not_the_rows():
             self._error = EngineLostError(
-                f"engines went down over {self.isolation.num_isolated} single rows, beside {self._committed_rows():,} that are done: "
+                f"engines went down over {self.isolation.num_isolated} single rows, beside {self._committed_rows():,} "
+                "that are done: "
                 f"it is not the rows. The last words were: {words}. {self._see_log(slot)}"
             )
             self._drain_all("an error")
@@ -259,10 +273,16 @@ class Supervisor:
         self._share_cases()
 
     def _committed_unheard(self, slot: Slot, process: WorkerProcess) -> bool:
-        """Whether this life committed a chunk that it did not live to tell of. Forgets the chunks that have a receipt, whoever's it is."""
+        """Whether this life committed a chunk that it did not live to tell of. Forgets the chunks that have a receipt,
+        whoever's it is.
+        """
         folder = self.session.opened.folder
         done = {shard: folder.attempts(shard) for shard in {chunk.shard for chunk in process.chunks.values()}}
-        found = [number for number, chunk in process.chunks.items() if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])]
+        found = [
+            number
+            for number, chunk in process.chunks.items()
+            if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])
+        ]
         chunks = [process.chunks.pop(number) for number in found]
         for chunk in chunks:
             self.isolation.committed(chunk)
@@ -278,7 +298,8 @@ class Supervisor:
 
     def _lost(self, slot: Slot, process: WorkerProcess, words: str) -> RelabelError | RuntimeError:
         text = (
-            f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last words were: {words}. "
+            f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last "
+            f"words were: {words}. "
             f"{self._see_log(slot)}"
         )
         is_fault = process.failure is not None and not process.failure.is_ours
@@ -352,7 +373,8 @@ class Supervisor:
             elif process.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
                 rows = len(process.in_flight)
                 process.kill(
-                    f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is {limits.ask_timeout_s:g})."
+                    f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is "
+                    f"{limits.ask_timeout_s:g})."
                 )
             elif not process.is_engine_up and silent_s > limits.start_timeout_s:
                 process.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")

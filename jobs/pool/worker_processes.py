@@ -1,4 +1,6 @@
-"""One worker process as its supervisor sees it: its pipes, what it reported, and which rows its engine was at when it ended."""
+"""One worker process as its supervisor sees it: its pipes, what it reported, and which rows its engine was at when it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class WorkerProcess:
     """A worker from its start to its end.
 
     Args:
-        on_event: called with each event, before this object takes note of it: the chunk of a commit is still in `chunks`.
+        on_event: called with each event, before this object takes note of it: the chunk of a commit is still in
+            `chunks`.
         on_log: called with each line that the worker or its engine prints.
     """
 
@@ -85,7 +88,9 @@ class WorkerProcess:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Let a selector say when there is something to read."""
         for descriptor in self._rests:
-            selector.register(descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(selector, descriptor))
+            selector.register(
+                descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(selector, descriptor)
+            )
 
     def write(self, line: str) -> None:
         """One line on the worker's stdin; one that is gone already needs no word."""
@@ -108,7 +113,9 @@ class WorkerProcess:
         kill_group(self.process.pid)
 
     def has_ended(self, selector: selectors.BaseSelector) -> bool:
-        """Whether the process is gone, with all that it said read and nothing of its group left. Closes the pipes then."""
+        """Whether the process is gone, with all that it said read and nothing of its group left.
+        Closes the pipes then.
+        """
         if self.process.poll() is None:
             return False
         kill_group(self.process.pid)  # what its engine started
@@ -132,7 +139,9 @@ class WorkerProcess:
             self._report_fd = -1
 
     def rows_in_flight(self) -> dict[ChunkId, list[int]]:
-        """The rows that the engine was at, by chunk, in the order they were asked; those of committed chunks are done with."""
+        """The rows that the engine was at, by chunk, in the order they were asked; those of committed chunks are done
+        with.
+        """
         found: dict[ChunkId, list[int]] = {}
         for row, number in self.in_flight.items():
             if number in self.chunks:
@@ -140,7 +149,9 @@ class WorkerProcess:
         return found
 
     def last_words(self) -> str:
-        """How it ended, in words that name no process and no time, so that a quarantined row's reason is the same in every run."""
+        """How it ended, in words that name no process and no time, so that a quarantined row's reason is the same in
+        every run.
+        """
         if self.failure is not None:
             failure = self.failure
             return failure.message.rstrip(".") if failure.is_ours else f"{failure.error}: {failure.message}"

@@ -1,4 +1,6 @@
-"""What a report is about: label runs, students and bundles, opened from a folder or URL, each known by what lies in it."""
+"""What a report is about: label runs, students and bundles, opened from a folder or URL, each
+known by what lies in it.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class RunArtifact:
         return self.held("spec")
 
     def held(self, *names: str) -> dict[str, Any]:
-        """An object inside the manifest, by the names on the way to it; empty where there is none, or something else stands there."""
+        """An object inside the manifest, by the names on the way to it; empty where there is none, or something else
+        stands there.
+        """
         found: Any = self.manifest
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
@@ -122,7 +126,9 @@ class StudentArtifact:
 
     @property
     def digest(self) -> str:
-        """Over its files, as its manifest names them: what scores and bundles call it by (`distill.students.students.student_digest`)."""
+        """Over its files, as its manifest names them: what scores and bundles call it by
+        (`distill.students.students.student_digest`).
+        """
         return digest_of(self.manifest.get("files", {}))
 
 
@@ -152,7 +158,9 @@ def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
     for path in paths:
         place = place_of(path).rstrip("/")
         if place in seen:
-            raise UsageError(f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else "."))
+            raise UsageError(
+                f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else ".")
+            )
         seen[place] = path
     found = [open_artifact(path) for path in paths]
     for kind in (RunArtifact, StudentArtifact, BundleArtifact):
@@ -172,7 +180,9 @@ def open_artifact(path: str) -> Artifact:
         ManifestError: it is damaged.
     """
     if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
-        raise InputError(f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`.")
+        raise InputError(
+            f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`."
+        )
     store = open_run_store(path)
     if _read(store, PLAN_NAME) is not None:
         plan = load_plan(store)
@@ -213,5 +223,11 @@ def _commit(receipt: Receipt) -> Commit:
     quarantined = receipt.quarantine.rows if receipt.quarantine else 0
     output = sum(counts.get("output_tokens", 0) for counts in receipt.stages.values())
     return Commit(
-        receipt.started, receipt.committed, receipt.worker, receipt.rows - receipt.rows_reused, quarantined, output, receipt.attempt
+        receipt.started,
+        receipt.committed,
+        receipt.worker,
+        receipt.rows - receipt.rows_reused,
+        quarantined,
+        output,
+        receipt.attempt,
     )

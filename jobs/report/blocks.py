@@ -144,7 +144,9 @@ class Section:
     blocks: Sequence[Block]
 
 
-def confusion_table(counts: Sequence[Sequence[int]], rows: str, columns: str, *, caption: str, download: Download | None = None) -> Table:
+def confusion_table(
+    counts: Sequence[Sequence[int]], rows: str, columns: str, *, caption: str, download: Download | None = None
+) -> Table:
     """A confusion matrix, each row shaded by its shares."""
     grades = range(len(counts))
     head = [f"{rows} \\ {columns}", *map(str, grades), "sum"]

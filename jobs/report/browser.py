@@ -65,7 +65,8 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
             "probs": _rounded(row["probs"]),
             "outside": _number(row["outside_mass"]),
             "entropy": entropy(row["probs"]),
-            "evidence": [[span["start"], span["end"], _cut(span["text"], SHORT_CHARS)] for span in spans[:SPANS]] or None,
+            "evidence": [[span["start"], span["end"], _cut(span["text"], SHORT_CHARS)] for span in spans[:SPANS]]
+            or None,
             "evidence_more": len(spans) - SPANS if len(spans) > SPANS else None,
             "intent": _cut_or_none(row["intent"], TRY_CHARS),
             "reasoning": _cut_or_none(row["reasoning"], TRY_CHARS),
@@ -80,7 +81,9 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
 def quarantine_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
     """A row of `manifests.schemas.QUARANTINE`, likewise."""
     tries = [{**one, "text": _cut(one["text"], TRY_CHARS)} for one in row["tries"] or ()]
-    return _without_none({**_ids(run, row, pair, human), "reason": _cut(row["reason"], SHORT_CHARS), "tries": tries or None})
+    return _without_none(
+        {**_ids(run, row, pair, human), "reason": _cut(row["reason"], SHORT_CHARS), "tries": tries or None}
+    )
 
 
 def entropy(probs: Iterable[float] | None) -> float | None:

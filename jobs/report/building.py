@@ -1,4 +1,6 @@
-"""From paths to a page: opens what is there, reads each run once, and puts the sections together that have something to say."""
+"""From paths to a page: opens what is there, reads each run once, and puts the sections together that have something to
+say.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def build_report(
         paths: folders or URLs, in any mix.
         gold: human grades.
         max_rows: most rows of the labels browser; 0 leaves it out.
-        is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor which version the
-            bundle is, nor what it does not hold yet.
+        is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor
+            which version the bundle is, nor what it does not hold yet.
     Raises:
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: human grades were named, and the packages that judge by them are not here.
@@ -101,7 +103,9 @@ def build_report(
     return BuiltPage(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
 
 
-def render_report(paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False) -> str:
+def render_report(
+    paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False
+) -> str:
     """The HTML of a report; arguments and errors are those of `build_report`."""
     return build_report(paths, gold=gold, max_rows=max_rows, is_inside_bundle=is_inside_bundle).html
 
@@ -131,7 +135,8 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
         if tally.num_chosen < tally.num_rows:
             notes.append(
                 Paragraph(
-                    f"{run.name}: {tally.num_chosen:,} of {tally.num_rows:,} rows, a seeded sample that keeps every status (the same rows "
+                    f"{run.name}: {tally.num_chosen:,} of {tally.num_rows:,} rows, a seeded sample that keeps every "
+                    "status (the same rows "
                     "each time). All other sections are over all rows.",
                     "warn",
                 )
@@ -141,7 +146,9 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
         notes += [Paragraph(note, "warn")] if note else []
         humans = _humans(run, choice)
         for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
-            rows += [view(number, row, texts.get(row["row_id"]), humans.of(row) if humans else None) for row in chosen[kind]]
+            rows += [
+                view(number, row, texts.get(row["row_id"]), humans.of(row) if humans else None) for row in chosen[kind]
+            ]
     rows.sort(key=lambda row: (row["run"], row["row"]))
     return BrowserData([run.name for run in runs], rows, notes)
 
@@ -181,7 +188,9 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
             missing.append(f"Human grades: none were given. --gold FILE, or input.columns.gold in the job, {brings}")
     if runs and "noise" not in names:
         missing.append(
-            "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how many grades flip."
+            "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how "
+            "many "
+            "grades flip."
         )
     if any(not run.is_finished for run in runs):
         missing.append("Plan against actual, and the proof by row ids: they come when a run is finished.")
@@ -194,10 +203,14 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
 
 def _title(artifacts: Sequence[Artifact]) -> str:
     names = list(dict.fromkeys(one.name for one in artifacts))
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if len(names) > 3 else ", ".join(names)
+    return (
+        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if len(names) > 3 else ", ".join(names)
+    )
 
 
-def _subtitle(runs: Sequence[RunArtifact], students: Sequence[StudentArtifact], bundles: Sequence[BundleArtifact]) -> str:
+def _subtitle(
+    runs: Sequence[RunArtifact], students: Sequence[StudentArtifact], bundles: Sequence[BundleArtifact]
+) -> str:
     parts = [
         (sum(not run.is_scored for run in runs), "label run"),
         (sum(run.is_scored for run in runs), "student's scores"),

@@ -1,10 +1,11 @@
 """A bundle's own report: the page without any document's text, put among its files, and the bundle sealed anew.
 
-The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place (`export/bundle_places.py`), so
-that an export that is killed leaves a whole bundle. The page holds no time and no place, so the same export gives the same version.
+The bundle is made ready beside itself, with its files linked and not copied, and then takes its own place
+(`export/bundle_places.py`), so that an export that is killed leaves a whole bundle. The page holds no time and no
+place, so the same export gives the same version.
 
-What a bench measures later comes in as a section of its own, and all others stay as they are: the student that they were drawn from need
-not be at hand any more.
+What a bench measures later comes in as a section of its own, and all others stay as they are: the student that they
+were drawn from need not be at hand any more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
         MissingExtraError: nothing can draw here.
     """
     if not page.startswith(opening("report")) or _END_OF_ENTRIES not in page or _END_OF_SECTIONS not in page:
-        _logger.warning("%s of %s is no page that this relabel draws, and stays without the latencies.", REPORT_NAME, name)
+        _logger.warning(
+            "%s of %s is no page that this relabel draws, and stays without the latencies.", REPORT_NAME, name
+        )
         return page
     section = latency_section([BundleArtifact(str(folder), open_run_store(str(folder)), {}, "", name)])
     drawn = render_page(Page(name, "", [section]))

@@ -25,7 +25,9 @@ def comparison_page(result: RunComparison) -> str:
         Section("queries", "Queries that moved", _queries(result.queries)),
     ]
     subtitle = f"A {result.a.path}, B {result.b.path}; differences are B minus A"
-    return render_page(Page(f"{result.a.name} beside {result.b.name}", subtitle, sections, notes=result.notes, made_by="compare"))
+    return render_page(
+        Page(f"{result.a.name} beside {result.b.name}", subtitle, sections, notes=result.notes, made_by="compare")
+    )
 
 
 def _rows(result: RunComparison) -> list[Block]:
@@ -64,15 +66,23 @@ def _figures(result: RunComparison) -> list[Block]:
     plain = [(name_of(name), one.value, one.low, one.high, f"{one.over:,} {one.unit}") for name, one in figures.items()]
     table = Table(head, plain, "Figures with 95 % intervals over queries", csv_download("figures", head, plain))
     agreement = {name: figures[name] for name in _AGREEMENT}
-    shown = [PlottedInterval(name_of(name), one.value, one.low, one.high) for name, one in agreement.items() if one.value is not None]
+    shown = [
+        PlottedInterval(name_of(name), one.value, one.low, one.high)
+        for name, one in agreement.items()
+        if one.value is not None
+    ]
     alt = "; ".join(f"{one.name} {one.value:.3f}" for one in shown)
     grades = list(map(str, range(result.grades)))
     ours, theirs = [sum(row) for row in confusion], [sum(column) for column in zip(*confusion, strict=True)]
     bars = draw_bars([Bars("A", grades, ours), Bars("B", grades, theirs)], label="grade", value="rows")
-    spoken = "; ".join(f"grade {grade}: A {one:,}, B {other:,}" for grade, one, other in zip(grades, ours, theirs, strict=True))
+    spoken = "; ".join(
+        f"grade {grade}: A {one:,}, B {other:,}" for grade, one, other in zip(grades, ours, theirs, strict=True)
+    )
     counts = list(zip(grades, ours, theirs, strict=True))
     flat = [(row, column, count) for row, held in enumerate(confusion) for column, count in enumerate(held)]
-    matrix = confusion_table(confusion, "A", "B", caption="Grades", download=csv_download("confusion", ("A", "B", "rows"), flat))
+    matrix = confusion_table(
+        confusion, "A", "B", caption="Grades", download=csv_download("confusion", ("A", "B", "rows"), flat)
+    )
     drawn: list[Block] = [Drawing("Grades of both", bars, spoken, csv_download("grades", ("grade", "A", "B"), counts))]
     if shown:
         save = csv_download("agreement", head[:4], [(one.name, one.value, one.low, one.high) for one in shown])
@@ -90,7 +100,10 @@ def _tests(result: RunComparison) -> list[Block]:
         rows.append((question, test.method, outcome_text(test)))
     if result.gold:
         mcnemar = result.gold.mcnemar
-        found = f"A alone right in {mcnemar.only_a_right:,} rows, B alone in {mcnemar.only_b_right:,}; {outcome_text(mcnemar)}"
+        found = (
+            f"A alone right in {mcnemar.only_a_right:,} rows, B alone in {mcnemar.only_b_right:,}; "
+            f"{outcome_text(mcnemar)}"
+        )
         rows.append(("Are both right equally often?", mcnemar.method, found))
     else:
         rows.append(("Are both right equally often?", "McNemar", "not available: it needs human grades"))
@@ -122,7 +135,9 @@ def _humans(gold: AgainstGold) -> list[Block]:
     if steps:
         alt = "B minus A: " + "; ".join(f"{one.name} {one.value:+.3f}" for one in steps)
         data = csv_download("differences", head, rows)
-        blocks.append(Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True))
+        blocks.append(
+            Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True)
+        )
     return [*blocks, Table(head, rows, "Both against human grades", csv_download("humans", head, rows))]
 
 
@@ -145,7 +160,10 @@ def _flips(found: Flips) -> list[Block]:
         for one in found.examples
     ]
     texts = ("query", "document", "reasoning A", "reasoning B")
-    data = [(*row, one.query, one.document, one.a.reasoning, one.b.reasoning) for row, one in zip(rows, found.examples, strict=True)]
+    data = [
+        (*row, one.query, one.document, one.a.reasoning, one.b.reasoning)
+        for row, one in zip(rows, found.examples, strict=True)
+    ]
     table = Table(head, rows, "The largest flips", csv_download("flips", (*head, *texts), data))
     return [Paragraph(said), table, *(_example(one) for one in found.examples)]
 
@@ -155,7 +173,12 @@ def _example(one: Flip) -> Fold:
     facts: list[tuple[str, Cell]] = [("query", one.query), ("document", one.document)]
     for letter, said in (("A", one.a), ("B", one.b)):
         facts.append((f"{letter}: grade", said.grade))
-        facts.append((f"{letter}: distribution", None if said.probs is None else " · ".join(f"{value:.3f}" for value in said.probs)))
+        facts.append(
+            (
+                f"{letter}: distribution",
+                None if said.probs is None else " · ".join(f"{value:.3f}" for value in said.probs),
+            )
+        )
         if said.reasoning:
             facts.append((f"{letter}: reasoning", said.reasoning))
     return Fold(summary, [Facts([(name, value) for name, value in facts if value is not None])])
@@ -168,7 +191,16 @@ def _queries(found: QueriesMoved) -> list[Block]:
     )
     if not found.moved_most:
         return [Paragraph(said)]
-    head = ("query id", "rows", "mean A", "mean B", "change", "Kendall tau", f"new in top {found.depth}", "another first")
+    head = (
+        "query id",
+        "rows",
+        "mean A",
+        "mean B",
+        "change",
+        "Kendall tau",
+        f"new in top {found.depth}",
+        "another first",
+    )
     rows = [
         (
             one.query_id,

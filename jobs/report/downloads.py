@@ -1,4 +1,6 @@
-"""The data behind a figure or table, as a CSV file that lies inside the page: a `data:` link, so that it works without a network."""
+"""The data behind a figure or table, as a CSV file that lies inside the page: a `data:` link, so that it works without
+a network.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Download:
 def csv_download(stem: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Download:
     """Rows as CSV, UTF-8.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it: a document's text must not run anywhere.
+    Text that a spreadsheet would take for a formula gets an apostrophe before it: a document's text must not run
+    anywhere.
 
     Args:
         stem: the file's name without `.csv`; what no file name should hold becomes a hyphen.

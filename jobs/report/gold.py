@@ -1,4 +1,6 @@
-"""Human grades for a report: those that were named, or the gold column that a run's own spec names; and the grade of each row."""
+"""Human grades for a report: those that were named, or the gold column that a run's own spec names; and the grade of
+each row.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ NO_GOLD = JudgingOptions(
 
 
 def gold_files(path: str | None) -> list[str]:
-    """What must not be written over where these are the human grades: the path as given, and the local files that a pattern stands for."""
+    """What must not be written over where these are the human grades: the path as given, and the local files that a
+    pattern stands for.
+    """
     if path is None:
         return []
     return [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
@@ -63,10 +67,20 @@ class GoldChoice:
             path, grade = own.path, own.column
         if path is None:
             return None
-        return replace(NO_GOLD, qrels=path, grade=grade, by=self.by, doc=self.doc, grade_map=self.grade_map, duplicates=self.duplicates)
+        return replace(
+            NO_GOLD,
+            qrels=path,
+            grade=grade,
+            by=self.by,
+            doc=self.doc,
+            grade_map=self.grade_map,
+            duplicates=self.duplicates,
+        )
 
     def why_not(self, run: RunArtifact) -> str | None:
-        """Why the gold column that a run's job names is not used; None where it is, where there is none, or `--gold` is given."""
+        """Why the gold column that a run's job names is not used; None where it is, where there is none, or `--gold` is
+        given.
+        """
         return None if self.path is not None else _own_gold(run).why_not
 
 
@@ -88,7 +102,9 @@ def _own_gold(run: RunArtifact) -> _OwnGold:
 def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
     said = f"{run.name}: the job names the gold column `{column}`, which is not used: "
     if run.manifest is None:
-        return _OwnGold(why_not=f"{said}it is not finished, and where its input lies stands in the manifest that a run ends with.")
+        return _OwnGold(
+            why_not=f"{said}it is not finished, and where its input lies stands in the manifest that a run ends with."
+        )
     named = run.held("spec", "input").get("path")
     paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     if not paths:
@@ -112,7 +128,9 @@ class Humans:
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:
         gold = gold_of(open_set(run.path, options), options)
         self._by_row = gold.by_row
-        self._by_pair: dict[tuple[str, str], int | None] = {} if gold.by_row is not None else load_pairs(options)[1].by_pair
+        self._by_pair: dict[tuple[str, str], int | None] = (
+            {} if gold.by_row is not None else load_pairs(options)[1].by_pair
+        )
 
     def of(self, row: dict[str, Any]) -> int | None:
         if self._by_row is not None:

@@ -1,4 +1,6 @@
-"""The chain from data to bundle: what each manifest says it was made of, and whether what is given here is that very thing."""
+"""The chain from data to bundle: what each manifest says it was made of, and whether what is given here is that very
+thing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Node:
 
 
 class Edge(NamedTuple):
-    """One thing was made of another; `is_same` says whether what is given here is what the manifest names, None where nobody can tell."""
+    """One thing was made of another; `is_same` says whether what is given here is what the manifest names, None where
+    nobody can tell.
+    """
 
     source: str
     target: str
@@ -91,15 +95,30 @@ def lineage_blocks(graph: Graph) -> list[Block]:
     rows = [(_named(graph, edge.source), _named(graph, edge.target), said[edge.is_same]) for edge in graph.edges]
     alt = "; ".join(f"{source} to {target}" for source, target, _ in rows)
     note = (
-        "Dashed boxes are named by a manifest and were not given here." if any(not node.is_given for node in graph.nodes.values()) else ""
+        "Dashed boxes are named by a manifest and were not given here."
+        if any(not node.is_given for node in graph.nodes.values())
+        else ""
     )
-    return [Drawing("From data to here", _draw(graph), alt, csv_download("lineage", ("from", "to", "known"), rows), note, is_wide=True)]
+    return [
+        Drawing(
+            "From data to here",
+            _draw(graph),
+            alt,
+            csv_download("lineage", ("from", "to", "known"), rows),
+            note,
+            is_wide=True,
+        )
+    ]
 
 
 def changes(graph: Graph) -> list[str]:
     """What is not any more what something was made of, a sentence each."""
     return [
-        f"{_named(graph, edge.source)} is not what {_named(graph, edge.target)} was made of: its manifest has changed since."
+        (
+            f"{_named(graph, edge.source)} is not what {_named(graph, edge.target)} was made of: its manifest has "
+            "changed "
+            "since."
+        )
         for edge in graph.changed
     ]
 
@@ -122,16 +141,26 @@ def _trace_run(graph: Graph, run: RunArtifact, students: dict[str, StudentArtifa
     files = run.plan.files
     rows = sum(file.rows for file in files)
     name = _base(files[0].path) if len(files) == 1 else f"{len(files):,} files"
-    graph.join(graph.add(f"data {digest_of([list(file.identity) for file in files])}", "data", name, f"{rows:,} rows"), key)
+    graph.join(
+        graph.add(f"data {digest_of([list(file.identity) for file in files])}", "data", name, f"{rows:,} rows"), key
+    )
     for engine in run.found.engines:
         if run.is_scored:
             _join_scorer(graph, key, engine, students)
         else:
             model = str(engine.get("model_digest", ""))
             title = _base(str(engine.get("model", "")))
-            graph.join(graph.add(f"model {model}", "teacher", title, f"{engine.get('family')} {engine.get('version', '')}"), key)
+            graph.join(
+                graph.add(f"model {model}", "teacher", title, f"{engine.get('family')} {engine.get('version', '')}"),
+                key,
+            )
     for source in run.found.reused_from:
-        graph.join(graph.add(_run_key(source.fingerprint), "label run", _base(source.output), f"{source.rows:,} rows taken over"), key)
+        graph.join(
+            graph.add(
+                _run_key(source.fingerprint), "label run", _base(source.output), f"{source.rows:,} rows taken over"
+            ),
+            key,
+        )
 
 
 def _join_scorer(graph: Graph, key: str, engine: dict[str, Any], students: dict[str, StudentArtifact]) -> None:
@@ -147,14 +176,25 @@ def _trace_student(graph: Graph, key: str, manifest: dict[str, Any], runs: dict[
         graph.join(graph.add(f"model {model.get('digest')}", "base model", _base(str(model.get("reference"))), ""), key)
     if gold := manifest.get("gold"):
         graph.join(
-            graph.add(f"gold {gold.get('path')}", "trusted grades", _base(str(gold.get("path"))), f"column {gold.get('grade')}"), key
+            graph.add(
+                f"gold {gold.get('path')}",
+                "trusted grades",
+                _base(str(gold.get("path"))),
+                f"column {gold.get('grade')}",
+            ),
+            key,
         )
 
 
 def _join_labels(graph: Graph, key: str, source: dict[str, Any], runs: dict[str, RunArtifact]) -> None:
     if source.get("kind") != "run":
         graph.join(
-            graph.add(f"file {source.get('path')}", "label file", _base(str(source.get("path"))), f"{source.get('labels', 0):,} labels"),
+            graph.add(
+                f"file {source.get('path')}",
+                "label file",
+                _base(str(source.get("path"))),
+                f"{source.get('labels', 0):,} labels",
+            ),
             key,
         )
         return
@@ -166,7 +206,9 @@ def _join_labels(graph: Graph, key: str, source: dict[str, Any], runs: dict[str,
     graph.join(_run_key(fingerprint), key, is_same)
 
 
-def _trace_bundle(graph: Graph, bundle: BundleArtifact, runs: dict[str, RunArtifact], students: dict[str, StudentArtifact]) -> None:
+def _trace_bundle(
+    graph: Graph, bundle: BundleArtifact, runs: dict[str, RunArtifact], students: dict[str, StudentArtifact]
+) -> None:
     precisions = ", ".join(dict.fromkeys(str(model.get("precision")) for model in bundle.facts.get("models", ())))
     key = graph.add(f"bundle {bundle.manifest_sha256}", "bundle", bundle.name, precisions, is_given=True)
     lineage = bundle.facts["lineage"]
@@ -192,14 +234,17 @@ def _components(graph: Graph) -> list[Graph]:
             part[edge.source] = part[edge.target] = min(part[edge.source], part[edge.target])
     return [
         Graph(
-            {key: node for key, node in graph.nodes.items() if part[key] == one}, [edge for edge in graph.edges if part[edge.source] == one]
+            {key: node for key, node in graph.nodes.items() if part[key] == one},
+            [edge for edge in graph.edges if part[edge.source] == one],
         )
         for one in dict.fromkeys(part.values())
     ]
 
 
 def _ranks(graph: Graph) -> dict[str, int]:
-    """The line of each node: below all that it was made of; what was made of nothing stands just above what it went into."""
+    """The line of each node: below all that it was made of; what was made of nothing stands just above what it went
+    into.
+    """
     ranks = dict.fromkeys(graph.nodes, 0)
     for _ in graph.nodes:
         for edge in graph.edges:
@@ -232,7 +277,9 @@ def _draw(graph: Graph) -> Markup:
     lines = [line for component in _components(graph) for line in _lines(component)]
     width = max(map(len, lines)) * (BOX[0] + GAP[0]) + GAP[0]
     height = len(lines) * (BOX[1] + GAP[1]) - GAP[1] + 4
-    root = ElementTree.Element("svg", {"viewBox": f"0 0 {width} {height}", "class": "graph", "aria-hidden": "true", "focusable": "false"})
+    root = ElementTree.Element(
+        "svg", {"viewBox": f"0 0 {width} {height}", "class": "graph", "aria-hidden": "true", "focusable": "false"}
+    )
     root.set("width", str(width))
     root.set("height", str(height))
     corner = {}
@@ -257,8 +304,14 @@ def _draw_node(root: ElementTree.Element, node: Node, x: float, y: float) -> Non
     shape = {"x": f"{x}", "y": f"{y}", "width": f"{BOX[0]}", "height": f"{BOX[1]}", "rx": "8"}
     look = "f-card s-link" if node.is_given else "f-card s-soft is-absent"
     ElementTree.SubElement(root, "rect", {**shape, "class": look, "stroke-width": "1.6" if node.is_given else "1"})
-    texts = ((node.kind, "f-soft", "11", 17, 28), (node.title, "f-ink", "13", 35, 21), (node.line, "f-soft", "11", 52, 28))
+    texts = (
+        (node.kind, "f-soft", "11", 17, 28),
+        (node.title, "f-ink", "13", 35, 21),
+        (node.line, "f-soft", "11", 52, 28),
+    )
     for text, colour, size, down, most in texts:
-        line = ElementTree.SubElement(root, "text", {"x": f"{x + 12}", "y": f"{y + down}", "class": f"{colour} t{size}"})
+        line = ElementTree.SubElement(
+            root, "text", {"x": f"{x + 12}", "y": f"{y + down}", "class": f"{colour} t{size}"}
+        )
         clean = "".join(char if char.isprintable() else " " for char in text)
         line.text = shortened(clean, most)

@@ -1,6 +1,7 @@
 """The page: sections of blocks, put into one HTML file that asks nobody for anything.
 
-Whatever a block holds is text, escaped by the templates. A content policy admits the page's own script and style, by their digests, and
+Whatever a block holds is text, escaped by the templates. A content policy admits the page's own script and style, by
+their digests, and
 nothing else: no address, no frame, no inline handler, no string that becomes markup.
 """
 
@@ -55,7 +56,8 @@ def render_page(page: Page) -> str:
             style=Markup(style),
             script=Markup(script),
             policy=(
-                f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'; "
+                f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; "
+                "form-action 'none'; "
                 "require-trusted-types-for 'script'; trusted-types 'none'"
             ),
             rows=Markup(page.browser.as_json()) if page.browser is not None else None,
@@ -85,7 +87,9 @@ def _environment() -> Environment:
         loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: redacted(value) if type(value) is str else value,  # records of others may hold a secret; Markup is ours
+        finalize=lambda value: (
+            redacted(value) if type(value) is str else value
+        ),  # records of others may hold a secret; Markup is ours
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -1,7 +1,8 @@
 """Plots: matplotlib draws them, and what it draws is made fit to stand inside a page.
 
-Colours are roles (ink, grid, series 1 to 6), which become CSS classes, so that one drawing reads in dark and in light. Styles become
-attributes, since the page's content policy forbids inline styles; text stays text. The same numbers give the same bytes.
+Colours are roles (ink, grid, series 1 to 6), which become CSS classes, so that one drawing reads in dark and in light.
+Styles become attributes, since the page's content policy forbids inline styles; text stays text. The same numbers give
+the same bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def draw_histogram(groups: Sequence[Bars], edges: Sequence[float], *, label: str
     def draw(axes: Any) -> None:
         for number, group in enumerate(groups):
             is_alone = len(groups) == 1
-            axes.stairs(group.values, edges, color=_series(number), fill=is_alone, label=_short(group.name), linewidth=1.6)
+            axes.stairs(
+                group.values, edges, color=_series(number), fill=is_alone, label=_short(group.name), linewidth=1.6
+            )
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         _labels(axes, label, value, is_named=len(groups) > 1)
@@ -158,7 +161,15 @@ def draw_reliability(groups: Sequence[Line]) -> Markup:
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
         for number, group in enumerate(groups):
-            axes.plot(group.places, group.values, color=_series(number), marker="o", markersize=4, linewidth=1.4, label=_short(group.name))
+            axes.plot(
+                group.places,
+                group.values,
+                color=_series(number),
+                marker="o",
+                markersize=4,
+                linewidth=1.4,
+                label=_short(group.name),
+            )
         axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
         axes.grid()
         _labels(axes, "mean confidence", "share that is right", is_named=len(groups) > 1)
@@ -177,7 +188,14 @@ def draw_intervals(groups: Sequence[tuple[str, Sequence[PlottedInterval]]], *, l
                 place = names.index(one.name) + shift
                 if one.low is not None and one.high is not None:
                     axes.plot([one.low, one.high], [place, place], color=_series(number), linewidth=1.6)
-                axes.plot([one.value], [place], "o", color=_series(number), markersize=5, label=_short(group) if not which else None)
+                axes.plot(
+                    [one.value],
+                    [place],
+                    "o",
+                    color=_series(number),
+                    markersize=5,
+                    label=_short(group) if not which else None,
+                )
         axes.set_yticks(range(len(names)), [_short(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(axis="x")
@@ -199,7 +217,9 @@ def _short(text: str) -> str:
 def _labels(axes: Any, label: str, value: str, *, is_named: bool) -> None:
     axes.set(xlabel=label, ylabel=value)
     if is_named:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
+        )
 
 
 def _drawn(draw: Any, *, height: float = _SIZE[1]) -> Markup:
@@ -210,12 +230,16 @@ def _drawn(draw: Any, *, height: float = _SIZE[1]) -> Markup:
         warnings.simplefilter("ignore")  # of letters that its own font lacks: the page's font draws them
         figure = figure_class(figsize=(_SIZE[0], height), layout="constrained")
         draw(figure.subplots())
-        figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     return _fit(sink.getvalue())
 
 
 def _fit(data: bytes) -> Markup:
-    """An SVG file's drawing as it may stand inside a page: no styles, no metadata, no ids but those it refers to, colours as classes."""
+    """An SVG file's drawing as it may stand inside a page: no styles, no metadata, no ids but those it refers to,
+    colours as classes.
+    """
     ElementTree.register_namespace("", _SVG)
     own = f"{sha256_bytes(data)[:8]}-"
     data = re.sub(rb'((?:url\(|href=")#|\bid=")', lambda match: match[0] + own.encode(), data)
@@ -252,7 +276,9 @@ def _restyle(element: ElementTree.Element) -> None:
 
 
 def _properties(element: ElementTree.Element) -> list[tuple[str, str]]:
-    held: list[tuple[str, str]] = [(name, element.attrib[name]) for name in ("fill", "stroke") if name in element.attrib]
+    held: list[tuple[str, str]] = [
+        (name, element.attrib[name]) for name in ("fill", "stroke") if name in element.attrib
+    ]
     for declaration in element.attrib.pop("style", "").split(";"):
         name, _, value = declaration.partition(":")
         if value:

@@ -47,7 +47,14 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
     for bundle in bundles:
         if not bundle.facts.get("parity"):
             blocks.append(
-                Paragraph(f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to the student.", "warn")
+                Paragraph(
+                    (
+                        f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to "
+                        "the "
+                        "student."
+                    ),
+                    "warn",
+                )
             )
             continue
         parity = read_parity(bundle.facts["parity"], f"{bundle.path}/{MANIFEST_NAME}")
@@ -81,7 +88,11 @@ def _worst(parity: Parity) -> Fold:
     ]
     return Fold(
         "The rows that differ most",
-        [Table(head, rows, "By their row in the source", csv_download("parity-worst", head, rows), has_row_heads=False)],
+        [
+            Table(
+                head, rows, "By their row in the source", csv_download("parity-worst", head, rows), has_row_heads=False
+            )
+        ],
     )
 
 
@@ -98,7 +109,9 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
             try:
                 blocks += _latency_blocks(bundle, rows, facts)
             except (KeyError, TypeError, AttributeError, ValueError) as exc:
-                raise ManifestError(f"{bundle.path}/{LATENCY}: not latencies as this relabel writes them. {_AGAIN}") from exc
+                raise ManifestError(
+                    f"{bundle.path}/{LATENCY}: not latencies as this relabel writes them. {_AGAIN}"
+                ) from exc
     return Section("latency", "Latency", blocks)
 
 
@@ -117,13 +130,20 @@ def _measured(bundle: BundleArtifact) -> tuple[list[dict[str, Any]], dict[str, A
 def _latency_blocks(bundle: BundleArtifact, rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[Block]:
     closed = [row for row in rows if row["loop"] == "closed"]
     opened = [row for row in rows if row["loop"] == "open"]
-    blocks: list[Block] = [*_machine(bundle, facts), Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)])]
+    blocks: list[Block] = [
+        *_machine(bundle, facts),
+        Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)]),
+    ]
     for name, head, chosen in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
         if chosen:
             body: list[list[Cell]] = [[row.get(column) for column in head] for row in chosen]
-            save = csv_download(f"latency-{name}-{bundle.name}", tuple(chosen[0]), [tuple(row.values()) for row in chosen])
+            save = csv_download(
+                f"latency-{name}-{bundle.name}", tuple(chosen[0]), [tuple(row.values()) for row in chosen]
+            )
             titles = [column.replace("_", " ") for column in head]
-            blocks.append(Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)]))
+            blocks.append(
+                Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)])
+            )
     findings = [Paragraph(f"{one['where']}: {one['text']}") for one in facts["findings"]]
     if findings:
         blocks.append(Fold(f"What the bench found: {len(findings)}", findings))
@@ -144,12 +164,17 @@ def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
         for slo in model["slo"] or ():
             rate = slo["highest_rate"]
             served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo['is_at_least'] else ''}"
-            figure, mean = slo.get("figure", "p99"), slo.get("mean_ms")  # absent in a bundle measured before the mean was bounded
+            figure, mean = (
+                slo.get("figure", "p99"),
+                slo.get("mean_ms"),
+            )  # absent in a bundle measured before the mean was bounded
             limits.append([_model(model), slo["preset"], figure, slo["slo_ms"], served, mean, slo["p99_ms"]])
     found: list[Block] = [Facts(rows, f"Where {bundle.name} was measured")]
     if limits:
         head = ("model", "preset", "bound on", "at most, ms", "requests/s", "mean there, ms", "p99 there, ms")
-        found.append(Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits)))
+        found.append(
+            Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits))
+        )
     pairs: list[list[Cell]] = [
         [f"{one['ours']} over {one['theirs']}", one["provider"], one["cell"], one["ratio"], one["low"], one["high"]]
         for one in facts["comparisons"]
@@ -201,8 +226,12 @@ def _lines(rows: Sequence[dict[str, Any]], place: str, value: str) -> tuple[list
     for row in rows:
         if row[place] is not None and row[value] is not None:
             points.setdefault(_model(row), {})[float(row[place])] = float(row[value])
-    lines = [Line(name, sorted(held), [held[at] for at in sorted(held)], has_marks=True) for name, held in points.items()]
-    return lines[:MOST_LINES], [(line.name, at, number) for line in lines for at, number in zip(line.places, line.values, strict=True)]
+    lines = [
+        Line(name, sorted(held), [held[at] for at in sorted(held)], has_marks=True) for name, held in points.items()
+    ]
+    return lines[:MOST_LINES], [
+        (line.name, at, number) for line in lines for at, number in zip(line.places, line.values, strict=True)
+    ]
 
 
 def _said(lines: Sequence[Line], what: str) -> str:

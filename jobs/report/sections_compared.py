@@ -1,4 +1,5 @@
-"""Sections about runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the first.
+"""Sections about runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the
+first.
 
 Every figure is one that `relabel evaluate` prints for several sets.
 """
@@ -38,7 +39,10 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
             blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
         blocks += _comparison_blocks(teacher.name, other.name, found)
-    return [Section("between", "Between runs", between), Section("triangle", "Triangle: teacher, student, humans", triangle)]
+    return [
+        Section("between", "Between runs", between),
+        Section("triangle", "Triangle: teacher, student, humans", triangle),
+    ]
 
 
 def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comparison:
@@ -46,7 +50,9 @@ def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comp
     options = gold.options(teacher)
     for one in (options, NO_GOLD):
         try:
-            return compare_sets((teacher.path, other.path), one or NO_GOLD, [], resamples=RESAMPLES, seed=7).comparisons[0]
+            return compare_sets(
+                (teacher.path, other.path), one or NO_GOLD, [], resamples=RESAMPLES, seed=7
+            ).comparisons[0]
         except CANT:
             if one in (None, NO_GOLD) or gold.path is not None:
                 raise
@@ -63,7 +69,10 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     head = ("figure", "value", "low", "high", "over")
     counts = triangle.counts
     alone = counts["only_teacher"] + counts["only_student"]
-    matched = f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone and are left out."
+    matched = (
+        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone "
+        "and are left out."
+    )
     cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]
     confusion = confusion_table(
         triangle.confusion, shortened(teacher, 20), shortened(student, 20), caption=f"Grades of {pair}",
@@ -74,7 +83,12 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
         Side(
             [
                 confusion,
-                Table(head, rows, f"{student} against {teacher}, 95 % intervals", csv_download(f"against-{teacher}-{student}", head, rows)),
+                Table(
+                    head,
+                    rows,
+                    f"{student} against {teacher}, 95 % intervals",
+                    csv_download(f"against-{teacher}-{student}", head, rows),
+                ),
             ]
         ),
     ]
@@ -94,19 +108,38 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     rows: list[list[Cell]] = []
     for key, ours in triangle.teacher.figures.items():
         theirs, step = triangle.student.figures.get(key), triangle.difference.get(key)
-        is_apart = step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
+        is_apart = (
+            step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
+        )
         held = ((shortened(teacher, 20), ours), (shortened(student, 20), theirs))
         title = figure_title(key, {name: figure.is_by_grade for name, figure in held if figure is not None})
         ends = (None, None, None) if step is None else (step.value, step.low, step.high)
-        rows.append([title, ours.value, None if theirs is None else theirs.value, *ends, Badge("differs", "warn") if is_apart else ""])
+        rows.append(
+            [
+                title,
+                ours.value,
+                None if theirs is None else theirs.value,
+                *ends,
+                Badge("differs", "warn") if is_apart else "",
+            ]
+        )
     head = ("figure", shortened(teacher, 20), shortened(student, 20), "difference", "low", "high", "verdict")
-    save = csv_download(f"triangle-{teacher}-{student}", (*head[:-1], "differs"), [[*row[:-1], "yes" if row[-1] else "no"] for row in rows])
+    save = csv_download(
+        f"triangle-{teacher}-{student}",
+        (*head[:-1], "differs"),
+        [[*row[:-1], "yes" if row[-1] else "no"] for row in rows],
+    )
     alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)
     note = (
-        f"Over {triangle.counts['judged']:,} rows with a human grade; the difference has the interval of a paired bootstrap over queries."
+        f"Over {triangle.counts['judged']:,} rows with a human grade; the difference has the interval of a paired "
+        "bootstrap over queries."
     )
     figure = Drawing(
-        f"{teacher} and {student} by human grades", draw_intervals(groups, label="value, with its 95 % interval"), alt, save, note
+        f"{teacher} and {student} by human grades",
+        draw_intervals(groups, label="value, with its 95 % interval"),
+        alt,
+        save,
+        note,
     )
     table = Table(head, rows, f"{student} minus {teacher}, 95 % intervals", save)
     return [Side([figure]), table]
@@ -114,7 +147,11 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
 
 def _against_name(figure: str, teacher: str, student: str) -> str:
     """A figure's name, by the names of the runs: two runs beside each other need not be teacher and student."""
-    return f"mean KL({shortened(teacher, 20)} ‖ {shortened(student, 20)}), nats" if figure == "kl" else title_of(figure, AGAINST_TEACHER)
+    return (
+        f"mean KL({shortened(teacher, 20)} ‖ {shortened(student, 20)}), nats"
+        if figure == "kl"
+        else title_of(figure, AGAINST_TEACHER)
+    )
 
 
 def _said(value: Any) -> str:

@@ -91,16 +91,31 @@ def ranking_section(judged: Sequence[JudgedRun]) -> Section:
     if groups:
         head = ("run", "query", f"ndcg@{DEPTH}", "judged documents")
         edges = [number / BINS for number in range(BINS + 1)]
-        alt = " ".join(f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups)
+        alt = " ".join(
+            f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups
+        )
         svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
-        blocks.append(Side([Drawing(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
-        each = f", {WORST} of each run" if len(worst) == WORST * len(groups) > WORST else ", run by run" if len(groups) > 1 else ""
-        blocks.append(Fold(f"The {len(worst)} queries where it is lowest{each}", [Table(head, worst, "Lowest first, run by run")]))
+        blocks.append(
+            Side([Drawing(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)])
+        )
+        each = (
+            f", {WORST} of each run"
+            if len(worst) == WORST * len(groups) > WORST
+            else ", run by run"
+            if len(groups) > 1
+            else ""
+        )
+        blocks.append(
+            Fold(f"The {len(worst)} queries where it is lowest{each}", [Table(head, worst, "Lowest first, run by run")])
+        )
     return Section("ranking", "Queries", blocks)
 
 
 def _ndcg_text(values: Sequence[float]) -> str:
-    return f"nDCG@{DEPTH} of {len(values):,} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
+    return (
+        f"nDCG@{DEPTH} of {len(values):,} queries, from {min(values):.3f} to {max(values):.3f}, mean "
+        f"{np.mean(values):.4f}."
+    )
 
 
 def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:
@@ -143,7 +158,9 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
 def shown_figures(figures: Mapping[str, MetricValue]) -> list[PlottedInterval]:
     """The metrics that are drawn, where they are defined."""
     held = [(metric.name, figures[metric.name]) for metric in METRICS if metric.is_drawn and metric.name in figures]
-    return [PlottedInterval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None]
+    return [
+        PlottedInterval(_title(name, one), one.value, one.low, one.high) for name, one in held if one.value is not None
+    ]
 
 
 def _title(name: str, figure: MetricValue) -> str:
@@ -172,7 +189,10 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
         bins = one.evaluation.reliability
         if bins:
             lines.append(Line(one.name, [bin_["confidence"] for bin_ in bins], [bin_["accuracy"] for bin_ in bins]))
-            rows += [(one.name, bin_["from"], bin_["to"], bin_["rows"], bin_["confidence"], bin_["accuracy"]) for bin_ in bins]
+            rows += [
+                (one.name, bin_["from"], bin_["to"], bin_["rows"], bin_["confidence"], bin_["accuracy"])
+                for bin_ in bins
+            ]
     if not lines:
         return []
     head = ("run", "from", "to", "rows", "confidence", "accuracy")
@@ -182,7 +202,15 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
         if (figure := one.evaluation.figures.get("ece")) and figure.value is not None
     ]
     note = "; ".join(eces) + ". Above the dotted line labels are right more often than they say, below it less often."
-    return [Drawing("Reliability", draw_reliability(lines), f"Reliability diagram. {note}", csv_download("reliability", head, rows), note)]
+    return [
+        Drawing(
+            "Reliability",
+            draw_reliability(lines),
+            f"Reliability diagram. {note}",
+            csv_download("reliability", head, rows),
+            note,
+        )
+    ]
 
 
 def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
@@ -191,7 +219,9 @@ def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
         counts = one.evaluation.confusion
         rows = [(human, label, count) for human, row in enumerate(counts) for label, count in enumerate(row)]
         save = csv_download(f"confusion-{one.name}", ("human", "label", "rows"), rows)
-        tables.append(confusion_table(counts, "human", "label", caption=f"Human grades by labels of {one.name}", download=save))
+        tables.append(
+            confusion_table(counts, "human", "label", caption=f"Human grades by labels of {one.name}", download=save)
+        )
     return tables
 
 

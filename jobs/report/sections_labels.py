@@ -1,4 +1,6 @@
-"""Sections about the labels themselves: grades, entropy, mass outside the grades, flags; and how many flip when asked again."""
+"""Sections about the labels themselves: grades, entropy, mass outside the grades, flags; and how many flip when asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,38 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
     if graded:
         most = max(one.tally.grades for one in graded)
         grades = [str(grade) for grade in range(most)]
-        bars = [Bars(one.run.name, grades, [*one.tally.by_grade.tolist(), *[0] * (most - one.tally.grades)]) for one in graded]
+        bars = [
+            Bars(one.run.name, grades, [*one.tally.by_grade.tolist(), *[0] * (most - one.tally.grades)])
+            for one in graded
+        ]
         rows = [(bar.name, grade, int(count)) for bar in bars for grade, count in zip(grades, bar.values, strict=True)]
         alt = "; ".join(
-            f"{bar.name}: " + ", ".join(f"grade {grade} {int(count):,}" for grade, count in zip(grades, bar.values, strict=True))
+            f"{bar.name}: "
+            + ", ".join(f"grade {grade} {int(count):,}" for grade, count in zip(grades, bar.values, strict=True))
             for bar in bars
         )
         figures.append(
-            Drawing("Grades", draw_bars(bars, label="grade", value="rows"), alt, csv_download("grades", ("run", "grade", "rows"), rows))
+            Drawing(
+                "Grades",
+                draw_bars(bars, label="grade", value="rows"),
+                alt,
+                csv_download("grades", ("run", "grade", "rows"), rows),
+            )
         )
-    figures += _histograms("Entropy of the distributions", "entropy", "nats", {one.run.name: one.tally.entropy for one in runs})
-    figures += _histograms("Mass outside the grades", "outside mass", "", {one.run.name: one.tally.outside for one in runs})
+    figures += _histograms(
+        "Entropy of the distributions", "entropy", "nats", {one.run.name: one.tally.entropy for one in runs}
+    )
+    figures += _histograms(
+        "Mass outside the grades", "outside mass", "", {one.run.name: one.tally.outside for one in runs}
+    )
     blocks: list[Block] = [Side(figures)] if figures else []
     if runs and not any(one.tally.entropy.rows for one in runs):
-        blocks.append(Paragraph("These labels hold no distributions, so there is no entropy and no outside mass to show."))
-    flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()]
+        blocks.append(
+            Paragraph("These labels hold no distributions, so there is no entropy and no outside mass to show.")
+        )
+    flags: list[list[Cell]] = [
+        [one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()
+    ]
     if flags:
         head = ("run", "flag", "rows")
         blocks.append(Table(head, flags, "Flags on labels", csv_download("flags", head, flags)))
@@ -60,7 +79,13 @@ def _histograms(title: str, name: str, unit: str, held: Mapping[str, Histogram])
         of = f", {round(math.exp(top))} grades" if len(tops) > 1 else ""
         save = csv_download(f"{name}{of}", ("run", "from", "to", "rows"), rows)
         found.append(
-            Drawing(title + of, draw_histogram(bars, edges, label=label, value="rows"), f"Histogram of {name}. {means}.", save, means)
+            Drawing(
+                title + of,
+                draw_histogram(bars, edges, label=label, value="rows"),
+                f"Histogram of {name}. {means}.",
+                save,
+                means,
+            )
         )
     return found
 
@@ -76,15 +101,34 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
             keys = ("rows", "flips", "unreadable", "flip_rate", "low", "high", "mean_kl", "max_flip_rate")
             verdict = Badge("passed", "good") if passed else Badge("refused", "bad")
             rows.append([run.name, name, *(result[key] for key in keys), verdict])
-            marks.append(PlottedInterval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"]))
+            marks.append(
+                PlottedInterval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"])
+            )
     if not rows:
         return Section("noise", "", [])
-    head = ("run", "engine", "asked again", "flips", "no label now", "flip rate", "low", "high", "mean KL, nats", "limit", "verdict")
+    head = (
+        "run",
+        "engine",
+        "asked again",
+        "flips",
+        "no label now",
+        "flip rate",
+        "low",
+        "high",
+        "mean KL, nats",
+        "limit",
+        "verdict",
+    )
     save = csv_download("noise-floor", head[:-1], [row[:-1] for row in rows])
-    alt = "; ".join(f"{row[0]}: {row[5]:.4f} of grades flipped, 95 % interval {row[6]:.4f} to {row[7]:.4f}" for row in rows)
+    alt = "; ".join(
+        f"{row[0]}: {row[5]:.4f} of grades flipped, 95 % interval {row[6]:.4f} to {row[7]:.4f}" for row in rows
+    )
     text = (
-        "A canary asks rows that are labelled already once more. The share of grades that flip is what any difference between labels must "
+        "A canary asks rows that are labelled already once more. The share of grades that flip is what any difference "
+        "between labels must "
         "be held against."
     )
-    figure = Drawing("Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save)
+    figure = Drawing(
+        "Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save
+    )
     return Section("noise", "Noise floor", [Paragraph(text), Side([figure]), Table(head, rows, "Canaries")])

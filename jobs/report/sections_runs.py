@@ -21,7 +21,9 @@ EXAMPLES = 5
 REASONS = 12
 REASON_CHARS = 300
 OWN_WORDS = ("format", "truncated")
-"""Statuses whose reasons are a labeler's own words, but for what they quote; after a colon, the others may have a server's or a model's."""
+"""Statuses whose reasons are a labeler's own words, but for what they quote; after a colon, the others may have a
+server's or a model's.
+"""
 
 
 class TalliedRun(NamedTuple):
@@ -40,7 +42,10 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
     """
     graph = trace(artifacts)
     warnings: list[Block] = [Paragraph(sentence, "warn") for sentence in changes(graph)]
-    cards = [_run_facts(one) if isinstance(one, RunArtifact) else _other_facts(one, has_places=has_places) for one in artifacts]
+    cards = [
+        _run_facts(one) if isinstance(one, RunArtifact) else _other_facts(one, has_places=has_places)
+        for one in artifacts
+    ]
     specs: list[Block] = []
     for one in artifacts:
         spec = _spec_of(one)
@@ -61,7 +66,10 @@ def _run_facts(run: RunArtifact) -> Facts:
     tally, parts = run.found.tally, run.plan.parts
     labeler = parts["labeler"]
     engines = [
-        f"{_base(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, {one.get('device')}, {one.get('dtype')}"
+        (
+            f"{_base(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, {one.get('device')}, "
+            f"{one.get('dtype')}"
+        )
         for one in run.found.engines
     ]
     rows: list[tuple[str, Cell]] = [
@@ -101,7 +109,9 @@ def _other_facts(one: StudentArtifact | BundleArtifact, *, has_places: bool) -> 
         rows += [("starts from", str(facts["model"]["reference"]))] if "model" in facts else []
         rows += [("fingerprint", str(facts["fingerprint"])[:DIGITS])] if "fingerprint" in facts else []
     else:
-        rows.insert(0, ("models", ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ()))))
+        rows.insert(
+            0, ("models", ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ())))
+        )
         rows += [("version", one.manifest_sha256[:DIGITS])] if has_places else []
         rows.append(("licence", str((facts.get("licence") or {}).get("bundle") or "not stated")))
     if gate := (facts.get("gate") if isinstance(one, StudentArtifact) else None):
@@ -125,12 +135,17 @@ def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section
         adds_up = tally.rows == tally.labelled + tally.reused + tally.num_quarantined
         verdict = Badge("does not add up", "bad")
         if adds_up:
-            verdict = Badge("proven by row ids", "good") if run.is_finished else Badge(f"{run.plan.rows - tally.rows:,} rows open", "warn")
+            verdict = (
+                Badge("proven by row ids", "good")
+                if run.is_finished
+                else Badge(f"{run.plan.rows - tally.rows:,} rows open", "warn")
+            )
         rows.append([run.name, run.plan.rows, tally.labelled, tally.reused, tally.num_quarantined, verdict])
     head = ("run", "rows in", "labelled", "reused", "quarantined", "verdict")
     blocks: list[Block] = [
         Paragraph(
-            "Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel verify proves it anew."
+            "Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel "
+            "verify proves it anew."
         ),
         Table(head, rows, "Rows in and out", csv_download("conservation", head[:-1], [row[:-1] for row in rows])),
     ]
@@ -149,9 +164,13 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Bl
     counts = sorted(run.found.tally.quarantined.items(), key=lambda item: (-item[1], item[0]))
     share = run.found.tally.num_quarantined / max(1, run.found.tally.rows)
     limit = f", limit {run.manifest['max_failed_fraction']:.1%}" if run.manifest is not None else ""
-    rows: list[list[Cell]] = [[status, Shade(f"{count:,}", count / run.found.tally.num_quarantined)] for status, count in counts]
+    rows: list[list[Cell]] = [
+        [status, Shade(f"{count:,}", count / run.found.tally.num_quarantined)] for status, count in counts
+    ]
     title = f"Quarantine{of}: {share:.2%} of the rows{limit}"
-    blocks: list[Block] = [Table(("status", "rows"), rows, title, csv_download(f"quarantine-{run.name}", ("status", "rows"), counts))]
+    blocks: list[Block] = [
+        Table(("status", "rows"), rows, title, csv_download(f"quarantine-{run.name}", ("status", "rows"), counts))
+    ]
     for status, count in counts:
         reasons: Counter[str] = Counter()
         for reason, number in (tally.reasons.get(status) or Counter()).items():
@@ -160,7 +179,11 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Bl
         if reasons:
             listed = list(reasons.most_common(REASONS))
             inner.append(
-                Table(("reason", "rows"), [list(item) for item in listed], f"Why, the {len(listed)} most frequent of {len(reasons):,}")
+                Table(
+                    ("reason", "rows"),
+                    [list(item) for item in listed],
+                    f"Why, the {len(listed)} most frequent of {len(reasons):,}",
+                )
             )
         examples = [row for row in shown if row["status"] == status][:EXAMPLES]
         inner += [_example(row) for row in examples]
@@ -181,7 +204,8 @@ def _example(row: Mapping[str, Any]) -> Fold:
         )
     ]
     blocks += [
-        Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}") for one in row.get("tries", ())
+        Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}")
+        for one in row.get("tries", ())
     ]
     return Fold(f"row {row['row']}: {shortened(row['reason'], 120)}", blocks)
 

@@ -26,7 +26,9 @@ def training_section(students: Sequence[StudentArtifact]) -> Section:
     for student in students:
         figures = _curves(student)
         training = student.manifest.get("training") or {}
-        facts: list[tuple[str, Cell]] = [(name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None]
+        facts: list[tuple[str, Cell]] = [
+            (name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None
+        ]
         if facts:
             figures.append(Facts(facts, f"Training of {student.name}"))
         if figures:
@@ -47,12 +49,16 @@ def _curves(student: StudentArtifact) -> list[Block]:
     points = _points(student)
     found: list[Block] = []
     for split, value in (("train", "loss, nats"), ("dev", "")):
-        names = [name for name in dict.fromkeys(name for _, of, name, _ in points if of == split) if name not in NOT_PLOTTED]
+        names = [
+            name for name in dict.fromkeys(name for _, of, name, _ in points if of == split) if name not in NOT_PLOTTED
+        ]
         lines = []
         for name in names:
             series = [(step, number) for step, of, called, number in points if (of, called) == (split, name)]
             thin = series[:: max(1, len(series) // POINTS)]
-            lines.append(Line(name, [step for step, _ in thin], [number for _, number in thin], has_marks=len(thin) < 30))
+            lines.append(
+                Line(name, [step for step, _ in thin], [number for _, number in thin], has_marks=len(thin) < 30)
+            )
         if lines:
             rows = [(step, name, number) for step, of, name, number in points if of == split]
             alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
@@ -70,12 +76,16 @@ def _points(student: StudentArtifact) -> list[tuple[int, str, str, float]]:
     try:
         columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
     except (pa.ArrowException, OSError) as exc:
-        raise ManifestError(f"{student.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy.") from exc
+        raise ManifestError(
+            f"{student.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
+        ) from exc
     return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
 
 
 def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) -> Section:
-    """What each student's manifest says of its test split: student and teacher by the same judge, the split, the gate."""
+    """What each student's manifest says of its test split: student and teacher by the same judge,
+    the split, the gate.
+    """
     blocks: list[Block] = []
     for student in students:
         test = (student.manifest.get("metrics") or {}).get("test") or {}
@@ -90,15 +100,25 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
                 )
             )
         split = student.manifest.get("split") or {}
-        sides = [[side, split[side]["rows"], split[side]["queries"]] for side in ("train", "dev", "test") if side in split]
+        sides = [
+            [side, split[side]["rows"], split[side]["queries"]] for side in ("train", "dev", "test") if side in split
+        ]
         if sides:
             head = ("split", "rows", "queries")
             tables.append(
-                Table(head, sides, f"Split of {student.name}, by {split.get('by')}", csv_download(f"split-{student.name}", head, sides))
+                Table(
+                    head,
+                    sides,
+                    f"Split of {student.name}, by {split.get('by')}",
+                    csv_download(f"split-{student.name}", head, sides),
+                )
             )
         checks = (student.manifest.get("gate") or {}).get("checks") or []
         if checks:
-            rows = [[check["text"], Badge("passed", "good") if check["has_passed"] else Badge("refused", "bad")] for check in checks]
+            rows = [
+                [check["text"], Badge("passed", "good") if check["has_passed"] else Badge("refused", "bad")]
+                for check in checks
+            ]
             tables.append(Table(("gate", "verdict"), rows, f"Gates of {student.name}"))
         if tables:
             blocks.append(Side(tables))
@@ -106,7 +126,8 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
     if blocks and not has_triangle:
         blocks.append(
             Paragraph(
-                "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have human grades (relabel "
+                "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have "
+                "human grades (relabel "
                 "score) and give label run, scores and --gold together."
             )
         )
@@ -120,10 +141,16 @@ def _test_table(student: StudentArtifact, test: dict[str, dict[str, float | None
     names = list(dict.fromkeys(name for _, held in columns for name in held))
     rows: list[list[Cell]] = [[_name(name), *(held.get(name) for _, held in columns)] for name in names]
     head = ("figure", *(name for name, _ in columns))
-    return Table(head, rows, f"{student.name} on its test split, by {by}", csv_download(f"test-{student.name}", head, rows))
+    return Table(
+        head, rows, f"{student.name} on its test split, by {by}", csv_download(f"test-{student.name}", head, rows)
+    )
 
 
-_MORE_NAMES = {"auc": "AUC, mean of all cuts", "nll": "negative log-likelihood, nats", "kl": "mean KL(teacher ‖ student), nats"}
+_MORE_NAMES = {
+    "auc": "AUC, mean of all cuts",
+    "nll": "negative log-likelihood, nats",
+    "kl": "mean KL(teacher ‖ student), nats",
+}
 
 
 def _name(name: str) -> str:

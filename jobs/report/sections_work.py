@@ -15,7 +15,10 @@ from jobs.report.sections_runs import TalliedRun
 from manifests.runs.kept_estimates import plan_against_actual
 
 TIME_BINS = 48
-TOTALS = "Work in all; a row that is retried is asked twice. In vain: chunks that another worker had committed first, counted nowhere else"
+TOTALS = (
+    "Work in all; a row that is retried is asked twice. In vain: chunks that another worker had committed first, "
+    "counted nowhere else"
+)
 SHORTEST_S = 1e-3
 """Receipts tell times to the millisecond."""
 
@@ -39,16 +42,30 @@ def throughput_section(runs: Sequence[TalliedRun]) -> Section:
         again = sum(how == "after another had ended" for *_, how in workers)
         retried = sum(commit.asked for commit in commits if commit.attempt > 1)
         asked = f"{total:,} rows asked, {retried:,} of these again by a retry," if retried else f"{total:,} rows asked"
-        note = f"{asked} in {_seconds_text(seconds)} from the first start to the last commit: {_rate_text(total / seconds)} rows/s. "
+        note = (
+            f"{asked} in {_seconds_text(seconds)} from the first start to the last commit: "
+            f"{_rate_text(total / seconds)} rows/s. "
+        )
         note += f"Worker processes: {len(workers):,}, of which {again:,} began after another had ended (dotted lines)."
         svg = draw_lines([series], label="seconds since the start", value="rows/s", marks=marks, starts_at_0=True)
         figures.append(
-            Drawing(f"Rows a second, {run.name}", svg, note, csv_download(f"throughput-{run.name}", ("seconds", "rows_per_s"), rows), note)
+            Drawing(
+                f"Rows a second, {run.name}",
+                svg,
+                note,
+                csv_download(f"throughput-{run.name}", ("seconds", "rows_per_s"), rows),
+                note,
+            )
         )
         starts += [[run.name, worker, first, last, how] for first, last, worker, how in workers]
     if figures:
         head = ("run", "worker", "first start", "last commit", "began")
-        table = Table(head, starts[:200], "Worker processes; each starts an engine of its own", csv_download("workers", head, starts))
+        table = Table(
+            head,
+            starts[:200],
+            "Worker processes; each starts an engine of its own",
+            csv_download("workers", head, starts),
+        )
         text = "By the times in receipts. A chunk counts at its commit, so that a run of few chunks shows steps."
         blocks = [Paragraph(text), Side(figures), Fold(f"Worker processes: {len(starts):,}", [table])]
     return Section("throughput", "Throughput", blocks)
@@ -63,7 +80,13 @@ def _workers(commits: Sequence[Commit]) -> list[tuple[str, str, str, str]]:
     found = []
     for worker, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
         before = [other for other in spans.values() if other[0] < first]
-        how = "first" if not before else "after another had ended" if any(other[1] <= first for other in before) else "beside others"
+        how = (
+            "first"
+            if not before
+            else "after another had ended"
+            if any(other[1] <= first for other in before)
+            else "beside others"
+        )
         found.append((first, last, worker, how))
     return found
 
@@ -77,7 +100,9 @@ def _rates(commits: Sequence[Commit], begun: str) -> Line:
     for commit in commits:
         rows_T[min(count - 1, int(_since(begun, commit.committed) / width))] += commit.asked
     values = (rows_T / width).tolist()
-    return Line("rows/s", [round(number * width, 6) for number in range(count + 1)], [*values, values[-1]], is_stepped=True)
+    return Line(
+        "rows/s", [round(number * width, 6) for number in range(count + 1)], [*values, values[-1]], is_stepped=True
+    )
 
 
 def _seconds_text(seconds: float) -> str:
@@ -125,7 +150,9 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
             rows.append([run.name, stage, counts.get("asks", 0), prompt, counts.get("output_tokens", 0), hit])
         cost = _cost(run, tally.worker_seconds)
         is_priced |= cost is not None
-        tokens = sum(counts.get("prompt_tokens", 0) + counts.get("output_tokens", 0) for counts in tally.stages.values())
+        tokens = sum(
+            counts.get("prompt_tokens", 0) + counts.get("output_tokens", 0) for counts in tally.stages.values()
+        )
         made = tally.labelled + tally.num_quarantined
         asked = sum(commit.asked for commit in run.commits)
         if made and asked:
@@ -136,9 +163,24 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
     head = ("run", "stage", "requests", "prompt tokens", "output tokens", "share of cached prompt tokens")
     blocks: list[Block] = []
     if rows:
-        blocks.append(Table(head, rows, "Requests and tokens by stage; a shared answer counts once", csv_download("tokens", head, rows)))
+        blocks.append(
+            Table(
+                head,
+                rows,
+                "Requests and tokens by stage; a shared answer counts once",
+                csv_download("tokens", head, rows),
+            )
+        )
     if totals:
-        total_head = ["run", "rows", "rows asked with retries", "tokens", "rows in vain", "requests in vain", "tokens in vain"]
+        total_head = [
+            "run",
+            "rows",
+            "rows asked with retries",
+            "tokens",
+            "rows in vain",
+            "requests in vain",
+            "tokens in vain",
+        ]
         total_head += ["worker seconds", "tokens a row", "tokens a row asked"]
         total_head += ["cost"] if is_priced else []
         totals = [row[: len(total_head)] for row in totals]
@@ -146,7 +188,9 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
         if not is_priced:
             blocks.append(
                 Paragraph(
-                    "The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave out engine starts."
+                    "The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds "
+                    "leave "
+                    "out engine starts."
                 )
             )
     return Section("cost", "Cost", blocks)

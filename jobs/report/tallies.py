@@ -1,4 +1,5 @@
-"""One pass over a run's labels: counts, histograms, and which rows the browser will show. Memory does not grow with the run.
+"""One pass over a run's labels: counts, histograms, and which rows the browser will show. Memory does not grow with the
+run.
 
 Letters: N rows of a file, K grades.
 """
@@ -88,7 +89,9 @@ class RowSample:
             self._files.append((kind, file))
         self.counts[status] += len(row_ids_N)
         order_N = hash_rows(row_ids_N)
-        found = np.stack([order_N, row_ids_N.astype(np.uint64), np.full(len(row_ids_N), len(self._files) - 1, dtype=np.uint64)])
+        found = np.stack(
+            [order_N, row_ids_N.astype(np.uint64), np.full(len(row_ids_N), len(self._files) - 1, dtype=np.uint64)]
+        )
         parts = self._held.setdefault(status, [])
         parts.append(found)
         if sum(part.shape[1] for part in parts) > 4 * self._most:
@@ -138,7 +141,9 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
     """
     draw = RowSample(max(1, most))
     grades = run.grades
-    found = LabelTally(grades, np.zeros(grades, dtype=np.int64), Histogram(math.log(grades)), Histogram(1.0), Counter(), {}, {}, 0)
+    found = LabelTally(
+        grades, np.zeros(grades, dtype=np.int64), Histogram(math.log(grades)), Histogram(1.0), Counter(), {}, {}, 0
+    )
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, _NARROW)
         draw.add("labels", file, "ok", table["row_id"].to_numpy())

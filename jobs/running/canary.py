@@ -1,9 +1,9 @@
 """The canary: rows that are labelled already, asked again before new labels are put beside the old ones.
 
-Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on another machine, or
-behind a server that was changed. Whether that matters is measured: a seeded draw of rows is asked again, and if too many grades flip,
-nothing is committed. A run that is resumed without any draws from its own labels. An engine that has passed in an output is not asked again
-there.
+Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on
+another machine, or behind a server that was changed. Whether that matters is measured: a seeded draw of rows is asked
+again, and if too many grades flip, nothing is committed. A run that is resumed without any draws from its own labels.
+An engine that has passed in an output is not asked again there.
 """
 
 from __future__ import annotations
@@ -96,12 +96,14 @@ class CanarySample(NamedTuple):
 
 
 def draw_canary(session: Session) -> CanarySample | None:
-    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too few.
+    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too
+    few.
 
-    From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other shards where these
-    are fewer than wanted (read until there are enough), and the rows that this output has taken over already; each is equally likely. Own
-    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than it is. None if a
-    stop came.
+    From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other
+    shards where these are fewer than wanted (read until there are enough), and the rows that this output has taken over
+    already; each is equally likely. Own
+    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than
+    it is. None if a stop came.
     """
     opened, size = session.opened, session.opened.job.spec.canary
     chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
@@ -116,7 +118,9 @@ def draw_canary(session: Session) -> CanarySample | None:
     chance.shuffle(kept)
     kept = kept[: num_drawn - num_drawn_taken]
     rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
-    rows += _own_rows(session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False)
+    rows += _own_rows(
+        session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
+    )
     if session.reuse is not None:
         labels = session.reuse.take([place for _, place in kept])
         rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
@@ -133,8 +137,9 @@ def _must_end(session: Session, num_to_ask: int) -> bool:
 
 
 def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
-    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how many rows of the
-    session's own chunks they do not know, which it would ask. Ends early at a stop."""
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how
+    many rows of the session's own chunks they do not know, which it would ask. Ends early at a stop.
+    """
     if session.reuse is None:
         return [], 0, session.left.rows_to_ask()
     kept: list[tuple[Pair, RowPlace]] = []
@@ -183,7 +188,9 @@ def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Calla
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):  # nobody else watches: no row is said to be in flight
+    with hangs_end(
+        lambda: loop.polling_since_s, job.spec.run.ask_timeout_s
+    ):  # nobody else watches: no row is said to be in flight
         is_done = loop.run(iter([work]))
     if not is_done or not asked:
         return None
@@ -192,7 +199,9 @@ def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Calla
     return replace(result, wanted=job.spec.canary)
 
 
-def compare(drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engine: dict[str, Any], max_flip_rate: float) -> CanaryResult:
+def compare(
+    drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engine: dict[str, Any], max_flip_rate: float
+) -> CanaryResult:
     """Hold new rows against the labels that they had; in the same order, at least one."""
     flips = unreadable = 0
     divergences = []
@@ -208,7 +217,18 @@ def compare(drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engi
     low, high = _wilson(flips, len(drawn))
     mean_kl = round(math.fsum(divergences) / len(divergences), 6) if divergences else None
     num_own = sum(one.is_own for one in drawn)
-    return CanaryResult(engine_identity(engine), len(drawn), num_own, flips, unreadable, round(rate, 6), low, high, mean_kl, max_flip_rate)
+    return CanaryResult(
+        engine_identity(engine),
+        len(drawn),
+        num_own,
+        flips,
+        unreadable,
+        round(rate, 6),
+        low,
+        high,
+        mean_kl,
+        max_flip_rate,
+    )
 
 
 def keep_result(store: RunStore, result: CanaryResult) -> None:
@@ -234,10 +254,13 @@ def load_results(store: RunStore) -> list[CanaryResult]:
 
 
 def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
-    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted then as are now."""
+    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted
+    then as are now.
+    """
     identity = None if engine is None else engine_identity(engine)
     return any(
-        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine) for result in load_results(store)
+        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine)
+        for result in load_results(store)
     )
 
 
@@ -253,7 +276,8 @@ def canary_text(result: CanaryResult) -> str:
 def refuse(result: CanaryResult, *, output: str) -> GateError:
     """What a run says that will not mix."""
     return GateError(
-        f"{output}: the canary says no: {canary_text(result)}. Old and new labels would be two teachers under one name, so nothing was "
+        f"{output}: the canary says no: {canary_text(result)}. Old and new labels would be two teachers under one "
+        "name, so nothing was "
         "committed. Find out what changed in the engine, drop `reuse`, or raise `max_flip_rate`."
     )
 
@@ -291,11 +315,14 @@ def _own_files(session: Session, num_to_ask: int) -> list[_OwnFile]:
     return found
 
 
-def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool) -> list[Drawn]:
+def _own_rows(
+    session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool
+) -> list[Drawn]:
     """Rows of this output, with their pairs. Ends early at a stop.
 
     Args:
-        wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that were not.
+        wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that
+            were not.
     """
     opened = session.opened
     labels: dict[int, LabelRow] = {}
@@ -320,7 +347,9 @@ def _own_rows(session: Session, files: list[_OwnFile], wanted: list[int], num_to
     for shard, chunks in ids.items():
         planned = opened.plan.shards[shard]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), readings=opened.readings, wanted=chunks):
+        for _, pairs in read_chunks(
+            opened.dataset, planned, row_ids, sorted(chunks), readings=opened.readings, wanted=chunks
+        ):
             if _must_end(session, num_to_ask):
                 return rows
             rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]

@@ -38,8 +38,10 @@ class ChunkTime(NamedTuple):
         if self.fitting_rows is None:
             return None
         return (
-            f"a chunk takes about {self.seconds:,.0f} s of engine time ({self.pairs_per_s:,.3g} pairs/s a worker so far), and that is what "
-            f"a kill costs; run.chunk_rows: {self.fitting_rows} would keep it under {MAX_CHUNK_S:.0f} s. Chunks are cut once: plan into "
+            f"a chunk takes about {self.seconds:,.0f} s of engine time ({self.pairs_per_s:,.3g} pairs/s a worker so "
+            "far), and that is what "
+            f"a kill costs; run.chunk_rows: {self.fitting_rows} would keep it under {MAX_CHUNK_S:.0f} s. Chunks are "
+            "cut once: plan into "
             "another output"
         )
 
@@ -55,12 +57,16 @@ def chunk_time(folders: Iterable[RunFolder], chunk_rows: int) -> ChunkTime | Non
 
 
 def pairs_per_s(receipts: Iterable[Receipt]) -> float | None:
-    """Pairs asked a second by a worker, over the time from its first row to its last commit; chunks of a worker overlap."""
+    """Pairs asked a second by a worker, over the time from its first row to its last commit; chunks of a worker
+    overlap.
+    """
     spans: dict[str, tuple[float, float, int]] = {}
     for receipt in receipts:
         asked = receipt.rows - receipt.rows_reused
         if asked:
-            started, committed = (datetime.fromisoformat(text).timestamp() for text in (receipt.started, receipt.committed))
+            started, committed = (
+                datetime.fromisoformat(text).timestamp() for text in (receipt.started, receipt.committed)
+            )
             first, last, rows = spans.get(receipt.worker, (started, committed, 0))
             spans[receipt.worker] = min(first, started), max(last, committed), rows + asked
     seconds = sum(last - first for first, last, _ in spans.values())

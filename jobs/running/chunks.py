@@ -14,8 +14,8 @@ from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 class ChunkWork:
     """A chunk under way: its pairs, the rows that are in, and what its asks cost.
 
-    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an engine went down while
-    it was at them. `isolated_rows` are places whose rows are not asked any more, and why.
+    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
+    engine went down while it was at them. `isolated_rows` are places whose rows are not asked any more, and why.
     """
 
     __slots__ = (
@@ -41,7 +41,9 @@ class ChunkWork:
     def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
         self.id = chunk
         self.keys = keys if keys is not None else [None] * len(pairs)
-        self.round = chunk.attempt - 1  # mixed into the seeds, so that a retried row draws other answers than it did in the run
+        self.round = (
+            chunk.attempt - 1
+        )  # mixed into the seeds, so that a retried row draws other answers than it did in the run
         self.pairs = pairs
         self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
         self.left = len(pairs)

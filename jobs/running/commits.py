@@ -1,4 +1,6 @@
-"""Commits under way: finished chunks made durable by a few threads, so that the loop that fills the engine never waits for a disk."""
+"""Commits under way: finished chunks made durable by a few threads, so that the loop that fills the engine never waits
+for a disk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class CommitThreads:
         threads: how many commit at a time.
     """
 
-    def __init__(self, commit: Callable[[ChunkWork], bool], progress: Progress, *, watch: Watch | None = None, threads: int = 2) -> None:
+    def __init__(
+        self, commit: Callable[[ChunkWork], bool], progress: Progress, *, watch: Watch | None = None, threads: int = 2
+    ) -> None:
         self._commit = commit
         self._progress = progress
         self._watch = watch
@@ -48,7 +52,8 @@ class CommitThreads:
         self._under_way.add(self._pool.submit(self._make_durable, work))
 
     def settle(self, *, wait_for_all: bool) -> bool:
-        """Take note of finished commits; a failed one raises here. Waits while too many are under way, or for all of them.
+        """Take note of finished commits; a failed one raises here. Waits while too many are under way, or for all of
+        them.
 
         Returns:
             Whether any had finished.

@@ -37,7 +37,8 @@ class ThisExecution:
     """Counts of one execution alone: what it committed, and what it asked `in_vain` beside.
 
     Args:
-        costs: of an engine that is paid for; canary: what asking labelled rows again came to. Left out of JSON where there is none.
+        costs: of an engine that is paid for; canary: what asking labelled rows again came to. Left out of JSON where
+            there is none.
     """
 
     pairs: int
@@ -102,8 +103,10 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
     if remarks:
         what = "was begun by another engine" if is_begun else "was made by different engines"
         raise GateError(
-            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything that was committed "
-            "is kept: go on with the engine that began, label the rest into another output, or allow it with run.allow_mixed: true."
+            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything "
+            "that was committed "
+            "is kept: go on with the engine that began, label the rest into another output, or allow it with "
+            "run.allow_mixed: true."
         )
 
 
@@ -157,7 +160,8 @@ def _price(args: EngineArgs, asked: Mapping[str, int]) -> float | None:
 def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
     """Write the manifest unless it says already what the receipts say.
 
-    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends up true.
+    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends
+    up true.
     """
     limit = opened.job.spec.run.max_failed_fraction
 
@@ -178,7 +182,8 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
             was_written = True
             if not lock.is_lost:
                 return found, True
-            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by another look
+            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by
+            # another look
     finally:
         lock.release()
 
@@ -206,7 +211,10 @@ def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exi
         return Exit.OVER_LIMIT
     seen = session.opened.folder.attempts_of_all()
     planned = session.opened.plan.shards
-    is_open = any(len(seen.get(shard, ())) < len(planned[shard].chunks) or session.left.todo(shard, seen) for shard in session.shards)
+    is_open = any(
+        len(seen.get(shard, ())) < len(planned[shard].chunks) or session.left.todo(shard, seen)
+        for shard in session.shards
+    )
     report.busy_shards = busy = [shard for shard in session.busy if session.left.todo(shard, seen)]
     if busy and not session.taken:
         return Exit.LOCKED

@@ -19,8 +19,10 @@ COUNTED = (*ASKED, "reused")
 class Progress:
     """Counts since the start, for whoever shows them; written by the loop alone.
 
-    `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits first was asked in
-    vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once whoever asks it again.
+    `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
+    first was asked in
+    vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once
+        whoever asks it again.
     """
 
     def __init__(self) -> None:
@@ -55,8 +57,9 @@ class Progress:
         return self.statuses - self.lost_statuses
 
     def settle(self, receipts: Iterable[Receipt]) -> None:
-        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given up at a stop or
-        cut off by a kill, was in vain."""
+        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
+        up at a stop or cut off by a kill, was in vain.
+        """
         done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
         for receipt in receipts:
             chunks += 1
@@ -65,7 +68,9 @@ class Progress:
             done += asked_for([receipt])
         statuses["ok"] -= reused
         for name in ASKED:
-            answered = max(getattr(self, name), done[name])  # a worker that was killed had no time to tell of its last answers
+            answered = max(
+                getattr(self, name), done[name]
+            )  # a worker that was killed had no time to tell of its last answers
             setattr(self, name, answered)
             self.lost[name] = answered - done[name]
         self.statuses, self.lost_statuses = +statuses, Counter()

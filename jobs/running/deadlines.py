@@ -1,8 +1,8 @@
 """When a run must have ended: `--until 06:00` and `--for 90m` become one deadline.
 
-A time of day is the next moment at which the clock of its zone shows it. Where the clock skips it (spring), that is the moment of the skip;
-where the clock shows it twice (autumn), the next of the two. A zone may be named (`06:00 Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it
-is the machine's.
+A time of day is the next moment at which the clock of its zone shows it. Where the clock skips it (spring), that is the
+moment of the skip; where the clock shows it twice (autumn), the next of the two. A zone may be named (`06:00
+Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it is the machine's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from manifests.errors import UsageError
 
 LONGEST_S = 366 * 86400.0
 """A deadline further away than this is taken for a slip of the pen."""
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*(Z|[+-]\d{2}:?\d{2})|\s+([A-Za-z]+(?:[/_+-][A-Za-z0-9_+-]+)*))?")
+_TIME = re.compile(
+    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*(Z|[+-]\d{2}:?\d{2})|\s+([A-Za-z]+(?:[/_+-][A-Za-z0-9_+-]+)*))?"
+)
 _SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -43,7 +45,9 @@ class Deadline:
         return self.steady_s - time.perf_counter()
 
     def shown(self) -> str:
-        """What was asked for, and when that is, with the local zone: `--until 06:00 (2026-11-21 06:00:00 +0100 CET)`."""
+        """What was asked for, and when that is, with the local zone: `--until 06:00 (2026-11-21
+        06:00:00 +0100 CET)`.
+        """
         moment = datetime.fromtimestamp(round(time.time() + self.left_s())).astimezone()
         return f"{self.text} ({moment:%Y-%m-%d %H:%M:%S %z %Z})"
 
@@ -79,7 +83,8 @@ def until_s(text: str, now: datetime) -> float:
         is_day_alone = not re.search(r"[T ]\d", clean)
     except ValueError as exc:
         raise UsageError(
-            f"--until {text}: want a time of day (06:00, or 06:00 Europe/Berlin) or a timestamp (2026-11-21T06:00, with +01:00 or Z "
+            f"--until {text}: want a time of day (06:00, or 06:00 Europe/Berlin) or a timestamp (2026-11-21T06:00, "
+            "with +01:00 or Z "
             "where it is not in the machine's zone)."
         ) from exc
     if is_day_alone:
@@ -114,8 +119,12 @@ def _next_time_of_day(text: str, match: re.Match[str], now: datetime) -> float:
     if hour > 23 or minute > 59 or second > 59:
         raise UsageError(f"--until {text}: no clock shows that; hours go from 00:00 to 23:59.")
     zone = _zone(text, match[4], match[5])
-    today = datetime.fromtimestamp(now.timestamp(), zone).replace(tzinfo=None, hour=hour, minute=minute, second=second, microsecond=0)
-    moments = (_instant(today.replace(fold=fold) + timedelta(days=day), zone, fold) for day in (0, 1) for fold in (0, 1))
+    today = datetime.fromtimestamp(now.timestamp(), zone).replace(
+        tzinfo=None, hour=hour, minute=minute, second=second, microsecond=0
+    )
+    moments = (
+        _instant(today.replace(fold=fold) + timedelta(days=day), zone, fold) for day in (0, 1) for fold in (0, 1)
+    )
     return min(moment for moment in moments if moment > now.timestamp())
 
 
@@ -145,4 +154,6 @@ def _zone(text: str, offset: str | None, name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as exc:  # ZoneInfoNotFoundError is a KeyError
-        raise UsageError(f"--until {text}: this machine knows no zone {name}; write its offset, for instance 06:00+01:00.") from exc
+        raise UsageError(
+            f"--until {text}: this machine knows no zone {name}; write its offset, for instance 06:00+01:00."
+        ) from exc

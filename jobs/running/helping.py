@@ -1,14 +1,16 @@
 """Which open chunks of a shard that another worker holds are worth asking here.
 
-A chunk is taken only where waiting for it is longer than asking it. Waiting is told by the pace at which the shard's receipts have come
-since this worker began to look, with the gap that is under way counted as one more (of two chunks, the last one was asked in vain just
-before its commit); the chunk at place k of those open is k + 1 commits away. Asking is told by this worker's own chunks.
-Before there is a pace, the front is the holder's: as many rows as an engine of this job takes at once. Where its lock is free, the holder
-is gone, and everything open may be asked; where it hangs, waiting grows until it is longer than asking.
+A chunk is taken only where waiting for it is longer than asking it. Waiting is told by the pace at which the shard's
+receipts have come since this worker began to look, with the gap that is under way counted as one more (of two chunks,
+the last one was asked in vain just before its commit); the chunk at place k of those open is k + 1 commits away. Asking
+is told by this worker's own chunks. Before there is a pace, the front is the holder's: as many rows as an engine of
+this job takes at once. Where its lock is free, the holder is gone, and everything open may be asked; where it hangs,
+waiting grows until it is longer than asking.
 
-Helpers choose from the end, and say so first (`claims/`, created if absent), so that neither two of them nor the holder ask one chunk. A
-claim is no lock: its worker is taken for dead where its process is gone, or once the claim has been seen for longer than asking takes.
-Clocks are this process's own.
+Helpers choose from the end, and say so first (`claims/`, created if absent), so that neither two of them nor the holder
+ask one chunk. A
+claim is no lock: its worker is taken for dead where its process is gone, or once the claim has been seen for longer
+than asking takes. Clocks are this process's own.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class Helping:
         return found
 
     def _is_dead(self, claim: str) -> bool:
-        """Whether the worker of a claim was a process of this machine and is gone; of another machine only time tells."""
+        """Whether the worker of a claim was a process of this machine and is gone; of another
+        machine only time tells.
+        """
         if claim not in self._workers:
             self._workers[claim] = self._store.read(claim).decode(errors="replace")
         process = self._workers[claim].removeprefix(f"{socket.gethostname()}-").partition("-")[0]

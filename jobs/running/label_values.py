@@ -1,6 +1,7 @@
 """What a labeler, ours or one from elsewhere, may put into the columns of its own: what they hold as it is.
 
-Checked at each label, in plain Python: Arrow would say so only at the commit of a chunk, in its own words, cut 2.5 to 2 and drop a key.
+Checked at each label, in plain Python: Arrow would say so only at the commit of a chunk, in its own words, cut 2.5 to 2
+    and drop a key.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple | np.ndarray) and all(map(is_one, value))
 
 
-_INTS = {f"int{bits}": (_is_int_of(bits), f"a whole number from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}") for bits in (8, 32, 64)}
+_INTS = {
+    f"int{bits}": (_is_int_of(bits), f"a whole number from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}")
+    for bits in (8, 32, 64)
+}
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **_INTS,
     "float32": (_is_number, "a finite number"),
@@ -69,7 +73,11 @@ def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) ->
     """
     held = label.columns
     if not isinstance(held, dict):
-        raise ConfigError(f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is nothing to say.")
+        raise ConfigError(
+            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is "
+            "nothing "
+            "to say."
+        )
     if not held.keys() <= declared.keys():
         strange = ", ".join(sorted(map(str, held.keys() - declared.keys())))
         raise ConfigError(
@@ -80,5 +88,6 @@ def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) ->
         fits, wanted = _CHECKS[declared[name]]
         if value is not None and not fits(value):
             raise ConfigError(
-                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, where its column holds {wanted}, or null."
+                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, where its column holds "
+                f"{wanted}, or null."
             )

@@ -1,4 +1,5 @@
-"""One execution of a job over a session's shards: what needs no engine, then the engine, the canary and the loop, then the conclusion.
+"""One execution of a job over a session's shards: what needs no engine, then the engine, the canary and the loop, then
+the conclusion.
 
 Decides in this order: is there anything to do (receipts alone), may we do it (locks), and only then starts an engine.
 """
@@ -123,7 +124,9 @@ def work(
 
 
 class _Begun(NamedTuple):
-    """What was found out before an engine is started: chunks from the first that has something to ask, the canary's rows, remarks."""
+    """What was found out before an engine is started: chunks from the first that has something to ask, the canary's
+    rows, remarks.
+    """
 
     chunks: Iterator[ChunkWork | None]
     draw: CanarySample | None
@@ -131,15 +134,24 @@ class _Begun(NamedTuple):
 
 
 def _begin(session: Session) -> _Begun | None:
-    """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed, unless a canary must
-    speak first."""
+    """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
+    unless a canary must speak first.
+    """
     spec, remarks, draw = session.opened.job.spec, list[str](), None
-    if spec.canary and not session.is_retry and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate):
+    if (
+        spec.canary
+        and not session.is_retry
+        and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate)
+    ):
         draw = draw_canary(session)
         if draw is None:
             return None
         if not draw.rows:
-            remarks.append("canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not asked")
+            remarks.append(
+                "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was "
+                "not "
+                "asked"
+            )
     # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
     is_awaited = draw is not None and bool(draw.rows) and draw.num_to_ask > 0
     chunks = session.chunks()
@@ -150,7 +162,9 @@ def _begin(session: Session) -> _Begun | None:
 
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
-    """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop was asked for."""
+    """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop
+    was asked for.
+    """
     with CommitThreads(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
@@ -180,18 +194,27 @@ def _check_engine(session: Session) -> None:
     opened = session.opened
     assert session.facts is not None
     if not opened.job.spec.run.allow_mixed:
-        refuse_mixing([*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True)
+        refuse_mixing(
+            [*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True
+        )
 
 
 def _reuse_remarks(session: Session) -> list[str]:
     """A label's key does not know which version of an engine answered: that is known only once one has started."""
     assert session.facts is not None
     opened, found = session.opened, []
-    advice = "the canary tells whether that matters" if opened.job.spec.canary else "`canary: 200` would tell whether that matters"
+    advice = (
+        "the canary tells whether that matters"
+        if opened.job.spec.canary
+        else "`canary: 200` would tell whether that matters"
+    )
     for earlier in session.reuse.outputs if session.reuse is not None else ():
         differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
         if differences and not why_nothing(earlier, opened.plan.parts):
-            found.append(f"labels taken over from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}")
+            found.append(
+                f"labels taken over from {earlier.path} were made by another engine ({'; '.join(differences)}); "
+                f"{advice}"
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """The run loop: thousands of open pairs over one engine, no barrier between chunks or shards, order restored at commit.
 
-Pairs are opened in shard order, so asks go out query by query; answers come back in any order. Identical asks with the same `shared_by` are
-answered once. A chunk whose last row is in goes to the committer thread at once.
+Pairs are opened in shard order, so asks go out query by query; answers come back in any order. Identical asks with the
+same `shared_by` are answered once. A chunk whose last row is in goes to the committer thread at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ CHUNKS_PASSED = 16
 IDLE_S = 0.02
 """Between two looks for work while there is nothing to ask, seconds."""
 MOST_TOKENS = 100_000_000
-"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run."""
+"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no
+reason to end a run.
+"""
 
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
@@ -93,7 +95,8 @@ class RunLoop:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         seed: root of all request seeds.
         tick: called often, for progress display.
-        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the engine.
+        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
+            engine.
         watch: told what the engine is at.
         book: answers that rows share, from earlier runs and for later ones.
     """
@@ -197,7 +200,9 @@ class RunLoop:
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
-                self._commits.settle(wait_for_all=True)  # all is answered; the next chunk waits for commits, or for other workers
+                self._commits.settle(
+                    wait_for_all=True
+                )  # all is answered; the next chunk waits for commits, or for other workers
                 time.sleep(IDLE_S)
                 self.tick()
                 continue
@@ -214,8 +219,9 @@ class RunLoop:
         return self._patience.poll(len(self._in_flight))
 
     def _prove_engine(self) -> None:
-        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down at these is itself to
-        blame, and no row of the input."""
+        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down
+        at these is itself to blame, and no row of the input.
+        """
         if self.progress.requests:
             return
         for ask in self.labeler.probe():
@@ -240,7 +246,9 @@ class RunLoop:
         """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
         self._drains_until_s = self.stop.deadline_s
         begun = sorted(self._begun.values(), key=lambda work: work.left)
-        count = num_fitting((work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter())
+        count = num_fitting(
+            (work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter()
+        )
         for work in begun[count:]:
             work.is_dropped = True
             del self._begun[work.id]
@@ -289,7 +297,9 @@ class RunLoop:
                     yield work, index
 
     def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
-        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them committed."""
+        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them
+        committed.
+        """
         for group in work.apart:
             while self._open_pairs or len(self._commits):
                 yield NOT_NOW
@@ -312,7 +322,11 @@ class RunLoop:
         self._begun[work.id] = work
         if index in work.isolated_rows:
             pair = work.pairs[index]
-            self._keep(work, index, QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.isolated_rows[index], [], 0, 0))
+            self._keep(
+                work,
+                index,
+                QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.isolated_rows[index], [], 0, 0),
+            )
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
@@ -370,9 +384,11 @@ class RunLoop:
         self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
 
     def _key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """Identity of an ask, 16 bytes: what is asked, for which sample and attempt, under which seed. The seed is its first 63 bits.
+        """Identity of an ask, 16 bytes: what is asked, for which sample and attempt, under which seed. The seed is its
+        first 63 bits.
 
-        The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the fingerprint names.
+        The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the
+        fingerprint names.
         """
         static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, round_number, sample, attempt)
         head = self._static.get(static)
@@ -390,7 +406,9 @@ class RunLoop:
     def _deliver(self, answer: Answer) -> None:
         flight = self._in_flight.pop(answer.request_id, None)
         if flight is None:
-            raise EngineCrashError(f"the engine answered request {answer.request_id}, which was never asked or is answered already.")
+            raise EngineCrashError(
+                f"the engine answered request {answer.request_id}, which was never asked or is answered already."
+            )
         answer = _with_possible_counts(answer)
         counts = flight.work.stages.get(flight.stage)
         if counts is None:
@@ -421,7 +439,9 @@ class RunLoop:
     def _forget_old_answers(self) -> None:
         while len(self._shared) > SHARED_ANSWERS_KEPT:
             key, oldest = next(iter(self._shared.items()))
-            if oldest.answer is None:  # still in flight: it moves to the end once answered, and the next answer sweeps again
+            if (
+                oldest.answer is None
+            ):  # still in flight: it moves to the end once answered, and the next answer sweeps again
                 return
             del self._shared[key]
 
@@ -444,7 +464,7 @@ class RunLoop:
         if len(open_pair.outcomes) < self.options.samples:
             return
         row = row_of(open_pair)
-        open_pair.outcomes.clear()  # breaks the one cycle there is, so that a pair is freed here and not by the collector
+        open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
         work: ChunkWork = open_pair.work
         self._open_pairs -= 1
         if self._watch is not None:

@@ -1,7 +1,7 @@
 """A run's counts as a Prometheus text file, for node_exporter's textfile collector (`--metrics FILE`).
 
-Written at the start, every 15 s and at the end, each time to a file beside it that is then renamed, so that a collector never reads half of
-one. A file that can't be written is warned of once and ends no run.
+Written at the start, every 15 s and at the end, each time to a file beside it that is then renamed, so that a collector
+never reads half of one. A file that can't be written is warned of once and ends no run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class MetricsFile:
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         if code in (Exit.DONE, Exit.NOTHING_TO_DO):
             self._last_success = time.time()
-        beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"  # a path without a name (`.`, `/`) fails at the renaming
+        beside = (
+            self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
+        )  # a path without a name (`.`, `/`) fails at the renaming
         try:
             text = rendered(self._metrics(code), {"job": self.job, "shard": self._shard})
             beside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
@@ -94,18 +96,28 @@ class MetricsFile:
 
     def _metrics(self, code: int | None) -> list[Gauge]:
         found = [
-            Gauge("relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]),
+            Gauge(
+                "relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]
+            ),
             Gauge("relabel_run_start_timestamp_seconds", "When the execution started.", [Sample(self._started_clock)]),
-            Gauge("relabel_run_seconds", "How long the execution has taken.", [Sample(time.perf_counter() - self._started_s)]),
+            Gauge(
+                "relabel_run_seconds",
+                "How long the execution has taken.",
+                [Sample(time.perf_counter() - self._started_s)],
+            ),
         ]
         if self.progress is not None:
             found += _of_progress(self.progress)
         if self.report is not None:
             found += _of_report(self.report)
         if code is not None:
-            found.append(Gauge("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)]))
+            found.append(
+                Gauge("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)])
+            )
         if self._last_success is not None:
-            found.append(Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)]))
+            found.append(
+                Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)])
+            )
         return found
 
 
@@ -132,12 +144,18 @@ def _of_progress(progress: Progress) -> list[Gauge]:
     chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
     fraction = quarantined / pairs if pairs else 0.0
     return [
-        Gauge("relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})),
+        Gauge(
+            "relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})
+        ),
         Gauge("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
         Gauge("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
         Gauge("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
         Gauge("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
-        Gauge("relabel_run_in_vain_rows", "Rows asked in vain: another was first, or the end came.", [Sample(progress.lost["pairs"])]),
+        Gauge(
+            "relabel_run_in_vain_rows",
+            "Rows asked in vain: another was first, or the end came.",
+            [Sample(progress.lost["pairs"])],
+        ),
         Gauge("relabel_run_in_vain_requests", "Requests asked in vain.", [Sample(progress.lost["requests"])]),
         Gauge("relabel_run_in_vain_tokens", "Tokens asked in vain.", _by("kind", lost_tokens)),
         Gauge("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
@@ -150,7 +168,11 @@ def _of_report(report: RunReport) -> list[Gauge]:
     fraction = tally.num_quarantined / tally.rows if tally.rows else 0.0
     return [
         Gauge("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", _by("status", rows)),
-        Gauge("relabel_quarantine_fraction", "Share of the output's finished rows that are quarantined.", [Sample(fraction)]),
+        Gauge(
+            "relabel_quarantine_fraction",
+            "Share of the output's finished rows that are quarantined.",
+            [Sample(fraction)],
+        ),
         Gauge("relabel_chunks_done", "Chunks of the whole output that are committed.", [Sample(tally.chunks_done)]),
         Gauge("relabel_engine_start_seconds", "How long the engine took to start.", [Sample(report.engine_start_s)]),
     ]

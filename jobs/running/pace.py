@@ -34,7 +34,8 @@ class Pace:
             self._looks.popleft()
 
     def drain_s(self, oldest_begun_s: float | None) -> float:
-        """How long all begun chunks together are expected to need: as long as recent ones took, each being begun while others ran.
+        """How long all begun chunks together are expected to need: as long as recent ones took, each being begun while
+        others ran.
 
         Args:
             oldest_begun_s: since when the oldest open chunk is under way, on `time.perf_counter`; None if none is.
@@ -51,7 +52,9 @@ class Pace:
 
 
 def num_fitting(lefts: Iterable[int], pairs_per_s: float | None, seconds: float) -> int:
-    """Of chunks with so many pairs left each, ascending, how many can be finished in a time. All of them where the rate is not known."""
+    """Of chunks with so many pairs left each, ascending, how many can be finished in a time. All of them where the rate
+    is not known.
+    """
     room = float("inf") if pairs_per_s is None else pairs_per_s * seconds
     count = 0
     for left in lefts:

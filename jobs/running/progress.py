@@ -1,4 +1,6 @@
-"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere, JSON objects on request. Always on stderr."""
+"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere, JSON objects on request.
+Always on stderr.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Display:
         self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._aloud)
         self._door.close()

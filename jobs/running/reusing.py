@@ -1,4 +1,6 @@
-"""A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that go along with them."""
+"""A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that
+go along with them.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,11 @@ class Reuse:
         rows = self.take([place for _, place in known])
         for (index, place), row in zip(known, rows, strict=True):
             pair = work.pairs[index]
-            work.take_over(index, row._replace(row_id=pair.row_id, query_id=pair.query_id, doc_id=pair.doc_id, reused=True), place.output)
+            work.take_over(
+                index,
+                row._replace(row_id=pair.row_id, query_id=pair.query_id, doc_id=pair.doc_id, reused=True),
+                place.output,
+            )
         if self._first_is_shared:
             self._carry(work, [index for index, _ in known])
         return len(known)
@@ -99,7 +105,9 @@ class Reuse:
         return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
 
     def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Keep the shared answers behind rows that are taken over, so that the next output has them though nobody asked for them here."""
+        """Keep the shared answers behind rows that are taken over, so that the next output has them though nobody asked
+        for them here.
+        """
         seen: set[tuple[Any, ...]] = set()
         for index in indexes:
             pair = work.pairs[index]

@@ -56,13 +56,18 @@ def report_text(report: RunReport) -> str:
         ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
     rows += in_vain_rows(did.in_vain)
-    rows += [(f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out") for stage, counts in tally.stages.items()]
+    rows += [
+        (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out")
+        for stage, counts in tally.stages.items()
+    ]
     if did.canary is not None:
         rows.append(("canary", canary_text(CanaryResult(**did.canary))))
     if report.engine_restarts is not None:
         rows.append(("engine restarts", f"{report.engine_restarts:,}"))
     is_finished = report.rows == tally.rows
-    rows.append(("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels"))
+    rows.append(
+        ("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels")
+    )
     return f"{report.name}: {verdict(report)}\n" + table(rows)
 
 
@@ -97,10 +102,15 @@ def advise(report: RunReport, job_file: str) -> None:
     lines = []
     if report.exit is Exit.OVER_LIMIT:
         lines.append(
-            f"See {report.output}/quarantine; after mending the cause: relabel retry {job_file}. Or raise run.max_failed_fraction."
+            f"See {report.output}/quarantine; after mending the cause: relabel retry {job_file}. Or raise "
+            "run.max_failed_fraction."
         )
     elif report.tally.num_quarantined and report.exit is Exit.DONE:
-        lines.append(f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
+        lines.append(
+            f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel "
+            "retry "
+            f"{job_file}"
+        )
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     for line in lines:

@@ -41,10 +41,14 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_SHARDS = 32
 """Shards under way at once. Each holds an open lock file, and what one worker holds no other can take."""
 LOOK_EVERY_S = 5.0
-"""How often a shard under way is looked at for chunks that others committed or are at, seconds, where a look is a request to a store."""
+"""How often a shard under way is looked at for chunks that others committed or are at, seconds, where a look is a
+request to a store.
+"""
 LOOK_AT_DISK_EVERY_S = 0.2
 CHOOSE_EVERY_S = 1.0
-"""Between two tries to choose chunks to help with, where none was worth it, seconds: each is a few requests to a store."""
+"""Between two tries to choose chunks to help with, where none was worth it, seconds: each is a few
+requests to a store.
+"""
 WAIT_S = 0.2
 """Between two looks for work while no engine has started, seconds."""
 
@@ -52,8 +56,8 @@ WAIT_S = 0.2
 class Session:
     """What one execution does to some shards, first attempts or retries.
 
-    A shard's lock is taken when the shard is reached and let go with its last commit, so that workers side by side share a run's shards,
-    and open files do not grow with their number.
+    A shard's lock is taken when the shard is reached and let go with its last commit, so that workers side by side
+    share a run's shards, and open files do not grow with their number.
 
     Args:
         shards: the plan's shards to work on, in this order.
@@ -113,8 +117,9 @@ class Session:
         return LOOK_EVERY_S if self.opened.store.readers > 1 else min(LOOK_EVERY_S, LOOK_AT_DISK_EVERY_S)
 
     def reach(self) -> bool:
-        """Find the next work: lock a shard that has some and is free; when there is none left, help with those that others hold, if
-        that is wanted. False when there is nothing to do; `busy` holds the shards that others have and that are not done.
+        """Find the next work: lock a shard that has some and is free; when there is none left, help with those that
+        others hold, if that is wanted. False when there is nothing to do; `busy` holds the shards that others have and
+        that are not done.
         """
         if self._reached is not None or self._waits:
             return True
@@ -184,8 +189,9 @@ class Session:
         return len(still_open) > 1 or not self.opened.store.is_locked(shard_lock_name(shard))
 
     def chunks(self) -> Iterator[ChunkWork | None]:
-        """Rows to ask, chunk by chunk, shard after shard; None while too many shards are open to begin another, or while waiting for
-        other workers' chunks is better than to ask them here."""
+        """Rows to ask, chunk by chunk, shard after shard; None while too many shards are open to begin another, or
+        while waiting for other workers' chunks is better than to ask them here.
+        """
         opened = self.opened
         while True:
             if len(self._locks) - (self._reached is not None) >= MAX_OPEN_SHARDS:
@@ -205,7 +211,9 @@ class Session:
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            rows = read_chunks(opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted)
+            rows = read_chunks(
+                opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted
+            )
             for chunk, pairs in rows:
                 if self._is_lost(shard):
                     self._give_up(shard, [one for one in attempts if one >= chunk])
@@ -227,7 +235,9 @@ class Session:
         return lock is not None and lock.is_lost
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
-        """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed, if nobody was faster."""
+        """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed, if
+        nobody was faster.
+        """
         self._logs.write(shard, f"lease lost: {len(chunks)} chunks are left to the worker that took it over")
         self.busy.append(shard)
         self._leave(shard, len(chunks))
@@ -271,7 +281,9 @@ class Session:
 
     @functools.cached_property
     def reuse(self) -> Reuse | None:
-        """What earlier outputs know; opened when the first chunk is read, so that a run with nothing to do never looks."""
+        """What earlier outputs know; opened when the first chunk is read, so that a run with
+        nothing to do never looks.
+        """
         job = self.opened.job
         if self.is_retry or not job.spec.reuse:
             return None

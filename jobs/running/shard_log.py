@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 class ShardLogs:
     """Log files of the shards under way; none stays open between lines, since many shards may be.
 
-    A line is never synced: a log is for people, receipts are the truth. So a log that can't be written (a full disk) ends no run; it is
-    said once.
+    A line is never synced: a log is for people, receipts are the truth. So a log that can't be written (a full disk)
+    ends no run; it is said once.
     """
 
     def __init__(self, store: RunStore) -> None:
@@ -34,7 +34,9 @@ class ShardLogs:
     def write(self, shard: int, *lines: str, is_end: bool = False) -> None:
         """Append lines, each with the time before it; `is_end`: the last ones of this worker about the shard."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = "".join(f"{stamp} {' '.join(line.splitlines())}\n" for line in lines)  # a reason may hold what a server wrote
+        text = "".join(
+            f"{stamp} {' '.join(line.splitlines())}\n" for line in lines
+        )  # a reason may hold what a server wrote
         with self._guard:
             if self._has_failed:
                 return

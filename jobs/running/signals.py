@@ -19,7 +19,8 @@ WATCH_EVERY_S = 5.0
 
 @contextlib.contextmanager
 def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
-    """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For the main thread.
+    """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For
+    the main thread.
 
     Args:
         say: told what was asked for and what will happen.
@@ -33,7 +34,10 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
             text = f"{stop.reason} is too near for the engine to answer anything: it is not started."
         else:
             stop.drain("SIGTERM")
-            text = f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with exit code 20."
+            text = (
+                f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with "
+                "exit code 20."
+            )
         say(text)
         _end_start(stop)
 
@@ -66,7 +70,9 @@ def _end_start(stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
-    """Wake the main thread by a signal if the deadline comes too near while an engine starts; the loop minds it by itself."""
+    """Wake the main thread by a signal if the deadline comes too near while an engine starts; the loop minds it by
+    itself.
+    """
     if stop.deadline is None:
         yield
         return

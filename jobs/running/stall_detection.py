@@ -1,5 +1,6 @@
-"""How long requests have waited in an engine, by the engine's own work: one that goes silent, or comes back empty again and again, is
-counted as crashed. No wall clock decides it: a process that was stopped and woke up has kept no request waiting.
+"""How long requests have waited in an engine, by the engine's own work: one that goes silent, or comes back empty again
+and again, is counted as crashed. No wall clock decides it: a process that was stopped and woke up has kept no request
+waiting.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from manifests.asks import POLL_S, Answer, Engine
 from manifests.errors import EngineCrashError
 
 HASTY_POLLS = 10_000
-"""Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be asked forever."""
+"""Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be
+asked forever.
+"""
 LONGEST_STEP_S = 5.0
-"""Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a request waiting."""
+"""Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
+request waiting.
+"""
 
 
 class StallDetection:
     """Polls one engine and keeps its clock.
 
     Args:
-        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the engine.
+        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
+            engine.
     """
 
     def __init__(self, engine: Engine, ask_timeout_s: float) -> None:
@@ -50,10 +56,13 @@ class StallDetection:
         try:
             answers = self._engine.poll()
         except Exception as exc:
-            if not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError":  # torch's, which jobs never imports
+            if (
+                not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError"
+            ):  # torch's, which jobs never imports
                 raise
             raise EngineCrashError(
-                f"the engine's memory ran out with {num_in_flight} requests in flight. Ask for fewer at a time, or shorter prompts."
+                f"the engine's memory ran out with {num_in_flight} requests in flight. Ask for fewer at a time, or "
+                "shorter prompts."
             ) from exc
         finally:
             self.polling_since_s = None
@@ -65,13 +74,16 @@ class StallDetection:
     def idle_poll_s(self, num_in_flight: int) -> None:
         """Raise EngineCrashError for an engine that comes back at once, again and again, with nothing."""
         if self._hasty_polls > HASTY_POLLS and num_in_flight:
-            raise EngineCrashError(f"the engine says nothing of {num_in_flight} requests, and does not work on them either.")
+            raise EngineCrashError(
+                f"the engine says nothing of {num_in_flight} requests, and does not work on them either."
+            )
 
     def look_for_silence(self, in_flight: Iterable[int], stage_of: Callable[[int], str]) -> None:
         """Now and then: raise EngineCrashError if a request has waited too long.
 
         Args:
-            in_flight: numbers, ascending. Requests are handed over in this order, so the first is the one that waits longest.
+            in_flight: numbers, ascending. Requests are handed over in this order, so the first is the one that waits
+                longest.
         """
         if self.worked_s < self._next_look_s:
             return
@@ -84,7 +96,9 @@ class StallDetection:
             self.check(handed[0][1], stage_of(oldest))
 
     def check(self, since_s: float, stage: str) -> None:
-        """Raise EngineCrashError if a request that was handed over at `since_s`, by the engine's clock, has waited too long."""
+        """Raise EngineCrashError if a request that was handed over at `since_s`, by the engine's clock, has waited too
+        long.
+        """
         waited_s = self.worked_s - since_s
         if waited_s > self._ask_timeout_s:
             raise EngineCrashError(

@@ -71,7 +71,9 @@ class Stop:
 
 
 def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT | None:
-    """What `start` gives, or None if a stop came before or during it, or a deadline is so near that nothing could be done with it."""
+    """What `start` gives, or None if a stop came before or during it, or a deadline is so near that nothing could be
+    done with it.
+    """
     stop.mind(DRAIN_S)
     if stop.reason is not None:
         return None

@@ -33,7 +33,19 @@ class Trajectory:
     `label` is set at a good end, `failure` at a bad one.
     """
 
-    __slots__ = ("answers", "ask", "attempt", "failure", "generator", "label", "open", "output_tokens", "prompt_tokens", "sample", "tries")
+    __slots__ = (
+        "answers",
+        "ask",
+        "attempt",
+        "failure",
+        "generator",
+        "label",
+        "open",
+        "output_tokens",
+        "prompt_tokens",
+        "sample",
+        "tries",
+    )
 
     def __init__(self, open_pair: OpenPair, sample: int) -> None:
         self.open = open_pair
@@ -58,7 +70,8 @@ class Trajectory:
             return False
 
     def take(self, answer: Answer, labeler: Labeler, options: LabelerOptions) -> bool:
-        """Send an answer and take the next ask, or the same one again with another attempt number if the answer was unreadable.
+        """Send an answer and take the next ask, or the same one again with another attempt number if the answer was
+        unreadable.
 
         Returns:
             True if `ask` now wants an answer; False at the end, with `label` or `failure` set.
@@ -69,7 +82,9 @@ class Trajectory:
         for decision in self.ask.decisions:
             found = answer.distributions.get(decision.name)
             if found is not None and not _is_distribution(found, len(decision.labels)):
-                answer = replace(answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}")
+                answer = replace(
+                    answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}"
+                )
         try:
             return self._step(answer)
         except VerdictError as exc:
@@ -122,17 +137,24 @@ def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
 
 
 def _is_distribution(found: Distribution, num_labels: int) -> bool:
-    """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and NaN's argmax is 0."""
+    """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and
+    NaN's argmax is 0.
+    """
     probs = found.probs
     # every comparison with NaN is false, so NaN fails here too
-    return len(probs) == num_labels and min(probs) >= 0.0 and abs(sum(probs) - 1.0) < 1e-3 and 0.0 <= found.outside_mass <= 1.0
+    return (
+        len(probs) == num_labels
+        and min(probs) >= 0.0
+        and abs(sum(probs) - 1.0) < 1e-3
+        and 0.0 <= found.outside_mass <= 1.0
+    )
 
 
 def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     """The row of a pair whose trajectories have all ended.
 
-    With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every answer that the pair
-    waited for, failed attempts and shared asks included.
+    With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every
+    answer that the pair waited for, failed attempts and shared asks included.
     """
     pair = open_pair.pair
     outcomes = open_pair.outcomes
@@ -157,7 +179,9 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     )
 
 
-def _labelled(open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int) -> LabelRow:
+def _labelled(
+    open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int
+) -> LabelRow:
     pair = open_pair.pair
     distribution = label.distribution
     return LabelRow(

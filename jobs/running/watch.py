@@ -1,4 +1,5 @@
-"""What the run loop tells a worker that is watched over, so that whoever outlives it knows which rows its engine was at when it went down.
+"""What the run loop tells a worker that is watched over, so that whoever outlives it knows which rows its engine was at
+when it went down.
 
 A run that nobody watches over has no watch, and pays for none.
 """
@@ -18,7 +19,9 @@ class Watch(Protocol):
         """A chunk is about to be asked. May set its `apart` and `isolated_rows`."""
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
-        """These rows are about to be asked apart from all others; the engine is proven to work and has nothing else in flight."""
+        """These rows are about to be asked apart from all others; the engine is proven to work and has nothing else in
+        flight.
+        """
 
     def asks(self, work: ChunkWork, index: int) -> None:
         """A row is open: the engine may be at it from now on."""

@@ -1,7 +1,7 @@
 """Ends a process whose engine never comes back from its work: nobody else can, where no supervisor watches.
 
-A thread counts the time that one `poll` takes. It can end a process whose main thread waits in a driver's call, as long as that call lets
-other threads run; a supervisor (`--workers 1`) needs no such luck.
+A thread counts the time that one `poll` takes. It can end a process whose main thread waits in a driver's call, as long
+as that call lets other threads run; a supervisor (`--workers 1`) needs no such luck.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def hangs_end(polling_since_s: Callable[[], float | None], timeout_s: float) -> 
         while not has_ended.wait(min(LOOK_EVERY_S, timeout_s / 4)):
             now_s = time.perf_counter()
             since_s = polling_since_s()
-            waited_s = waited_s + min(now_s - looked_s, LONGEST_LOOK_S) if since_s is not None and since_s == poll else 0.0
+            waited_s = (
+                waited_s + min(now_s - looked_s, LONGEST_LOOK_S) if since_s is not None and since_s == poll else 0.0
+            )
             poll, looked_s = since_s, now_s
             if waited_s > timeout_s:
                 print(  # noqa: T201
-                    f"relabel: the engine has not come back from its work for {waited_s:.0f} s (run.ask_timeout_s is {timeout_s:g}); "
+                    f"relabel: the engine has not come back from its work for {waited_s:.0f} s (run.ask_timeout_s is "
+                    f"{timeout_s:g}); "
                     "ending without it. Committed work is safe; the same command goes on.",
                     file=sys.stderr,
                     flush=True,

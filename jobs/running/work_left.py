@@ -1,4 +1,6 @@
-"""What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold quarantined rows."""
+"""What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold
+quarantined rows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class WorkLeft:
         retries: chunks of this round of retries and their attempt, by shard, where somebody chose the round already.
     """
 
-    def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, retries: dict[int, dict[int, int]] | None = None) -> None:
+    def __init__(
+        self, opened: OpenRun, shards: list[int], *, is_retry: bool, retries: dict[int, dict[int, int]] | None = None
+    ) -> None:
         self.opened = opened
         self.shards = shards
         self.is_retry = is_retry
@@ -50,7 +54,9 @@ class WorkLeft:
         done = self.opened.folder.attempts(shard) if seen is None else seen.get(shard, {})
         if not self.is_retry:
             return {chunk: 1 for chunk in range(len(self.opened.plan.shards[shard].chunks)) if chunk not in done}
-        return {chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1}
+        return {
+            chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1
+        }
 
     def open_shards(self) -> list[int]:
         """Those of the shards that still have work in them, whoever does it; from one listing."""
@@ -62,8 +68,9 @@ class WorkLeft:
     def _retry_round(self) -> dict[int, dict[int, int]]:
         """Chunks to retry and their attempt, by shard.
 
-        Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that still hold quarantined
-        rows), only the ones that lag are asked, so that a retry that was killed and called again ends where an undisturbed one ends.
+        Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that
+        still hold quarantined rows), only the ones that lag are asked, so that a retry that was killed and called again
+        ends where an undisturbed one ends.
         """
         folder = self.opened.folder
         every_attempt = (len(done) for chunks in self.seen.values() for done in chunks.values())
@@ -80,7 +87,8 @@ class WorkLeft:
         return lagging or found
 
     def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
-        """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever came since.
+        """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever
+        came since.
 
         Raises:
             StoreUnreachableError: a listing lacks receipts that were seen before.
@@ -94,7 +102,8 @@ class WorkLeft:
         }
         if missing := attempts.keys() - found.keys():
             raise StoreUnreachableError(
-                f"{folder.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, chunks {sorted(missing)[:5]}). "
+                f"{folder.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, chunks "
+                f"{sorted(missing)[:5]}). "
                 "Run the same command again."
             )
         return found

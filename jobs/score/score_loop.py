@@ -1,7 +1,8 @@
-"""The loop of a score run: a thread reads and tokenizes chunks ahead, the main thread keeps the student busy, committers write.
+"""The loop of a score run: a thread reads and tokenizes chunks ahead, the main thread keeps the student busy,
+committers write.
 
-A chunk is the unit of everything: its rows are sorted by length together, its batches follow from it alone, and its order is restored when
-it is committed. So a run that was killed ends with the bytes of one that was not.
+A chunk is the unit of everything: its rows are sorted by length together, its batches follow from it alone, and its
+order is restored when it is committed. So a run that was killed ends with the bytes of one that was not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from jobs.score.student_jobs import STAGE, StudentArgs, identify, score_rows, st
 from manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2
-"""Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep memory flat."""
+"""Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep
+memory flat.
+"""
 LOOK_EVERY_S = 0.2
 
 
@@ -67,7 +70,8 @@ class ScoreLoop:
         """Work through the chunks.
 
         Args:
-            chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were committed.
+            chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
+                committed.
         Returns:
             True if all of them were committed, False if a stop left some undone.
         Raises:
@@ -196,7 +200,9 @@ def score(
             on_engine(session.facts)
             session.progress.started_s = time.perf_counter()
             scorer = Scorer(student, batch_tokens=_args(session).batch_tokens)
-            ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop, tick=tick).run(session.chunks())
+            ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop, tick=tick).run(
+                session.chunks()
+            )
     finally:
         session.close()
     report = conclude(session)

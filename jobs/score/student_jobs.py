@@ -1,7 +1,8 @@
-"""A student as the engine of a run: which student it is, the job that scores with it, and the rows that come of its distributions.
+"""A student as the engine of a run: which student it is, the job that scores with it, and the rows that come of its
+distributions.
 
-The job is cut, locked, committed and proven like any other; only what asks differs (`score_loop.py`): a student is asked whole chunks at a
-time, sorted by length, and generates nothing.
+The job is cut, locked, committed and proven like any other; only what asks differs (`score_loop.py`): a student is
+asked whole chunks at a time, sorted by length, and generates nothing.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
 
 
 class StudentLabeler:
-    """What a score run asks, as labelers say it: one decision a pair, on query and document alone. Estimates walk it; the score loop
-    reads pairs by the chunk instead.
+    """What a score run asks, as labelers say it: one decision a pair, on query and document alone. Estimates walk it;
+    the score loop reads pairs by the chunk instead.
     """
 
     Options: ClassVar[type[LabelerOptions]] = StudentOptions
@@ -152,24 +153,30 @@ def identify(path: str) -> Identity:
         missing = sorted(set(named) - set(found))
         files = {name: str(named[name]) for name in found if name in named}
     except FileNotFoundError as exc:
-        raise ManifestError(f"{path}: a student without {MANIFEST_NAME}: its training has not ended. Run `relabel distill` again.") from exc
+        raise ManifestError(
+            f"{path}: a student without {MANIFEST_NAME}: its training has not ended. Run `relabel distill` again."
+        ) from exc
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ManifestError(f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again.") from exc
+        raise ManifestError(
+            f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again."
+        ) from exc
     if missing:
         raise ManifestError(
-            f"{path}: {', '.join(missing)} of its {MANIFEST_NAME} is missing. Restore the folder from a copy, or train again."
+            f"{path}: {', '.join(missing)} of its {MANIFEST_NAME} is missing. Restore the folder from a copy, or "
+            "train again."
         )
     if unnamed:
         raise ManifestError(
-            f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. Move it away, restore "
+            f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. "
+            "Move it away, restore "
             "the folder from a copy, or train again."
         )
     return Identity(path, record, files, sha256_bytes(data))
 
 
 def local_student(reference: str, *, cache_dir: Path) -> str:
-    """The folder of a student: as it was named, or fetched from a URL into the cache, where it lies by the digest of its manifest, so
-    that a student that was trained again is another one.
+    """The folder of a student: as it was named, or fetched from a URL into the cache, where it lies by the digest of
+    its manifest, so that a student that was trained again is another one.
 
     Raises:
         ManifestError: no finished student lies at the URL.
@@ -205,20 +212,37 @@ def start_student(identity: Identity, args: StudentArgs) -> tuple[StudentModel, 
     changed = sorted(name for name in identity.files if held[name] != identity.files[name])
     if changed:
         raise ManifestError(
-            f"{identity.path}: {', '.join(changed)} changed since the student was trained (the sha256 is not the manifest's). "
+            f"{identity.path}: {', '.join(changed)} changed since the student was trained (the sha256 is not the "
+            "manifest's). "
             "Restore the folder from a copy, or train again."
         )
     torch = require("torch", extra="cpu", purpose="relabel score")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise MissingExtraError(f"--device {device}: torch finds no GPU here. Leave --device out, or run on a machine that has one.")
+        raise MissingExtraError(
+            f"--device {device}: torch finds no GPU here. Leave --device out, or run on a machine that has one."
+        )
     try:
         student = load_student(identity.path, device=device)
     except RuntimeError as exc:  # torch's word for a device it does not know
-        raise MissingExtraError(f"--device {device}: torch can't use it ({exc}). `relabel doctor` shows what is here.") from exc
+        raise MissingExtraError(
+            f"--device {device}: torch can't use it ({exc}). `relabel doctor` shows what is here."
+        ) from exc
     student.module.to(getattr(torch, args.dtype))
-    details = {"kind": identity.record.kind, "manifest_sha256": identity.manifest_sha256, "temperature": identity.record.temperature}
-    facts = EngineFacts(STUDENT, version("torch"), identity.record.name, identity.digest, device=device, dtype=args.dtype, details=details)
+    details = {
+        "kind": identity.record.kind,
+        "manifest_sha256": identity.manifest_sha256,
+        "temperature": identity.record.temperature,
+    }
+    facts = EngineFacts(
+        STUDENT,
+        version("torch"),
+        identity.record.name,
+        identity.digest,
+        device=device,
+        dtype=args.dtype,
+        details=details,
+    )
     return student, facts
 
 
@@ -238,7 +262,10 @@ class ScoreJob(Job):
             label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=STUDENT)},
             templates={},
             stages=stage_digests(self.labeler.probe()),
-            engine={"name": STUDENT, "args": {key: value for key, value in args.items() if key not in engine.args.speed_only}},
+            engine={
+                "name": STUDENT,
+                "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
+            },
             model_digest=identify(str(engine.model)).digest,
             cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
         )
@@ -281,7 +308,9 @@ def score_job(request: ScoreRequest) -> ScoreJob:
             name=STUDENT,
             model=request.student,
             max_prompt_tokens=max(64, record.max_tokens),
-            args=StudentArgs(batch_tokens=request.batch_tokens, device=request.device, dtype=cast(Dtype, request.dtype)),
+            args=StudentArgs(
+                batch_tokens=request.batch_tokens, device=request.device, dtype=cast(Dtype, request.dtype)
+            ),
         ),
         "output": request.output,
         "shards": request.shards,
@@ -290,7 +319,9 @@ def score_job(request: ScoreRequest) -> ScoreJob:
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options, record.heads)
-    return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}")  # `start_student` stands for the class
+    return ScoreJob(
+        spec, labeler, cast(EngineClass, None), f"relabel score {request.student}"
+    )  # `start_student` stands for the class
 
 
 def score_rows(
@@ -302,8 +333,8 @@ def score_rows(
 ) -> list[LabelRow | QuarantineRow]:
     """Rows of a chunk from a student's distributions.
 
-    The grade is the most probable one, the lower of equals. A row without finite probabilities at any head is quarantined: NaN's argmax
-    is 0, and a failure is no grade.
+    The grade is the most probable one, the lower of equals. A row without finite probabilities at any head is
+    quarantined: NaN's argmax is 0, and a failure is no grade.
 
     Args:
         probs: by head, float32 [B, K].
@@ -319,12 +350,25 @@ def score_rows(
         length = len(token.ids)
         if not is_whole:
             rows.append(
-                QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", "the student's probabilities are NaN", [], length, 0)
+                QuarantineRow(
+                    pair.row_id,
+                    pair.query_id,
+                    pair.doc_id,
+                    "engine",
+                    "the student's probabilities are NaN",
+                    [],
+                    length,
+                    0,
+                )
             )
             continue
         flags = ["document_truncated"] if token.is_cut else []
         ids = (pair.row_id, pair.query_id, pair.doc_id)
-        rows.append(LabelRow(*ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine))
+        rows.append(
+            LabelRow(
+                *ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine
+            )
+        )
     return rows
 
 
@@ -338,4 +382,8 @@ def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[i
     if "subject" in columns and "attribute" in columns:
         columns["phi_grade"] = [phi[s][a] for s, a in zip(columns["subject"], columns["attribute"], strict=True)]
         columns["phi_agrees"] = [one == grade for one, grade in zip(columns["phi_grade"], grades, strict=True)]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] if columns else [{} for _ in grades]
+    return (
+        [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        if columns
+        else [{} for _ in grades]
+    )

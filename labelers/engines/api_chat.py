@@ -1,7 +1,8 @@
-"""The chat way: messages as text to any OpenAI-compatible server. No distributions, no token ids, no control token written as plain text.
+"""The chat way: messages as text to any OpenAI-compatible server. No distributions, no token ids, no control token
+written as plain text.
 
-So a row whose data hold a control token's text is refused before it is sent, and says why. Where prompts are measured, a token is counted
-as four characters, since the server's tokenizer is not at hand.
+So a row whose data hold a control token's text is refused before it is sent, and says why. Where prompts are measured,
+a token is counted as four characters, since the server's tokenizer is not at hand.
 """
 
 from __future__ import annotations
@@ -61,19 +62,23 @@ class ChatMode:
         """Refuse what can't be asked this way, and try one short answer of each stage.
 
         Raises:
-            ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses the requests.
+            ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses the
+                requests.
             EngineCrashError: the server does not answer.
         """
         for ask in asks:
             if ask.max_tokens == 0 or ask.format is None:
                 raise ModelError(
-                    f"stage {ask.stage!r} asks for a distribution and nothing else, which a chat API does not give. Use engine.args.mode: "
-                    "tokens with engine.model and a server that takes token ids (vLLM), or a labeler that writes its verdict."
+                    f"stage {ask.stage!r} asks for a distribution and nothing else, which a chat API does not give. "
+                    "Use engine.args.mode: "
+                    "tokens with engine.model and a server that takes token ids (vLLM), or a labeler that writes its "
+                    "verdict."
                 )
             if ask.prefill and self._args.assistant_prefill == "refuse":
                 raise ModelError(
                     f"stage {ask.stage!r} begins the answer with {ask.prefill!r}, which not every chat server can: set "
-                    "engine.args.assistant_prefill to `message` or `continue` if yours goes on with a last assistant message."
+                    "engine.args.assistant_prefill to `message` or `continue` if yours goes on with a last assistant "
+                    "message."
                 )
         for ask in asks:
             body = {**self._body(ask, ask.messages, 0), **self._limit(TRIAL_TOKENS)}
@@ -82,7 +87,12 @@ class ChatMode:
                 found.raise_at_start(ask.stage)
             self._client.costs.add(found.usage)
         if any(ask.decisions for ask in asks):
-            return ["The server is used as a chat API, which gives no distributions: labels carry the grade alone (`no_distribution`)."]
+            return [
+                (
+                    "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
+                    "(`no_distribution`)."
+                )
+            ]
         return []
 
     def admit(self, request: Request) -> ChatWork | Answer:
@@ -94,12 +104,19 @@ class ChatMode:
             return Answer(request.id, "", "refused", detail=f"{field} holds {text!r}, {why}")
         messages: Sequence[Message] | None = ask.messages
         flags: tuple[str, ...] = ()
-        surplus = sum(len(message.text) for message in ask.messages) + len(ask.prefill) - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
+        surplus = (
+            sum(len(message.text) for message in ask.messages)
+            + len(ask.prefill)
+            - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
+        )
         if surplus > 0:
             messages = _cut(ask.messages, surplus) if self._overlong == "truncate" else None
             flags = ("document_truncated",)
         if messages is None:
-            limit = f"engine.max_prompt_tokens is {self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} characters each"
+            limit = (
+                f"engine.max_prompt_tokens is {self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} "
+                "characters each"
+            )
             return Answer(request.id, "", "overlong", detail=f"the prompt is {surplus} characters too long: {limit}")
         return ChatWork(request, self._body(ask, messages, request.seed), flags)
 
@@ -111,11 +128,23 @@ class ChatMode:
         usage = found.usage
         self._client.costs.add(usage)
         return Answer(
-            work.request.id, found.text, found.finish, {}, usage.prompt, usage.output, usage.cached, detail=found.detail, flags=work.flags
+            work.request.id,
+            found.text,
+            found.finish,
+            {},
+            usage.prompt,
+            usage.output,
+            usage.cached,
+            detail=found.detail,
+            flags=work.flags,
         )
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
-        return {self._args.max_tokens_field: max_tokens} if self._args.extra_body.get(self._args.max_tokens_field, 0) is not None else {}
+        return (
+            {self._args.max_tokens_field: max_tokens}
+            if self._args.extra_body.get(self._args.max_tokens_field, 0) is not None
+            else {}
+        )
 
     def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         turns = [{"role": message.role, "content": message.text} for message in messages]
@@ -140,7 +169,9 @@ class ChatMode:
 
 
 def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
-    """The messages with `surplus` characters fewer, from the ends of the documents, last one first; None if those are too short."""
+    """The messages with `surplus` characters fewer, from the ends of the documents, last one first; None if those are
+    too short.
+    """
     changed = list(messages)
     for number in reversed(range(len(changed))):
         message = changed[number]
@@ -152,6 +183,9 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
                 parts[2 * place + 1] = kept
                 changed[number] = message = message._replace(parts=tuple(parts))
     is_emptied = all(
-        not message.parts[2 * place + 1] for message in changed for place, field in enumerate(message.fields) if field == DOCUMENT_FIELD
+        not message.parts[2 * place + 1]
+        for message in changed
+        for place, field in enumerate(message.fields)
+        if field == DOCUMENT_FIELD
     )
     return None if surplus > 0 or is_emptied else changed

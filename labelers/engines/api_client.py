@@ -1,9 +1,9 @@
 """Requests to one server: bounded in number, tried again where that may help, and never a word about the key.
 
-What may help: 408, 425, 429 and 5xx, time-outs, broken connections, replies without the API's form. Between tries it waits a random time
-below an exponential bound (full jitter), and no less than the server's `Retry-After`. What does not help is the row's fate (`Failure`)
-where the row may be the reason, and the run's where it can't be: nobody listens, the key is refused, the model is unknown, the quota is
-used up.
+What may help: 408, 425, 429 and 5xx, time-outs, broken connections, replies without the API's form. Between tries it
+waits a random time below an exponential bound (full jitter), and no less than the server's `Retry-After`. What does not
+help is the row's fate (`Failure`) where the row may be the reason, and the run's where it can't be: nobody listens, the
+key is refused, the model is unknown, the quota is used up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from labelers.engines.api_connections import Connections, HttpReply
 from labelers.engines.api_costs import Costs
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import Complaint, ReplyError, parse_reply, read_complaint, read_model_names, reply_limit, shown
+from labelers.engines.api_replies import (
+    Complaint,
+    ReplyError,
+    parse_reply,
+    read_complaint,
+    read_model_names,
+    reply_limit,
+    shown,
+)
 from manifests.asks import Finish
 from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require
@@ -28,7 +36,9 @@ from manifests.storage.disk_errors import out_of_files
 ReadT = TypeVar("ReadT")
 
 FAILED_IN_A_ROW = 32
-"""Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not the rows."""
+"""Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not
+the rows.
+"""
 
 _RETRIED = frozenset({408, 425, 429})
 _NOT_OFFERED = frozenset({404, 405, 501})
@@ -55,12 +65,18 @@ class Failure(NamedTuple):
             EngineCrashError: it does not answer.
         """
         if self.status == 0:
-            raise EngineCrashError(f"the server is in no state to work: stage {stage!r}: {self.detail}. The same command may work later.")
-        raise ModelError(f"stage {stage!r}: {self.detail}. engine.args.max_tokens_field and extra_body change what is sent.")
+            raise EngineCrashError(
+                f"the server is in no state to work: stage {stage!r}: {self.detail}. The same command may work later."
+            )
+        raise ModelError(
+            f"stage {stage!r}: {self.detail}. engine.args.max_tokens_field and extra_body change what is sent."
+        )
 
 
 class _Try(NamedTuple):
-    """A try that may be repeated: why it failed, how long the server wants us to wait, and whether anybody was there."""
+    """A try that may be repeated: why it failed, how long the server wants us to wait, and whether
+    anybody was there.
+    """
 
     reason: str
     wait_s: float = 0.0
@@ -116,7 +132,9 @@ class ApiClient:
             raise EngineCrashError(f"the server at engine.args.base_url is in no state to work: {found.detail}")
         return found
 
-    async def post(self, path: str, body: dict[str, Any], read: Callable[[Any], ReadT], *, is_trial: bool = False) -> ReadT | Failure:
+    async def post(
+        self, path: str, body: dict[str, Any], read: Callable[[Any], ReadT], *, is_trial: bool = False
+    ) -> ReadT | Failure:
         """Send a request until it is answered, or has failed for good.
 
         Args:
@@ -131,7 +149,11 @@ class ApiClient:
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], ReadT], *, is_trial: bool
     ) -> ReadT | Failure:
-        content = None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        content = (
+            None
+            if body is None
+            else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        )
         limit_bytes = reply_limit(body, len(content or b""))
         heard_before = self._num_heard
         tries: list[_Try] = []
@@ -147,18 +169,27 @@ class ApiClient:
         self._failed_in_a_row += 1
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise EngineCrashError(
-                f"nobody answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the server, or mend the "
+                f"nobody answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the "
+                "server, or mend the "
                 "address; the same command then goes on."
             )
         if self._failed_in_a_row >= max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
             raise EngineCrashError(
-                f"the server answered none of the last {self._failed_in_a_row} requests, each tried {self._args.max_tries} times; the "
+                f"the server answered none of the last {self._failed_in_a_row} requests, each tried "
+                f"{self._args.max_tries} times; the "
                 f"last time: {tries[-1].reason}. Mend the server; the same command then goes on."
             )
         return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
 
     async def _try(
-        self, method: str, path: str, content: bytes | None, read: Callable[[Any], ReadT], limit_bytes: int, *, is_trial: bool
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        read: Callable[[Any], ReadT],
+        limit_bytes: int,
+        *,
+        is_trial: bool,
     ) -> ReadT | Failure | _Try:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
@@ -195,31 +226,47 @@ class ApiClient:
         status = reply.status
         said = f"HTTP {status}" + (f": {complaint.message}" if complaint.message else "")
         if status == 429 and complaint.code == "insufficient_quota":
-            raise EngineCrashError("the server says that the key's quota is used up; raise it there, and the same command goes on.")
+            raise EngineCrashError(
+                "the server says that the key's quota is used up; raise it there, and the same command goes on."
+            )
         if status in _RETRIED or (status >= 500 and status != 501):
             return _Try(said, self._wanted_wait(reply))
         if status in (401, 403):
             self._forbidden_in_a_row += 1
-            if status == 401 or self._num_answered == 0 or self._forbidden_in_a_row > FAILED_IN_A_ROW or await self._is_locked_out():
+            if (
+                status == 401
+                or self._num_answered == 0
+                or self._forbidden_in_a_row > FAILED_IN_A_ROW
+                or await self._is_locked_out()
+            ):
                 self._deny(status)
-            return Failure("refused", "the server refused this request (HTTP 403)", status)  # moderation, at some providers
+            return Failure(
+                "refused", "the server refused this request (HTTP 403)", status
+            )  # moderation, at some providers
         if complaint.is_filtered:
             return Failure("refused", f"the server's content filter refused the request ({said})", status)
         if complaint.is_too_long or status == 413:
             return Failure("overlong", f"the server finds the prompt too long ({said})", status)
         if status == 404 and not is_trial:
             raise ModelError(
-                f"the server knows no model {self._args.served_model!r}, or no such path ({said}). Check engine.args.served_model, and "
+                f"the server knows no model {self._args.served_model!r}, or no such path ({said}). Check "
+                "engine.args.served_model, and "
                 "engine.args.base_url, which ends in /v1 at most servers."
             )
         if 300 <= status < 400:
-            raise ModelError(f"the server at engine.args.base_url sends us elsewhere (HTTP {status}); write that address into base_url.")
+            raise ModelError(
+                f"the server at engine.args.base_url sends us elsewhere (HTTP {status}); write that address into "
+                "base_url."
+            )
         return Failure("error", f"the server refused the request ({said})", status)
 
     def _deny(self, status: int) -> NoReturn:
         """The server's own words stay out: some repeat the key."""
         have = f"the key in {self._args.api_key_env}" if self._key else f"no key ({self._args.api_key_env} is not set)"
-        raise ModelError(f"the server refuses {have} (HTTP {status}). Put a valid key into that variable, or name another in api_key_env.")
+        raise ModelError(
+            f"the server refuses {have} (HTTP {status}). Put a valid key into that variable, or name another in "
+            "api_key_env."
+        )
 
     async def _is_locked_out(self) -> bool:
         """Whether the key opens nothing any more, as against one request that was not liked."""
@@ -234,7 +281,8 @@ class ApiClient:
         args = self._args
         if wanted_s > args.max_wait_s:
             raise EngineCrashError(
-                f"the server wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = {args.max_wait_s:g}. Run the same "
+                f"the server wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = "
+                f"{args.max_wait_s:g}. Run the same "
                 "command again then; what is committed stays."
             )
         bound = min(args.max_backoff_s, args.backoff_s * 2.0 ** min(num_failed - 1, 60))

@@ -1,7 +1,7 @@
 """Connections to one server, one for each request in flight; the only place that sends the key.
 
-httpx looks through its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64 clients with one each
-take 1 ms (2026-11-20). So a request takes a client of its own, and puts it back.
+httpx looks through its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64
+clients with one each take 1 ms (2026-11-20). So a request takes a client of its own, and puts it back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class HttpReply(NamedTuple):
 class Connections:
     """Clients, made as they are needed.
 
-    trust_env is off: the environment (proxies, .netrc with other credentials) is not this folder's to read. Redirects stay off, as httpx
+    trust_env is off: the environment (proxies, .netrc with other credentials) is not this folder's to read. Redirects
+        stay off, as httpx
     has them: they would carry the key elsewhere.
 
     Args:
@@ -88,7 +89,8 @@ class Connections:
 
 
 async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
-    """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64 MiB.
+    """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64
+    MiB.
 
     Raises:
         ReplyError: it is longer than the limit, or its compression can't be read.

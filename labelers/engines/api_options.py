@@ -1,7 +1,7 @@
 """Options of the openai engine, and what they say about the server: its address, its key, what identifies it.
 
-A key is named here, never held: `api_key_env` is the name of an environment variable, and `jobs` hands its value to the engine apart from
-the spec. Messages of this file show neither a key nor an address that may hold a password.
+A key is named here, never held: `api_key_env` is the name of an environment variable, and `jobs` hands its value to the
+engine apart from the spec. Messages of this file show neither a key nor an address that may hold a password.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ class OpenAiArgs(EngineArgs):
     """Options that name an environment variable whose value the engine is to be given, and nobody else."""
 
     base_url: str
-    """Where the API's paths begin: `http://127.0.0.1:8000/v1`. Host and port may change from run to run; the path is part of the model's
-    identity, since some providers name the deployment in it."""
+    """Where the API's paths begin: `http://127.0.0.1:8000/v1`. Host and port may change from run to run; the path is
+    part of the model's identity, since some providers name the deployment in it.
+    """
     served_model: str = Field(min_length=1)
     """The model's name at the server (`GET /models` lists them)."""
     mode: Literal["auto", "tokens", "chat"] = "auto"
-    """`tokens`: prompts as token ids, exact distributions; `engine.model` names the tokenizer. `chat`: messages as text, no distributions.
-    `auto` takes `tokens` where `engine.model` is given and the server can do it. Write it out to be refused rather than degraded."""
+    """`tokens`: prompts as token ids, exact distributions; `engine.model` names the tokenizer. `chat`: messages as
+    text, no distributions. `auto` takes `tokens` where `engine.model` is given and the server can do it. Write it out
+    to be refused rather than degraded.
+    """
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key; never the key itself. Without one, no key is sent."""
     concurrency: int = Field(32, ge=1, le=4096)
@@ -59,9 +62,13 @@ class OpenAiArgs(EngineArgs):
     timeout_s: float = Field(300.0, gt=0)
     """Longest that one request may take, seconds; then it is tried again."""
     max_tries: int = Field(6, ge=1, le=100)
-    """Tries of one request (busy or failing server, time-out, broken connection, garbled reply) until its row is given up, as `engine`."""
+    """Tries of one request (busy or failing server, time-out, broken connection, garbled reply) until its row is given
+    up, as `engine`.
+    """
     backoff_s: float = Field(1.0, ge=0)
-    """Before try n + 1 the engine waits a random time of up to backoff_s * 2^(n-1) seconds; `Retry-After` is heeded on top."""
+    """Before try n + 1 the engine waits a random time of up to backoff_s * 2^(n-1) seconds; `Retry-After` is heeded on
+    top.
+    """
     max_backoff_s: float = Field(60.0, ge=0)
     """Upper end of that random time, seconds."""
     max_wait_s: float = Field(600.0, ge=0)
@@ -71,17 +78,22 @@ class OpenAiArgs(EngineArgs):
     price_per_million_output: float | None = Field(None, ge=0)
     """Price of a million output tokens."""
     constrain: bool = True
-    """`tokens` mode: hold answers to their format by a grammar where the server takes one (`structured_outputs`, as vLLM does)."""
+    """`tokens` mode: hold answers to their format by a grammar where the server takes one (`structured_outputs`, as
+    vLLM does).
+    """
     assistant_prefill: Literal["refuse", "message", "continue"] = "refuse"
-    """`chat` mode, for labelers that begin the answer: `message` sends the beginning as a last assistant message, `continue` adds vLLM's
-    `continue_final_message`; `refuse` does not start."""
+    """`chat` mode, for labelers that begin the answer: `message` sends the beginning as a last assistant message,
+    `continue` adds vLLM's `continue_final_message`; `refuse` does not start.
+    """
     control_texts: tuple[str, ...] = ()
     """`chat` mode: further texts that are control tokens of the model; rows whose data hold one are refused."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the chat API calls its limit; newer OpenAI models want `max_completion_tokens`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every request that generates text (`{reasoning_effort: low}`); null takes a field away that would be sent. No
-    secrets here: it is stored with the run."""
+    """Further fields of every request that generates text (`{reasoning_effort: low}`); null takes a field away that
+    would be sent. No
+    secrets here: it is stored with the run.
+    """
     cache_dir: PathText | None = None
     """Where fetched tokenizers are kept. Default: `~/.cache/relabel`."""
 
@@ -117,10 +129,14 @@ def key_of(args: OpenAiArgs, secrets: Mapping[str, SecretStr]) -> str | None:
     key = secret.get_secret_value().strip() if secret is not None else ""
     if not key:
         if KEY_OPTION in args.model_fields_set:
-            raise ConfigError(f"engine.args.api_key_env: the variable {args.api_key_env} is not set; set it to the server's key.")
+            raise ConfigError(
+                f"engine.args.api_key_env: the variable {args.api_key_env} is not set; set it to the server's key."
+            )
         return None
     if _KEY.fullmatch(key) is None:  # the HTTP library would show it in its error
-        raise ConfigError(f"the variable {args.api_key_env} holds white space or characters beyond ASCII; a key has neither.")
+        raise ConfigError(
+            f"the variable {args.api_key_env} holds white space or characters beyond ASCII; a key has neither."
+        )
     return key
 
 
@@ -131,10 +147,13 @@ def _address(args: OpenAiArgs) -> SplitResult:
     except ValueError:
         is_fine = False
     if not is_fine:
-        raise ConfigError("engine.args.base_url: want an address such as http://127.0.0.1:8000/v1 or https://api.openai.com/v1.")
+        raise ConfigError(
+            "engine.args.base_url: want an address such as http://127.0.0.1:8000/v1 or https://api.openai.com/v1."
+        )
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
-            "engine.args.base_url: want scheme, host, port and path alone. A user, password or query in it would be stored with the run; "
+            "engine.args.base_url: want scheme, host, port and path alone. A user, password or query in it would be "
+            "stored with the run; "
             "put the key into the variable that engine.args.api_key_env names."
         )
     return parts

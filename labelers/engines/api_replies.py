@@ -1,4 +1,6 @@
-"""What a server replied, read strictly: a reply that is not of the API's form is no answer, and is never mended into one."""
+"""What a server replied, read strictly: a reply that is not of the API's form is no answer, and is never mended into
+one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,13 @@ TOKENS_UNLIMITED = 32_768
 """An answer's tokens where `extra_body` takes the limit away."""
 
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "string_above_max_length"})
-_TOO_LONG_TEXTS = ("maximum context length", "maximum model length", "context length exceeded", "context window", "prompt is too long")
+_TOO_LONG_TEXTS = (
+    "maximum context length",
+    "maximum model length",
+    "context length exceeded",
+    "context window",
+    "prompt is too long",
+)
 _FILTER_CODES = frozenset({"content_filter", "content_policy_violation", "moderation_blocked"})
 
 
@@ -43,7 +51,8 @@ class ReplyError(ValueError):
 
 
 def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
-    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their log-probabilities.
+    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their
+    log-probabilities.
 
     Args:
         body: the request; None for a list of models, for which the base must do.
@@ -51,8 +60,13 @@ def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
     """
     if body is None:
         return 16 * REPLY_BASE_BYTES
-    tokens = next((body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)), TOKENS_UNLIMITED)
-    logprobs = max((int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0)
+    tokens = next(
+        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
+        TOKENS_UNLIMITED,
+    )
+    logprobs = max(
+        (int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0
+    )
     per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
     return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + tokens * per_token
 
@@ -61,7 +75,8 @@ def parse_reply(raw: bytes) -> Any:
     """A reply's JSON.
 
     Raises:
-        ReplyError: it is none: cut off, nested too deep, a key twice in one object, NaN, numbers of more than `MAX_DIGITS` digits.
+        ReplyError: it is none: cut off, nested too deep, a key twice in one object, NaN, numbers of more than
+            `MAX_DIGITS` digits.
     """
     try:
         return json.loads(raw, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_object)
@@ -115,7 +130,13 @@ def read_completion(payload: Any) -> Reply:
         raise ReplyError("the choice holds no `text`")
     finish, detail = _finish(choice.get("finish_reason"))
     return Reply(
-        text, finish, usage, _ids(choice.get("token_ids")), _ids(choice.get("prompt_token_ids")), _logprobs(choice.get("logprobs")), detail
+        text,
+        finish,
+        usage,
+        _ids(choice.get("token_ids")),
+        _ids(choice.get("prompt_token_ids")),
+        _logprobs(choice.get("logprobs")),
+        detail,
     )
 
 
@@ -144,7 +165,9 @@ def read_complaint(payload: Any) -> Complaint:
     if not isinstance(error, dict):
         return Complaint("", shown(error) if isinstance(error, str) else "")
     code, message = error.get("code") or error.get("type"), error.get("message") or error.get("detail")
-    return Complaint(str(code) if isinstance(code, str | int) else "", shown(message) if isinstance(message, str) else "")
+    return Complaint(
+        str(code) if isinstance(code, str | int) else "", shown(message) if isinstance(message, str) else ""
+    )
 
 
 def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
@@ -156,7 +179,9 @@ def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
 
 def shown(text: str) -> str:
     """A server's words in one short line without control characters."""
-    plain = redacted(text[: 64 * _SHOWN_CHARS])  # a server may echo the key; before a part is taken, which would go unnoticed
+    plain = redacted(
+        text[: 64 * _SHOWN_CHARS]
+    )  # a server may echo the key; before a part is taken, which would go unnoticed
     line = " ".join("".join(c if c.isprintable() else " " for c in plain[: 4 * _SHOWN_CHARS]).split())
     return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"
 
@@ -231,7 +256,9 @@ def _ids(value: Any) -> list[int] | None:
 
 
 def _logprobs(value: Any) -> dict[int, float]:
-    """Log-probabilities by token id at the first position, of what names its tokens by id; nothing where none were given."""
+    """Log-probabilities by token id at the first position, of what names its tokens by id; nothing where none were
+    given.
+    """
     tops = value.get("top_logprobs") if isinstance(value, dict) else value
     first = tops[0] if isinstance(tops, list) and tops else None if tops == [] else tops
     if first is None:
@@ -241,7 +268,12 @@ def _logprobs(value: Any) -> dict[int, float]:
     found: dict[int, float] = {}
     for key, logprob in first.items():
         number = key.removeprefix(_TOKEN_KEY)
-        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob > ROUNDING:
+        if (
+            isinstance(logprob, bool)
+            or not isinstance(logprob, int | float)
+            or not math.isfinite(logprob)
+            or logprob > ROUNDING
+        ):
             raise ReplyError("a log-probability is none")
         if key != number and number.isascii() and number.isdecimal() and len(number) <= MAX_ID_DIGITS:
             found[int(number)] = float(logprob)

@@ -1,4 +1,6 @@
-"""The tokenizer that `engine.model` names for a server's model: where it lies, its digest, and the thing itself; never weights."""
+"""The tokenizer that `engine.model` names for a server's model: where it lies, its digest, and the thing itself; never
+weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from manifests.specs import EngineSpec
 
 _FILES = (
     *TOKENIZER_FILES,
-    *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *(
+        "merges.txt",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ),
 )
 
 
@@ -28,7 +37,9 @@ class TokenizerFolder(NamedTuple):
     @property
     def digest(self) -> str:
         """Over the tokenizer's files and chat template alone, 64 hex digits."""
-        lines = [f"{name}\0{file_sha256(self.path / name)}\n" for name in sorted(_FILES) if (self.path / name).is_file()]
+        lines = [
+            f"{name}\0{file_sha256(self.path / name)}\n" for name in sorted(_FILES) if (self.path / name).is_file()
+        ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def load(self) -> Any:
@@ -45,7 +56,9 @@ class TokenizerFolder(NamedTuple):
         """Texts that this tokenizer makes control tokens of."""
         tokenizer = self.load()
         added = tokenizer.added_tokens_decoder.values()
-        return frozenset([*tokenizer.all_special_tokens, *(str(token) for token in added if token.special or str(token).strip())])
+        return frozenset(
+            [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special or str(token).strip())]
+        )
 
 
 def find_tokenizer(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None:
@@ -60,11 +73,15 @@ def find_tokenizer(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None
     if not path.is_dir():  # a local folder may hold a tokenizer alone
         path = resolve_model(spec.model, cache_dir=Path(args.cache_dir) if args.cache_dir else None).path
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"model {spec.model!r}: {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
+        raise ModelError(
+            f"model {spec.model!r}: {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
+        )
     return TokenizerFolder(path, spec.model)
 
 
 def served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:
-    """Stands for the server's model: its name, the address's path, and the tokenizer. The weights there can't be digested from here."""
+    """Stands for the server's model: its name, the address's path, and the tokenizer. The weights there can't be
+    digested from here.
+    """
     tokenizer = folder.digest if folder is not None else "none"
     return hashlib.sha256(f"openai server: {identity(args)}; tokenizer: {tokenizer}".encode()).hexdigest()

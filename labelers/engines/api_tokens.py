@@ -1,7 +1,9 @@
-"""The exact way: prompts as token ids that we made, distributions by a one-token request at each decision, formats by a grammar.
+"""The exact way: prompts as token ids that we made, distributions by a one-token request at each decision, formats by a
+grammar.
 
-It wants a server that takes token ids at `/completions` and answers `logprob_token_ids`, as vLLM's does. What a server can do is found out
-by asking it, and the tokenizer here is compared with the one there: a wrong one would give labels that look fine and mean nothing.
+It wants a server that takes token ids at `/completions` and answers `logprob_token_ids`, as vLLM's does. What a server
+can do is found out by asking it, and the tokenizer here is compared with the one there: a wrong one would give labels
+that look fine and mean nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +31,17 @@ PATH = "/completions"
 TRIAL_TOKENS = 8
 PROBE_ROOM = 16
 MAX_SOURCE_CHARS = 40_000
-"""A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000 characters."""
+"""A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000
+characters.
+"""
 CANNOT = frozenset({400, 404, 405, 422, 501})
 """What a server says to a request that it does not know how to take."""
-_SAMPLE = "Query: how to prune roses\nDocument: Cut back to an outward bud in late winter; 3.5 cm, naïve.\n<score>2</score>"
+_SAMPLE = (
+    "Query: how to prune roses\nDocument: Cut back to an outward bud in late winter; 3.5 cm, naïve.\n<score>2</score>"
+)
 
-# Said outright, since a server may take other values from the model's generation_config.json. Sent only to a server that knows them.
+# Said outright, since a server may take other values from the model's generation_config.json. Sent only to a server
+# that knows them.
 _NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True, "return_token_ids": True}
 
 
@@ -125,16 +132,20 @@ class TokensMode:
         """Resolve every decision, and try each stage's grammar and decisions at the server.
 
         Raises:
-            ModelError: labels that are not one token each, a stage that wants a distribution from a server that gives none, or a refusal.
+            ModelError: labels that are not one token each, a stage that wants a distribution from a server that gives
+                none, or a refusal.
         """
         remarks: list[str] = []
         if not self.has_distributions and any(ask.decisions for ask in asks):
-            remarks.append("The server does not answer `logprob_token_ids`, so there are no distributions (`no_distribution`).")
+            remarks.append(
+                "The server does not answer `logprob_token_ids`, so there are no distributions (`no_distribution`)."
+            )
         for ask in asks:
             self._places.of(ask)
             if ask.max_tokens == 0 and not self.has_distributions:
                 raise ModelError(
-                    f"stage {ask.stage!r} asks for a distribution and nothing else, and the server does not answer `logprob_token_ids`. "
+                    f"stage {ask.stage!r} asks for a distribution and nothing else, and the server does not answer "
+                    "`logprob_token_ids`. "
                     "Use vLLM's server, another engine, or a labeler that writes its verdict."
                 )
             if ask.max_tokens:
@@ -166,7 +177,9 @@ class TokensMode:
             usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
         for place, end in row.missing() if self.has_distributions else ():
             probe = row.probe_for(place, end, self._encoder.encode_text)
-            looked = await self._client.post(PATH, self._decision(probe.prompt.tolist(), place.label_ids), read_completion)
+            looked = await self._client.post(
+                PATH, self._decision(probe.prompt.tolist(), place.label_ids), read_completion
+            )
             if isinstance(looked, Failure):
                 if not row.max_new:
                     return Answer(row.request.id, "", looked.finish, detail=looked.detail, flags=row.flags)
@@ -176,7 +189,10 @@ class TokensMode:
             if not row.max_new:
                 usage_prompt, usage_cached = looked.usage.prompt, looked.usage.cached
             if all(token in looked.logprobs for token in place.label_ids):
-                row.found[place.name] = (end, distribution_of_logprobs([looked.logprobs[token] for token in place.label_ids]))
+                row.found[place.name] = (
+                    end,
+                    distribution_of_logprobs([looked.logprobs[token] for token in place.label_ids]),
+                )
         answer = row.answer()
         if answer.finish == "refused" and not answer.detail:
             answer.detail = "the server refused to answer"
@@ -192,7 +208,9 @@ class TokensMode:
                 row.append(token, self._compiler.token_bytes(token) if is_text else b"")
         else:
             row.written += reply.text.encode("utf-8", "replace")
-        if row.matcher is None and row.closing:  # a last token may go on beyond the closing tag, where the server's text already ends
+        if (
+            row.matcher is None and row.closing
+        ):  # a last token may go on beyond the closing tag, where the server's text already ends
             end = row.written.find(row.closing, len(row.prefill))
             if end >= 0 and reply.finish == "stop" and reply.text.endswith(row.closing.decode()):
                 del row.written[end + len(row.closing) :]
@@ -200,7 +218,11 @@ class TokensMode:
 
     def _generation(self, row: Row) -> dict[str, Any]:
         ask = row.request.ask
-        sampling = {"temperature": ask.sampling.temperature, "top_p": ask.sampling.top_p, "seed": row.request.seed & 0x7FFFFFFF}
+        sampling = {
+            "temperature": ask.sampling.temperature,
+            "top_p": ask.sampling.top_p,
+            "seed": row.request.seed & 0x7FFFFFFF,
+        }
         body = self._body(row.prompt.tolist(), row.max_new, sampling)
         if self._can.token_ids:
             body |= _NEUTRAL
@@ -212,7 +234,9 @@ class TokensMode:
         return {key: value for key, value in body.items() if value is not None}
 
     def _decision(self, prompt: list[int], label_ids: Sequence[int]) -> dict[str, Any]:
-        """Temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives processed ones."""
+        """Temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives
+        processed ones.
+        """
         return {**self._body(prompt, 1, {"temperature": 1.0, "top_p": 1.0}), **_NEUTRAL, **_logprobs_of(label_ids)}
 
     def _body(self, prompt: list[int], max_tokens: int, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -237,8 +261,8 @@ class TokensMode:
     def _by_id(self, grammar: str) -> str:
         """The grammar with tags that are tokens of their own (`</think>`) named by id.
 
-        The server's llguidance takes added tokens in angle brackets for control tokens: spelled out, it would propose such a token at the
-        tag's place and then refuse it, which vLLM 0.32 answers with HTTP 500.
+        The server's llguidance takes added tokens in angle brackets for control tokens: spelled out, it would propose
+        such a token at the tag's place and then refuse it, which vLLM 0.32 answers with HTTP 500.
         """
         tags, line_break, rules = grammar.partition("\n")
         for text, token in self._tag_tokens.items():
@@ -269,7 +293,12 @@ class TokensMode:
             self._is_bound = False
         if not why:
             return []
-        return [f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is checked when read."]
+        return [
+            (
+                f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
+                "checked when read."
+            )
+        ]
 
     def _compare_tokenizers(self, loop: LoopThread) -> None:
         ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
@@ -280,7 +309,8 @@ class TokensMode:
         self._client.costs.add(found.usage)
         if found.prompt_ids is not None and found.prompt_ids != ours:
             raise ModelError(
-                f"the server's tokenizer is not that of {self._reference!r}: it makes {len(found.prompt_ids)} tokens of a text that has "
+                f"the server's tokenizer is not that of {self._reference!r}: it makes {len(found.prompt_ids)} tokens "
+                "of a text that has "
                 f"{len(ours)} here, or others. Set engine.model to the model that the server runs."
             )
 

@@ -1,7 +1,7 @@
 """Continuous batching: rows that are done leave, rows that wait join, and nobody waits for the slowest.
 
-One step is either a prefill of some waiting rows or one more token for every row in flight. The row that has waited longest decides which
-prefix is shared and which length is sought; the rows nearest to its length go with it.
+One step is either a prefill of some waiting rows or one more token for every row in flight. The row that has waited
+longest decides which prefix is shared and which length is sought; the rows nearest to its length go with it.
 """
 
 # B rows, V vocabulary
@@ -115,7 +115,9 @@ class Batch:
         for row in rows:
             sizes = [len(other.prompt) - shared for other in [*group, row]]
             padded = max(sizes) * len(sizes)
-            if len(group) >= 1 and (padded > self._limits.prefill_tokens or padded - sum(sizes) > MAX_PADDING * padded + 8 * len(sizes)):
+            if len(group) >= 1 and (
+                padded > self._limits.prefill_tokens or padded - sum(sizes) > MAX_PADDING * padded + 8 * len(sizes)
+            ):
                 continue
             if self._room_for([*group, row]) <= 0:
                 break
@@ -123,13 +125,21 @@ class Batch:
         return group
 
     def _is_too_small(self, group: list[Row], shared: int, fitting: Sequence[Row]) -> bool:
-        """Whether a prefill would interrupt the others for too little: few short rows while more could soon go with them."""
+        """Whether a prefill would interrupt the others for too little: few short rows while more could soon go with
+        them.
+        """
         tokens = sum(len(row.prompt) - shared for row in group)
         free = self._limits.rows - len(self._active)
-        return len(fitting) > len(group) and tokens < self._limits.prefill_tokens // 8 and free < max(1, self._limits.rows // 4)
+        return (
+            len(fitting) > len(group)
+            and tokens < self._limits.prefill_tokens // 8
+            and free < max(1, self._limits.rows // 4)
+        )
 
     def _room_for(self, rows: Sequence[Row]) -> int:
-        """Rows that may still join beside those given; 0 or less says that not even they fit. A lone row always fits."""
+        """Rows that may still join beside those given; 0 or less says that not even they fit. A
+        lone row always fits.
+        """
         count = len(self._active) + len(rows)
         if count > self._limits.rows:
             return 0
@@ -143,7 +153,9 @@ class Batch:
         self._forward.cache.reserve(rows, longest, used_rows=len(self._active), used_columns=used)
 
     def _share(self, leader: Row) -> tuple[Prefix | None, int]:
-        """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for it."""
+        """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for
+        it.
+        """
         others = [row.prompt for row in self._waiting if row is not leader]
         prefix = self._prefixes.longest(leader.prompt)
         found = len(prefix) if prefix is not None else 0
@@ -171,12 +183,16 @@ class Batch:
 
     def _prefill(self, group: list[Row], shared: int) -> None:
         first = len(self._active)
-        logits_BV = self._forward.prefill([row.prompt[shared:].tolist() for row in group], first_row=first, prefix=shared)
+        logits_BV = self._forward.prefill(
+            [row.prompt[shared:].tolist() for row in group], first_row=first, prefix=shared
+        )
         self._active += group
         self._advance(group, logits_BV)
 
     def _decode(self) -> None:
-        logits_BV = self._forward.decode([row.tokens[-1] for row in self._active], [row.length - 1 for row in self._active])
+        logits_BV = self._forward.decode(
+            [row.tokens[-1] for row in self._active], [row.length - 1 for row in self._active]
+        )
         self._advance(list(self._active), logits_BV)
 
     def _advance(self, rows: list[Row], logits_BV: torch.Tensor) -> None:
@@ -188,7 +204,9 @@ class Batch:
                 row.finish = "stop"
         going = [number for number, row in enumerate(rows) if row.finish is None]
         if going:
-            drawn = self._draw([rows[number] for number in going], logits_BV if len(going) == len(rows) else logits_BV[going])
+            drawn = self._draw(
+                [rows[number] for number in going], logits_BV if len(going) == len(rows) else logits_BV[going]
+            )
             for number, token in zip(going, drawn, strict=True):
                 self._append(rows[number], token)
         for row in rows:
@@ -201,7 +219,9 @@ class Batch:
             for place, number in enumerate(bound):
                 words = self._mask_words[place]
                 rows[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(logits_BV.device)
+            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
+                logits_BV.device
+            )
             if len(bound) == len(rows):
                 logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
             else:
@@ -218,7 +238,9 @@ class Batch:
                 row.finish, row.detail = "error", f"the grammar got stuck: {row.matcher.get_error()[:300]}"
             elif is_end or row.matcher.is_stopped():
                 row.finish = "stop"
-        elif is_end or (row.closing and row.closing in row.written[max(row.ends[-1] - len(row.closing) - 64, len(row.prefill)) :]):
+        elif is_end or (
+            row.closing and row.closing in row.written[max(row.ends[-1] - len(row.closing) - 64, len(row.prefill)) :]
+        ):
             row.finish = "stop"
         if row.finish is None and len(row.tokens) >= row.max_new:
             row.finish = "length"

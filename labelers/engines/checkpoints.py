@@ -1,4 +1,6 @@
-"""A model's directory as an engine sees it: its tokenizer, the tokens that end a turn, and the digest with an adapter laid over it."""
+"""A model's directory as an engine sees it: its tokenizer, the tokens that end a turn, and the digest with an adapter
+laid over it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def digest_with_adapter(resolved: ResolvedModel, *, lora: str | None, cache_dir:
     if lora is None:
         return resolved.digest
     cache = Path(cache_dir) if cache_dir else default_cache_dir()
-    return hashlib.sha256(f"{resolved.digest}+{directory_digest(adapter_dir(lora), cache_dir=cache)}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{resolved.digest}+{directory_digest(adapter_dir(lora), cache_dir=cache)}".encode()
+    ).hexdigest()
 
 
 def adapter_dir(lora: str) -> Path:
@@ -48,10 +52,13 @@ def adapter_dir(lora: str) -> Path:
     """
     adapter = Path(lora).expanduser()
     if not (adapter / "adapter_config.json").is_file():
-        raise ModelError(f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter.")
+        raise ModelError(
+            f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter."
+        )
     if pickled := sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in adapter.glob(kind)):
         raise ModelError(
-            f"engine.args.lora: {lora!r} holds {pickled[0]}, which is pickle. Save the adapter as safetensors and remove the file."
+            f"engine.args.lora: {lora!r} holds {pickled[0]}, which is pickle. Save the adapter as safetensors and "
+            "remove the file."
         )
     return adapter
 
@@ -65,13 +72,19 @@ def load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
         ModelError: there is none, or it has no fast version.
     """
     if not any((resolved.path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make an empty one up
-        raise ModelError(f"model {resolved.reference!r}: {resolved.path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
+        raise ModelError(
+            f"model {resolved.reference!r}: {resolved.path} holds no tokenizer; expected one of "
+            f"{', '.join(TOKENIZER_FILES)}."
+        )
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(resolved.path)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
         raise ModelError(f"model {resolved.reference!r}: its tokenizer can't be loaded from {resolved.path}.") from exc
     if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model {resolved.reference!r}: its tokenizer has no fast version (tokenizer.json), which this engine needs.")
+        raise ModelError(
+            f"model {resolved.reference!r}: its tokenizer has no fast version (tokenizer.json), which this engine "
+            "needs."
+        )
     return tokenizer
 
 
@@ -85,7 +98,9 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = sorted({*listed, *own})
     if not ids:
-        raise ModelError("the model names no end-of-text token, neither in generation_config.json nor in its tokenizer.")
+        raise ModelError(
+            "the model names no end-of-text token, neither in generation_config.json nor in its tokenizer."
+        )
     return ids
 
 
@@ -96,13 +111,20 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Numbers in a model's safetensors, from the files' headers alone; None where they do not tell (packed weights, other formats)."""
+    """Numbers in a model's safetensors, from the files' headers alone; None where they do not tell (packed weights,
+    other formats).
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         files = sorted(folder.glob("*.safetensors"))
         if not files or "quantization_config" in config:  # several weights to a number
             return None
-        counts = (math.prod(tensor["shape"]) for file in files for name, tensor in _header(file).items() if name != "__metadata__")
+        counts = (
+            math.prod(tensor["shape"])
+            for file in files
+            for name, tensor in _header(file).items()
+            if name != "__metadata__"
+        )
         return sum(int(count) for count in counts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None  # the engine says what is wrong with the files when it starts; here they only do not tell

@@ -1,4 +1,6 @@
-"""Texts that are control tokens to one model or another. A chat API turns them into those tokens wherever they stand, in data too."""
+"""Texts that are control tokens to one model or another. A chat API turns them into those tokens wherever they stand,
+in data too.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,39 @@ KNOWN_CONTROL_TEXTS: tuple[str, ...] = (
     *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
     # Llama 2, Mistral
     *("<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[THINK]", "[/THINK]"),
+    *(
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "[THINK]",
+        "[/THINK]",
+    ),
     # Llama 3, 4
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+    *(
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|python_tag|>",
+    ),
     *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|eom|>", "<|finetune_right_pad_id|>"),
     # Gemma
     *("<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<pad>", "<start_of_image>", "<end_of_image>"),
     # Phi, GLM, InternLM
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "[gMASK]", "<sop>", "<eop>", "<eoh>", "<eoa>"),
     # Command R, Granite
-    *("<BOS_TOKEN>", "<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>"),
+    *(
+        "<BOS_TOKEN>",
+        "<EOS_TOKEN>",
+        "<|START_OF_TURN_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|SYSTEM_TOKEN|>",
+        "<|USER_TOKEN|>",
+    ),
     *("<|CHATBOT_TOKEN|>", "<|start_of_role|>", "<|end_of_role|>"),
     # DeepSeek (fullwidth bars)
     *(
@@ -35,7 +60,15 @@ KNOWN_CONTROL_TEXTS: tuple[str, ...] = (
         "<｜tool▁outputs▁begin｜>",
     ),
     # tools and thoughts of several; images
-    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+    ),
     *("<think>", "</think>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|file_sep|>", "<|repo_name|>"),
 )
 
@@ -52,7 +85,9 @@ class ControlTexts:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def find(self, messages: Sequence[Message]) -> tuple[str, str] | None:
-        """Field and text of the first control token in the messages' data, or None; `a message` where several parts make it together."""
+        """Field and text of the first control token in the messages' data, or None; `a message` where several parts
+        make it together.
+        """
         pattern = self._pattern
         if pattern is None:
             return None

@@ -1,7 +1,8 @@
 """What distributions at decisions cost: the one place that holds the measured figures, and what they say about a job.
 
-An engine's class says which way it takes (`decision_costs` of `registry.EngineClass`), before any model is loaded; `plan` prints it.
-A ratio is requests/s with distributions over requests/s without: 0.93 means that they cost 7 % of the throughput.
+An engine's class says which way it takes (`decision_costs` of `registry.EngineClass`), before any model is loaded;
+`plan` prints it. A ratio is requests/s with distributions over requests/s without: 0.93 means that they cost 7 % of the
+throughput.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Literal, NamedTuple
 from manifests.asks import Ask
 
 Way = Literal["second_request", "inline", "same_pass", "alone", "unknown"]
-"""`second_request` and `inline` as in the vLLM engine's `decisions`; `same_pass`: read from the logits that the answer's own pass makes;
-`alone`: the stage generates nothing, its one request is the decision; `unknown`: only the running engine knows."""
+"""`second_request` and `inline` as in the vLLM engine's `decisions`; `same_pass`: read from the logits that the
+answer's own pass makes;
+`alone`: the stage generates nothing, its one request is the decision; `unknown`: only the running engine knows.
+"""
 
 
 class Measurement(NamedTuple):
@@ -35,7 +38,9 @@ SOURCE = "measured once with vLLM 0.26 on an H200, bfloat16, 1,200 tokens in, 25
 """Of all rows of `MEASURED`. The cost is work in Python for each request or token, so it shrinks as the model grows."""
 
 NEAR = 1.5
-"""A figure speaks for models up to so many times larger or smaller; between the measured sizes nothing is interpolated."""
+"""A figure speaks for models up to so many times larger or smaller; between the measured sizes
+nothing is interpolated.
+"""
 
 
 class DecisionCost(NamedTuple):
@@ -43,7 +48,8 @@ class DecisionCost(NamedTuple):
 
     Args:
         decisions: places in one answer of the stage where a distribution is wanted, at least 1.
-        ratio: requests/s of the stage with distributions over those without, as (lowest, highest); None where nobody measured.
+        ratio: requests/s of the stage with distributions over those without, as (lowest, highest); None where nobody
+            measured.
         basis: where the ratio is from, or why there is none.
     """
 
@@ -71,7 +77,9 @@ def plan_decision_costs(
 def _cost(ask: Ask, way: Way, parameters: int | None, unmeasured: str | None) -> DecisionCost:
     count = len(ask.decisions)
     if ask.max_tokens == 0:
-        return DecisionCost(ask.stage, count, "alone", (1.0, 1.0), "the stage asks for nothing else: one request of one token")
+        return DecisionCost(
+            ask.stage, count, "alone", (1.0, 1.0), "the stage asks for nothing else: one request of one token"
+        )
     if unmeasured is not None:
         return DecisionCost(ask.stage, count, way, None, unmeasured)
     if parameters is None:
@@ -80,12 +88,20 @@ def _cost(ask: Ask, way: Way, parameters: int | None, unmeasured: str | None) ->
     if found is None:
         sizes = " and ".join(f"{row.parameters / 1e9:.1f}" for row in MEASURED if row.way == way)
         return DecisionCost(
-            ask.stage, count, way, None, f"measured for {sizes} billion parameters alone, the model has {parameters / 1e9:.2f}"
+            ask.stage,
+            count,
+            way,
+            None,
+            f"measured for {sizes} billion parameters alone, the model has {parameters / 1e9:.2f}",
         )
     if way == "inline" or count == 1:  # with every token, whatever the number of decisions
         return DecisionCost(ask.stage, count, way, (found.low, found.high), SOURCE)
     return DecisionCost(
-        ask.stage, count, way, (_times(found.low, count), _times(found.high, count)), f"reckoned for {count} decisions; {SOURCE}"
+        ask.stage,
+        count,
+        way,
+        (_times(found.low, count), _times(found.high, count)),
+        f"reckoned for {count} decisions; {SOURCE}",
     )
 
 

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 def resolve_labels(encoder: PromptEncoder, decision: Decision, *, tokenizer_name: str) -> tuple[int, ...]:
-    """The token that each of a decision's labels is (or begins with) right after the marker, in the order of the labels.
+    """The token that each of a decision's labels is (or begins with) right after the marker, in the order of the
+    labels.
 
-    The marker's tokens and those of marker + label are compared: what is added is the label's. Where the tokenizer merges the marker's
-    end with the label (`>2` as one token), the label is looked up on its own, since distributions are always taken after the marker's
-    own tokens. A label of several tokens stands by its first one, if no other label begins with it.
+    The marker's tokens and those of marker + label are compared: what is added is the label's. Where the tokenizer
+    merges the marker's end with the label (`>2` as one token), the label is looked up on its own, since distributions
+    are always taken after the marker's own tokens. A label of several tokens stands by its first one, if no other label
+    begins with it.
 
     Raises:
         ModelError: two labels can't be told apart by one token each; names the tokenizer, the labels and their ids.
@@ -54,10 +56,12 @@ def distribution(logits_V: NDArray[np.float32], label_ids: tuple[int, ...]) -> D
     """Probabilities of the labels, from the raw logits at their place.
 
     Args:
-        logits_V: the model's logits over its whole vocabulary, float32, before any grammar's mask and without temperature.
+        logits_V: the model's logits over its whole vocabulary, float32, before any grammar's mask and without
+            temperature.
         label_ids: one vocabulary id for each label.
     Returns:
-        probs: softmax over the label logits alone. outside_mass: 1 - (the labels' mass in the full softmax), clipped to 0..1.
+        probs: softmax over the label logits alone. outside_mass: 1 - (the labels' mass in the full softmax), clipped to
+            0..1.
     """
     wide = logits_V.astype(np.float64)
     top = float(wide.max())
@@ -69,7 +73,9 @@ def distribution(logits_V: NDArray[np.float32], label_ids: tuple[int, ...]) -> D
 
 
 def distribution_of_logprobs(logprobs: Sequence[float]) -> Distribution:
-    """Probabilities of the labels, from their log-probabilities in the full softmax of the raw logits, one for each label."""
+    """Probabilities of the labels, from their log-probabilities in the full softmax of the raw logits, one for each
+    label.
+    """
     masses = [math.exp(logprob) for logprob in logprobs]
     top = max(logprobs)
     weights = [math.exp(logprob - top) for logprob in logprobs]  # relative to the top, since all masses may underflow

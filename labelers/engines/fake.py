@@ -1,8 +1,10 @@
 """`fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
 
-It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of the query's words
-stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the same answer, whatever the order, the
-batch or the process. On request it misbehaves: garbage, cut answers, refusals, slowness, crashes.
+It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
+the query's words
+stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the same answer,
+whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals, slowness,
+crashes.
 
 It knows words and formats, no labeler. Tokens are counted as four characters each.
 """
@@ -37,7 +39,9 @@ EXIT_CODE = 66
 """What the process of an engine that `crash: exit` takes down ends with."""
 
 _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
-_NOISE_SHARE = 0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
+_NOISE_SHARE = (
+    0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
+)
 _LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
 _WORDS_OF_A_LONG_QUERY = 16
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -46,10 +50,14 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 class FakeArgs(EngineArgs):
     """Options of the fake engine. Chances are per request and drawn from the ask and its seed, `p_crash` excepted."""
 
-    speed_only: ClassVar[frozenset[str]] = frozenset({"p_slow", "slow_s", "p_crash", "crash_on", "crash", "capacity", "batch", "latency_s"})
+    speed_only: ClassVar[frozenset[str]] = frozenset(
+        {"p_slow", "slow_s", "p_crash", "crash_on", "crash", "capacity", "batch", "latency_s"}
+    )
 
     p_garbage: Fraction = 0.0
-    """Chance of an answer that is out of format: no tags, doubled or swapped tags, a grade off the scale, JSON, an echo, nothing."""
+    """Chance of an answer that is out of format: no tags, doubled or swapped tags, a grade off the scale, JSON, an
+    echo, nothing.
+    """
     p_truncated: Fraction = 0.0
     """Chance of an answer that breaks off at its length limit. Asks for a decision alone can't break off."""
     p_refused: Fraction = 0.0
@@ -63,8 +71,10 @@ class FakeArgs(EngineArgs):
     crash_on: str | None = Field(None, min_length=1)
     """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
     crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start", "hang_start"] = "raise"
-    """How the engine goes down: it says so; its process ends; its process is killed; memory runs out; it swallows the request and works
-    on; it never returns from `poll`; its process is killed each time it starts, whatever is asked; it never comes up."""
+    """How the engine goes down: it says so; its process ends; its process is killed; memory runs out; it swallows the
+    request and works on; it never returns from `poll`; its process is killed each time it starts, whatever is asked; it
+    never comes up.
+    """
     capacity: int = Field(1024, ge=1)
     """Requests in flight at most."""
     batch: int = Field(64, ge=1)
@@ -76,7 +86,11 @@ class FakeArgs(EngineArgs):
     def _chances_fit(self) -> FakeArgs:
         total = self.p_garbage + self.p_truncated + self.p_refused
         if total > 1.0:
-            raise ValueError(f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 at most")
+            raise ValueError(
+                f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 "
+                "at "
+                "most"
+            )
         return self
 
 
@@ -139,7 +153,11 @@ class Fake:
             ModelError: the spec names a model.
         """
         if spec.model is not None:
-            raise ModelError(f"engine.model = {spec.model!r}: the fake engine makes its answers up and takes no model; remove the key")
+            raise ModelError(
+                f"engine.model = {spec.model!r}: the fake engine makes its answers up and takes no model; remove "
+                "the "
+                "key"
+            )
         return hashlib.sha256(f"relabel fake engine {VERSION}".encode()).hexdigest()
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -150,11 +168,22 @@ class Fake:
             time.sleep(60.0)
         for ask in asks:
             if self._answer(Request(0, ask, 0), 0).finish == "overlong":
-                raise ConfigError(f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens")
+                raise ConfigError(
+                    f"stage {ask.stage!r} can't be asked: its instructions do not fit; raise engine.max_prompt_tokens"
+                )
             for decision in ask.decisions:
                 if len(set(decision.labels)) != len(decision.labels) or not decision.labels:
-                    raise ModelError(f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected distinct ones")
-        return ["The fake engine makes its answers up: grades follow the words that query and document share, and say nothing more."]
+                    raise ModelError(
+                        f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected "
+                        "distinct "
+                        "ones"
+                    )
+        return [
+            (
+                "The fake engine makes its answers up: grades follow the words that query and document share, and say "
+                "nothing more."
+            )
+        ]
 
     @property
     def capacity(self) -> int:
@@ -194,7 +223,9 @@ class Fake:
         return ready
 
     def _now(self) -> float:
-        """Seconds of this engine's life. A clock that is put back holds up no answer: the virtual machine's own may be, when it moves."""
+        """Seconds of this engine's life. A clock that is put back holds up no answer: the virtual machine's own may be,
+        when it moves.
+        """
         looked_s = time.monotonic()
         self._clock_s += max(0.0, looked_s - self._looked_s)
         self._looked_s = looked_s
@@ -212,7 +243,9 @@ class Fake:
         if args.p_crash and self._fate.random() < args.p_crash:
             return True
         wanted = args.crash_on
-        return wanted is not None and any(wanted in data for message in request.ask.messages for data in message.parts[1::2])
+        return wanted is not None and any(
+            wanted in data for message in request.ask.messages for data in message.parts[1::2]
+        )
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""
@@ -235,7 +268,9 @@ class Fake:
         raise EngineCrashError("the fake engine went down, as its arguments ask; what was in flight is lost")
 
     def _draw(self, request: Request) -> int:
-        """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a fake."""
+        """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a
+        fake.
+        """
         text = "".join([part for message in request.ask.messages for part in message.parts])
         return _mix(zlib.crc32(text.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 ^ request.seed)
 
@@ -247,7 +282,12 @@ class Fake:
             kept = len(document) - (num_chars - self._max_chars)
             if not self._may_cut or kept <= 0:
                 tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
-                return Answer(request.id, "", "overlong", detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}")
+                return Answer(
+                    request.id,
+                    "",
+                    "overlong",
+                    detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}",
+                )
             document = document[:kept]
             num_chars = self._max_chars
             flags = ("document_truncated",)
@@ -261,7 +301,9 @@ class Fake:
 
         overlap, hits, num_words = self._overlap(query, document)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
-            overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)  # of a query alone: the longer, the more there is to it
+            overlap = min(
+                1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY
+            )  # of a query alone: the longer, the more there is to it
         choices, distributions = self._choose(ask, overlap, draw)
         if ask.format is None:
             if roll < self._below_garbage:
@@ -272,7 +314,9 @@ class Fake:
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
         contents = made_contents(plan, choices, query, made_thought(hits, num_words, bits), source, bits)
-        text = "".join([p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)])[:-1]
+        text = "".join(
+            [p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)]
+        )[:-1]
         if roll < self._below_garbage:
             return _finished(request.id, made_garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
         if ask.prefill and text.startswith(ask.prefill):
@@ -284,7 +328,9 @@ class Fake:
         return _finished(request.id, text, "stop", distributions, num_tokens, flags)
 
     def _choose(self, ask: Ask, overlap: float, draw: int) -> tuple[list[int], dict[str, Distribution]]:
-        """Which option each choice of the format takes, and the distributions: at a choice, the option written is the mode."""
+        """Which option each choice of the format takes, and the distributions: at a choice, the option written is the
+        mode.
+        """
         base = (draw >> 24 & 0xFFFF) / 0x10000
         choices: list[int] = []
         levels: dict[str, int] = {}
@@ -308,7 +354,9 @@ class Fake:
         return plan
 
     def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
-        """Share of the query's words that stand in the document, as substrings and in any case; their number, and of how many."""
+        """Share of the query's words that stand in the document, as substrings and in any case; their number, and of
+        how many.
+        """
         if self._words[0] != query:  # rows of one query follow each other
             words = query.lower().split()
             self._words = (query, tuple(dict.fromkeys([w for w in words if len(w) > 2] or words)))
@@ -342,7 +390,9 @@ def _looked_at(ask: Ask) -> tuple[str, str, int]:
 def _finished(
     id: int, text: str, finish: Finish, distributions: dict[str, Distribution], num_tokens: int, flags: tuple[str, ...]
 ) -> Answer:
-    return Answer(id, text, finish, distributions, num_tokens, len(text) // CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags)
+    return Answer(
+        id, text, finish, distributions, num_tokens, len(text) // CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags
+    )
 
 
 def _mix(value: int) -> int:
@@ -354,7 +404,9 @@ def _mix(value: int) -> int:
 
 
 def _level(overlap: float, base: float, bits: int) -> int:
-    """How relevant, in 0.._LEVELS-1: the overlap, noise that all of an answer's choices share, and a little of their own."""
+    """How relevant, in 0.._LEVELS-1: the overlap, noise that all of an answer's choices share, and a little of their
+    own.
+    """
     noise = 0.75 * base + 0.25 * ((bits & 0xFFFF) / 0x10000)
     return int(((1.0 - _NOISE_SHARE) * overlap + _NOISE_SHARE * noise) * (_LEVELS - 1))
 
@@ -363,7 +415,9 @@ _DISTRIBUTIONS: dict[int, list[Distribution]] = {}
 
 
 def _distribution(num_labels: int, level: int) -> Distribution:
-    """A bump over the labels, centred where the level lies between the first and the last. Made once, then shared: it is immutable."""
+    """A bump over the labels, centred where the level lies between the first and the last. Made once, then shared: it
+    is immutable.
+    """
     table = _DISTRIBUTIONS.get(num_labels)
     if table is None:
         table = _DISTRIBUTIONS[num_labels] = [_bump(num_labels, at) for at in range(_LEVELS)]

@@ -1,4 +1,6 @@
-"""What a made-up answer says: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a dozen kinds."""
+"""What a made-up answer says: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a
+dozen kinds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
 
 CHARS_PER_TOKEN = 4
 """A token of the fake engine."""
-REFUSALS = ("I'm sorry, but I can't help with that.", "I cannot assist with this request.", "I’m sorry, I won't judge this text.")
+REFUSALS = (
+    "I'm sorry, but I can't help with that.",
+    "I cannot assist with this request.",
+    "I’m sorry, I won't judge this text.",
+)
 _THOUGHTS = (
     "The subject is close to what was asked.",
     "It stays with generalities for most of its length.",

@@ -1,6 +1,8 @@
-"""Forward passes of one decoder over rows of a `RowCache`: a prefill of a block of rows, or one more token for every row.
+"""Forward passes of one decoder over rows of a `RowCache`: a prefill of a block of rows, or one more token for every
+row.
 
-Masks and positions are made here, since rows begin at column 0 and end where they end. Only each row's last logits are ever computed.
+Masks and positions are made here, since rows begin at column 0 and end where they end. Only each row's last logits are
+ever computed.
 """
 
 # B rows, S new tokens, P prefix columns, T columns, V vocabulary
@@ -38,9 +40,10 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention that reads each key and value once for all query heads that share it.
 
-    transformers repeats keys and values per query head where there is a mask: for SmolLM2 (9 heads on 3) it copied the whole cache
-    threefold at every step. While decoding, the query heads of a group stand in as so many query positions instead. A square mask is
-    always the plain causal one here (see `Forward.prefill`), for which the kernel needs no mask.
+    transformers repeats keys and values per query head where there is a mask: for SmolLM2 (9 heads on 3) it copied the
+    whole cache threefold at every step. While decoding, the query heads of a group stand in as so many query positions
+    instead. A square mask is always the plain causal one here (see `Forward.prefill`), for which the kernel needs no
+    mask.
     """
     B, num_heads, S, D = query.shape
     if attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None:
@@ -55,7 +58,9 @@ def grouped_attention(
         return out.reshape(B, num_heads, 1, -1).transpose(1, 2), None
     is_causal = getattr(attention_mask, "is_plain_causal", False)
     mask = None if is_causal else attention_mask
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True
+    )
     return out.transpose(1, 2), None
 
 
@@ -84,15 +89,17 @@ class Forward:
         self._lowest = torch.finfo(model.dtype).min
         head = model.get_output_embeddings()
         if head is None:
-            raise ModelError(f"models of type {model.config.model_type} have no output layer over a vocabulary; a decoder is needed.")
+            raise ModelError(
+                f"models of type {model.config.model_type} have no output layer over a vocabulary; a decoder is needed."
+            )
         head.register_forward_pre_hook(self._keep_last)
         self.vocab_size: int = head.weight.shape[0]
 
     def check(self) -> None:
         """Run a few tokens our way and the model's own way, and compare the logits.
 
-        Models differ in what they make of masks, positions and caches that they are handed; one that ignores ours would give labels
-        that look right. Takes five forward passes of a few tokens.
+        Models differ in what they make of masks, positions and caches that they are handed; one that ignores ours would
+        give labels that look right. Takes five forward passes of a few tokens.
 
         Raises:
             ModelError: the model can't be run by rows of a cache, or says something else when it is.
@@ -101,7 +108,9 @@ class Forward:
         kind = self.model.config.model_type
         try:
             with torch.inference_mode():
-                own_V = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, -1].float()
+                own_V = (
+                    self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, -1].float()
+                )
                 self.cache.reserve(2, len(ids), used_rows=0, used_columns=0)
                 self.prefill([ids[:8], ids[:3]], first_row=0, prefix=0)
                 self.cache.restore(self.cache.snapshot(0, 8), 0, 2)
@@ -109,12 +118,15 @@ class Forward:
                 for place in range(21, len(ids)):
                     ours_V = self.decode([ids[place], ids[place]], [place, place - 10])[0]
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as exc:
-            raise ModelError(f"models of type {kind} can't be run by this engine ({type(exc).__name__}); try vllm.") from exc
+            raise ModelError(
+                f"models of type {kind} can't be run by this engine ({type(exc).__name__}); try vllm."
+            ) from exc
         difference = float((ours_V - own_V).abs().max() / own_V.std())
         limit = 0.01 if self.model.dtype == torch.float32 else 0.25  # bfloat16 alone makes a few hundredths
         if not difference < limit:
             raise ModelError(
-                f"models of type {kind} can't be run by this engine: its logits are off by {difference:.3g} standard deviations "
+                f"models of type {kind} can't be run by this engine: its logits are off by {difference:.3g} standard "
+                "deviations "
                 f"(limit {limit}) against the model's own; try vllm."
             )
 
@@ -144,7 +156,9 @@ class Forward:
         return self._run(ids_BS, positions_S.expand(B, S), masks)
 
     def decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """Append one token to each of the first rows, whose columns in use are `lengths`. Returns raw logits, float32 [B, V]."""
+        """Append one token to each of the first rows, whose columns in use are `lengths`. Returns raw logits, float32
+        [B, V].
+        """
         B, T = len(tokens), max(lengths) + 1
         ends_B = torch.tensor(lengths, device=self.device)
         self.cache.window = Window(0, B, T - 1, T, ends_B, torch.arange(B, device=self.device))
@@ -154,13 +168,17 @@ class Forward:
         return self._run(torch.tensor(tokens, device=self.device)[:, None], ends_B[:, None], masks)
 
     def _masks(self, columns: torch.Tensor, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Additive masks by kind of layer: a position sees the columns up to itself, in a sliding layer only the last ones of them."""
+        """Additive masks by kind of layer: a position sees the columns up to itself, in a sliding layer only the last
+        ones of them.
+        """
         masks = {}
         for kind in self.layer_types:
             is_hidden = columns > positions
             if kind == "sliding_attention" and self.sliding_window is not None:
                 is_hidden = is_hidden | (columns <= positions - self.sliding_window)
-            masks[kind] = torch.zeros(is_hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(is_hidden, self._lowest)
+            masks[kind] = torch.zeros(is_hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
+                is_hidden, self._lowest
+            )
         return masks
 
     def _run(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor, masks: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -190,5 +208,9 @@ def _layer_types(config: Any, model_type: str) -> tuple[str, ...]:
         kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
     unknown = sorted(set(kinds) - KNOWN_LAYERS)
     if unknown:
-        raise ModelError(f"models of type {model_type} have layers of kind {', '.join(unknown)}, which this engine can't run; try vllm.")
+        raise ModelError(
+            f"models of type {model_type} have layers of kind {', '.join(unknown)}, which this engine can't run; "
+            "try "
+            "vllm."
+        )
     return tuple(sorted(set(kinds)))

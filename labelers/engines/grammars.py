@@ -1,9 +1,11 @@
-"""Answer formats as llguidance grammars: while it decodes, the model can't leave the format, and its thinking ends in time.
+"""Answer formats as llguidance grammars: while it decodes, the model can't leave the format, and its thinking ends in
+time.
 
-Sections stand next to each other with nothing between them. Two choices, both because llguidance's lexer never goes back: a free text
-holds no `<` at all (else a closing tag would be read as text up to its last character, and then there is no way on), which also keeps
-every tag unique in the answer; and a constrained fragment is a run of the document without `<` that begins with something visible.
-A cap in tokens ends a text wherever it stands, and the closing tag is then the only way on.
+Sections stand next to each other with nothing between them. Two choices, both because llguidance's lexer never goes
+back: a free text holds no `<` at all (else a closing tag would be read as text up to its last character, and then there
+is no way on), which also keeps every tag unique in the answer; and a constrained fragment is a run of the document
+without `<` that begins with something visible. A cap in tokens ends a text wherever it stands, and the closing tag is
+then the only way on.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
 
     Args:
         answer_format: the sections.
-        prefill: how the answer begins. A closed section in it is done with; a section that is open goes on with its content.
+        prefill: how the answer begins. A closed section in it is done with; a section that is open goes on with its
+            content.
         fragment_source: the document that constrained fragments quote; None leaves them free.
     Raises:
         ConfigError: the prefill does not begin an answer of this format.
@@ -56,7 +59,9 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     if isinstance(section, Choice):
         left = [option[len(content) :] for option in section.options if option.startswith(content)]
         if not left:
-            raise ConfigError(f"the prefill opens <{section.tag}> with {content!r}, which begins none of {list(section.options)}.")
+            raise ConfigError(
+                f"the prefill opens <{section.tag}> with {content!r}, which begins none of {list(section.options)}."
+            )
         return [f"{name}: " + " | ".join(_literal(option) for option in left)]
     if isinstance(section, Text):
         pattern = "[^<]*" if section.may_be_empty or content.strip() else r"[^<\s][^<]*"
@@ -78,7 +83,9 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
 
 
 def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Section], str | None]:
-    """Sections that are not closed in the prefill, and the content so far of the first of them, or None if it is not open."""
+    """Sections that are not closed in the prefill, and the content so far of the first of them, or None if it is not
+    open.
+    """
     rest = prefill
     tags = {section.tag for section in answer_format.sections}
     if "think" not in tags:  # an empty thought put before the answer, as templates of thinking models do
@@ -90,7 +97,9 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
         if not rest:
             return sections[number:], None
         if not rest.startswith(opening):
-            raise ConfigError(f"the prefill {prefill!r} does not begin an answer of {_row(answer_format)}: {rest!r} is not {opening}…")
+            raise ConfigError(
+                f"the prefill {prefill!r} does not begin an answer of {_row(answer_format)}: {rest!r} is not {opening}…"
+            )
         content, closing, after = rest[len(opening) :].partition(f"</{section.tag}>")
         if not closing:
             return sections[number:], content
@@ -140,17 +149,24 @@ class GrammarCompiler:
     def matcher(self, answer_format: AnswerFormat, *, prefill: str = "", fragment_source: str | None = None) -> Any:
         """A matcher that stands at the start of what is still to be written.
 
-        A document that llguidance can't take as a source leaves fragments free for that one answer: the reader checks them in any case.
+        A document that llguidance can't take as a source leaves fragments free for that one answer: the reader checks
+        them in any case.
 
         Raises:
             ModelError: llguidance refuses the grammar.
             ConfigError: the prefill does not begin an answer of this format.
         """
-        if fragment_source is not None and any(isinstance(s, Fragment) and s.is_constrained for s in answer_format.sections):
+        if fragment_source is not None and any(
+            isinstance(s, Fragment) and s.is_constrained for s in answer_format.sections
+        ):
             try:
                 return self._compile(render_grammar(answer_format, prefill=prefill, fragment_source=fragment_source))
             except ModelError as exc:
-                logger.warning("a document of %d characters can't bind its quotation, which stays free: %s", len(fragment_source), exc)
+                logger.warning(
+                    "a document of %d characters can't bind its quotation, which stays free: %s",
+                    len(fragment_source),
+                    exc,
+                )
         key = (answer_format, prefill)
         if key not in self._compiled:
             self._compiled[key] = self._compile(render_grammar(answer_format, prefill=prefill))
@@ -160,7 +176,9 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> Any:
         limits = self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
-        matcher = self._ll.LLMatcher(self._tokenizer, self._ll.LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+        matcher = self._ll.LLMatcher(
+            self._tokenizer, self._ll.LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits
+        )
         if matcher.is_error():
             raise ModelError(f"llguidance refuses the grammar of an answer format: {matcher.get_error()}")
         return matcher
@@ -169,8 +187,9 @@ class GrammarCompiler:
 def _grammar_tokenizer(tokenizer: Any, *, vocab_size: int, eos_ids: list[int]) -> Any:
     """llguidance's view of a tokenizer.
 
-    llguidance 1.9 takes any added token in angle brackets for a control token, `</think>` among them, yet proposes it where that text
-    is forced, and then refuses it. Where there are such tokens, it is given the vocabulary as bytes, with only the special ones marked.
+    llguidance 1.9 takes any added token in angle brackets for a control token, `</think>` among them, yet proposes it
+    where that text is forced, and then refuses it. Where there are such tokens, it is given the vocabulary as bytes,
+    with only the special ones marked.
     """
     hf = require("llguidance.hf", extra="cpu", purpose="Constrained decoding")
     library = require("llguidance", extra="cpu", purpose="Constrained decoding")
@@ -178,20 +197,28 @@ def _grammar_tokenizer(tokenizer: Any, *, vocab_size: int, eos_ids: list[int]) -
     added: dict[int, Any] = tokenizer.added_tokens_decoder
     if not any(plain.is_special_token(token) and not kind.special for token, kind in added.items()):
         return plain
-    return library.LLTokenizer(library.TokenizerWrapper(_ByteVocabulary(tokenizer, plain, vocab_size)), eos_token=eos_ids)
+    return library.LLTokenizer(
+        library.TokenizerWrapper(_ByteVocabulary(tokenizer, plain, vocab_size)), eos_token=eos_ids
+    )
 
 
 class _ByteVocabulary:
-    """A tokenizer as llguidance's wrapper wants it: the bytes of every id, the special ids, and a call that encodes text."""
+    """A tokenizer as llguidance's wrapper wants it: the bytes of every id, the special ids, and a call that encodes
+    text.
+    """
 
     def __init__(self, tokenizer: Any, plain: Any, vocab_size: int) -> None:
         known = len(tokenizer)
-        special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special} | set(tokenizer.all_special_ids)
+        special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special} | set(
+            tokenizer.all_special_ids
+        )
         unused = range(known, vocab_size)  # logits are often padded to a round width
         self._backend = tokenizer.backend_tokenizer
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = [plain.decode_bytes([token]) for token in range(known)] + [f"<|unused_{token}|>".encode() for token in unused]
+        self.tokens = [plain.decode_bytes([token]) for token in range(known)] + [
+            f"<|unused_{token}|>".encode() for token in unused
+        ]
         self.special_token_ids = sorted(special | set(unused))
 
     def __call__(self, text: str) -> list[int]:

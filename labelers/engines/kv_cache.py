@@ -1,7 +1,8 @@
 """Keys and values of all rows in flight, in one buffer a layer; rows come and go without a copy of the others.
 
-Every row begins at column 0, so a column is a position. A prefill writes a block of neighbouring rows, a decoding step writes one
-column per row, each at its own row's end; what lies beyond a row's end is masked by the caller and overwritten later. Rows in use
+Every row begins at column 0, so a column is a position. A prefill writes a block of neighbouring rows, a decoding step
+writes one column per row, each at its own row's end; what lies beyond a row's end is masked by the caller and
+overwritten later. Rows in use
 are always the first ones: when one leaves, the last one moves into its place.
 """
 

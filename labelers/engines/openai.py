@@ -1,8 +1,10 @@
-"""The openai engine: a teacher behind any OpenAI-compatible server, in the exact way where the server can, else as chat.
+"""The openai engine: a teacher behind any OpenAI-compatible server, in the exact way where the server can, else as
+chat.
 
-Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer. Importing this file
-loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and limits), `api_tokens.py` and `api_chat.py`
-(the two ways).
+Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
+Importing this file
+loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and limits), `api_tokens.py`
+and `api_chat.py` (the two ways).
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class OpenAi:
         folder = find_tokenizer(spec, args)
         if args.mode == "tokens" and folder is None:
             raise ModelError(
-                "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the server's model."
+                "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the "
+                "server's model."
             )
         self._args = args
         self._server: dict[str, Any] = {}
@@ -86,14 +89,20 @@ class OpenAi:
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
-        """Digest of the served name, the address's path, and the tokenizer's files; of the weights nothing is known here."""
+        """Digest of the served name, the address's path, and the tokenizer's files; of the weights nothing is known
+        here.
+        """
         args = args_of(spec)
         return served_digest(args, find_tokenizer(spec, args))
 
     @staticmethod
     def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
-        """Unknown: the server decides whether there is a distribution at all, and over a network nothing was measured."""
-        return plan_decision_costs(asks, "unknown", unmeasured="depends on the server: tokens mode sends a second request, chat has none")
+        """Unknown: the server decides whether there is a distribution at all, and over a network
+        nothing was measured.
+        """
+        return plan_decision_costs(
+            asks, "unknown", unmeasured="depends on the server: tokens mode sends a second request, chat has none"
+        )
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -174,16 +183,25 @@ class OpenAi:
             return
         self._is_open = False
         self._loop.close(self._client.close)
-        logger.info("openai engine: %s", ", ".join(f"{name} {value}" for name, value in self.costs().items() if value is not None))
+        logger.info(
+            "openai engine: %s",
+            ", ".join(f"{name} {value}" for name, value in self.costs().items() if value is not None),
+        )
 
-    def _start(self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]) -> Any:
+    def _start(
+        self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]
+    ) -> Any:
         """Look at what is served, and choose the way."""
         args = self._args
         models = self._loop.call(self._client.model_names())
         if models and args.served_model not in models:
-            raise ModelError(f"the server has no model {args.served_model!r}; it serves {shown(', '.join(sorted(models)[:20]))}.")
+            raise ModelError(
+                f"the server has no model {args.served_model!r}; it serves {shown(', '.join(sorted(models)[:20]))}."
+            )
         served = (models or {}).get(args.served_model, {})
-        self._server |= {name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)}
+        self._server |= {
+            name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)
+        }
         context = served.get("max_model_len")
         if isinstance(context, bool) or not isinstance(context, int) or not 0 < context <= MAX_COUNT:
             context = None
@@ -195,13 +213,17 @@ class OpenAi:
         from labelers.engines.api_tokens import TokensMode
 
         tokenizer = folder.load()
-        tokens = TokensMode(self._client, spec, args, tokenizer, reference=folder.reference, context=context, overlong=overlong)
+        tokens = TokensMode(
+            self._client, spec, args, tokenizer, reference=folder.reference, context=context, overlong=overlong
+        )
         why = tokens.detect(self._loop)
         if why is None and (args.mode == "tokens" or tokens.has_distributions):
             return tokens
         if args.mode == "tokens":
             raise ModelError(f"engine.args.mode is tokens, and the server takes no token ids: {why}.")
-        self._remarks.append(f"The server is used as a chat API: {why or 'it takes token ids, but does not answer `logprob_token_ids`'}.")
+        self._remarks.append(
+            f"The server is used as a chat API: {why or 'it takes token ids, but does not answer `logprob_token_ids`'}."
+        )
         return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
 
     async def _work(self, work: Any) -> None:

@@ -1,7 +1,7 @@
 """Prefixes that prompts share: found among what waits, computed once, kept while they are in use.
 
-Prompts of one labeler begin with the same instructions, those of one query go on alike. Deciding (`shared_length`) is kept apart from
-keeping (`PrefixStore`).
+Prompts of one labeler begin with the same instructions, those of one query go on alike. Deciding (`shared_length`) is
+kept apart from keeping (`PrefixStore`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class PrefixStore:
         """The longest kept prefix of `ids` that leaves at least one token to run."""
         best: Prefix | None = None
         for prefix in self._kept.values():
-            if (best is None or len(prefix) > len(best)) and len(prefix) < len(ids) and common_length(prefix.ids, ids) == len(prefix):
+            if (
+                (best is None or len(prefix) > len(best))
+                and len(prefix) < len(ids)
+                and common_length(prefix.ids, ids) == len(prefix)
+            ):
                 best = prefix
         if best is not None:
             self._kept.move_to_end(best.ids.tobytes())
@@ -72,9 +76,9 @@ def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
 def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]], known: int) -> int:
     """The length of the leader's next prefix that is worth computing, or `known` if none is.
 
-    Of all lengths that some other prompt shares, the one that spares most tokens: (length - known) x (prompts that share it).
-    Within it, a shorter one comes first if so many more prompts share it that it spares them more: it is what stays of use when
-    the longer one has gone (the instructions, as against the query).
+    Of all lengths that some other prompt shares, the one that spares most tokens: (length - known) x (prompts that
+    share it). Within it, a shorter one comes first if so many more prompts share it that it spares them more: it is
+    what stays of use when the longer one has gone (the instructions, as against the query).
 
     Args:
         leader: the prompt to be run next.

@@ -1,4 +1,6 @@
-"""Which engines there are, as import paths: listing them loads nothing. Third parties use the entry-point group `relabel.engines`."""
+"""Which engines there are, as import paths: listing them loads nothing. Third parties use the entry-point group
+`relabel.engines`.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,16 @@ class EngineClass(Protocol):
 
     @staticmethod
     def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:
-        """What the distributions of a labeler's stages cost, as far as anybody measured it. Reads no more than headers of the weights.
+        """What the distributions of a labeler's stages cost, as far as anybody measured it. Reads no more than headers
+        of the weights.
 
         Args:
             asks: one ask a stage, as the labeler's `probe` gives them.
         """
         ...
 
-    # Optional: `token_counter(spec, *, overlong)`, a static method that returns a function from an ask to its prompt's tokens, without the
+    # Optional: `token_counter(spec, *, overlong)`, a static method that returns a function from an ask to its prompt's
+    # tokens, without the
     # weights. An engine without one has its prompts counted as characters over four.
 
     def __call__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Engine:

@@ -21,8 +21,8 @@ def draw(logits_BV: torch.Tensor, samplings: Sequence[Sampling], dice: Sequence[
     Args:
         logits_BV: float32, already masked by the grammar (-inf where it forbids).
         samplings: temperature and top_p of each row.
-        dice: each row's own source of chance, used once per token and only if the temperature is above 0: what other rows do in the
-            meantime does not shift it.
+        dice: each row's own source of chance, used once per token and only if the temperature is above 0: what other
+            rows do in the meantime does not shift it.
     """
     tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
     for row, sampling in enumerate(samplings):

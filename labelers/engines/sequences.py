@@ -1,7 +1,8 @@
 """One request on its way: its tokens, its answer so far, and the distributions found at its decisions.
 
-Bytes say where a marker ends, not tokens: its place is reached when the answer's bytes end with the marker's. Where one token straddles
-the marker's end, the place never comes by; it is then asked for afterwards, on the prefix encoded apart (`probe_for`).
+Bytes say where a marker ends, not tokens: its place is reached when the answer's bytes end with the marker's. Where one
+token straddles the marker's end, the place never comes by; it is then asked for afterwards, on the prefix encoded apart
+(`probe_for`).
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Row:
         self.written += b"".join(raws)
 
     def missing(self) -> list[tuple[DecisionPlace, int]]:
-        """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it is."""
+        """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it
+        is.
+        """
         return [
             (place, end)
             for place in self.places
@@ -118,7 +121,9 @@ class Row:
         ]
 
     def probe_for(self, place: DecisionPlace, end: int, encode: Callable[[str], list[int]]) -> Row:
-        """A row that runs up to a place: the tokens that end before it as they are, and the rest of the text encoded apart."""
+        """A row that runs up to a place: the tokens that end before it as they are, and the rest of the text encoded
+        apart.
+        """
         whole = sum(token_end <= end for token_end in self.ends)
         start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt
         if end < len(self.prefill):  # the prefill goes on after the place: it is encoded anew up to there
@@ -142,7 +147,9 @@ class Row:
         return self.open_probes == 0
 
     def answer(self) -> Answer:
-        """The finished row as an answer. A decision whose marker is absent, or there more than once, has no distribution."""
+        """The finished row as an answer. A decision whose marker is absent, or there more than once, has no
+        distribution.
+        """
         ends = {place.name: self._only_end(place.marker) for place in self.places}
         return Answer(
             self.request.id,

@@ -1,5 +1,6 @@
-"""What can be known of a labeler's asks before the first row: where its decisions are taken, whether its prompts leave room for a
-document, and whether a later stage goes on from the tokens of an earlier one."""
+"""What can be known of a labeler's asks before the first row: where its decisions are taken, whether its prompts leave
+room for a document, and whether a later stage goes on from the tokens of an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
         prompt = encoder.encode(ask, max_prompt_tokens=max(room, 0))
         if isinstance(prompt, Overlong):
             raise ConfigError(
-                f"stage {ask.stage!r} can't be asked: beside the {ask.max_tokens} tokens that its answer may take there is room for "
+                f"stage {ask.stage!r} can't be asked: beside the {ask.max_tokens} tokens that its answer may take "
+                "there is room for "
                 f"{max(room, 0)} tokens of prompt, and its instructions need more. Lower labeler.max_think_tokens or "
                 "labeler.max_text_tokens, raise engine.max_prompt_tokens, or take a model with a longer context."
             )
@@ -60,12 +62,18 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
 
 
 def admit(
-    request: Request, encoder: PromptEncoder, places: DecisionPlaces, *, max_prompt_tokens: int, matcher: Callable[[Prompt], Any] | None
+    request: Request,
+    encoder: PromptEncoder,
+    places: DecisionPlaces,
+    *,
+    max_prompt_tokens: int,
+    matcher: Callable[[Prompt], Any] | None,
 ) -> Row | Answer:
     """Make a request ready to run, or answer it here because its prompt does not fit.
 
     Args:
-        matcher: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the answer free.
+        matcher: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the
+            answer free.
     """
     ask = request.ask
     prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
@@ -113,5 +121,6 @@ def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str
     dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns anew"
     return [
         f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped} "
-        "(thinking models' templates drop earlier thoughts), so the model does not see its own first answer as it wrote it."
+        "(thinking models' templates drop earlier thoughts), so the model does not see its own first answer as it "
+        "wrote it."
     ]

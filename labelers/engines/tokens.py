@@ -1,9 +1,11 @@
 """Prompts as token ids: what a labeler asks becomes what a model reads, and hostile data stays plain text on the way.
 
-An ordinary prompt is what the tokenizer's own chat template makes of the conversation, token for token. Where data would give rise to
-a control token, that data is encoded apart, as ordinary characters. Where a prompt is too long, the document is cut and nothing else.
+An ordinary prompt is what the tokenizer's own chat template makes of the conversation, token for token. Where data
+would give rise to a control token, that data is encoded apart, as ordinary characters. Where a prompt is too long, the
+document is cut and nothing else.
 
-Control tokens are the tokenizer's special tokens, and all other added tokens whose text is not white space (`</think>`, `<tool_call>`).
+Control tokens are the tokenizer's special tokens, and all other added tokens whose text is not white space (`</think>`,
+`<tool_call>`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from manifests.asks import DOCUMENT_FIELD, Ask, Message
 from manifests.errors import ModelError
 
 CHARS_PER_TOKEN = 8
-"""How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens than
-room only means a second, longer look."""
+"""How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens
+than room only means a second, longer look.
+"""
 
 
 class Prompt(NamedTuple):
@@ -109,7 +112,9 @@ class PromptEncoder:
         return self._encode_apart(messages, lambda _: True)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of template text that continues something: no token of a sequence's start, no space put before it."""
+        """Token ids of template text that continues something: no token of a sequence's start, no
+        space put before it.
+        """
         if not self._anchor:
             return self._ids(text)
         return self._ids(self._anchor + text)[len(self._ids(self._anchor)) :]
@@ -138,14 +143,17 @@ class PromptEncoder:
         return ids
 
     def _find_anchor(self) -> str:
-        """SentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off our text."""
+        """SentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off our
+        text.
+        """
         first = self._tokenizer.decode(self._ids("a"), clean_up_tokenization_spaces=False)
         pieces = self._tokenizer.convert_ids_to_tokens(self._ids("a"))
         return "\n" if first != "a" or (pieces and pieces[0].startswith("▁")) else ""
 
     def _reserved_ids(self, texts: frozenset[str]) -> frozenset[int]:
         ids = {self._tokenizer.convert_tokens_to_ids(text) for text in texts}
-        # Where unknown characters become `unk`, that id is no sign of an attack (a byte-level vocabulary never needs it).
+        # Where unknown characters become `unk`, that id is no sign of an attack (a byte-level vocabulary never needs
+        # it).
         if self._tokenizer.unk_token_id in self._ids("\U000f1234"):
             ids.discard(self._tokenizer.unk_token_id)
         return frozenset(token for token in ids if token is not None)
@@ -166,7 +174,9 @@ class PromptEncoder:
             try:
                 self._render([user.text], [user])
             except TemplateError as exc:
-                raise ModelError(f"the model's chat template can't render a user turn ({exc}); it is not one for chats.") from exc
+                raise ModelError(
+                    f"the model's chat template can't render a user turn ({exc}); it is not one for chats."
+                ) from exc
             return True
         return False
 
@@ -175,11 +185,18 @@ class PromptEncoder:
             contents = [f"{contents[0]}\n\n{contents[1]}", *contents[2:]]
             messages = messages[1:]
         if self._has_template:
-            turns = [{"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)]
-            rendered: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **self._template_kwargs)
+            turns = [
+                {"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)
+            ]
+            rendered: str = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **self._template_kwargs
+            )
             return rendered
         # A base model: headers in words, since it has no tokens for turns.
-        turns_text = [f"### {message.role.capitalize()}\n{content}\n\n" for message, content in zip(messages, contents, strict=True)]
+        turns_text = [
+            f"### {message.role.capitalize()}\n{content}\n\n"
+            for message, content in zip(messages, contents, strict=True)
+        ]
         return "".join(turns_text) + "### Assistant\n"
 
     def _skeleton_count(self, messages: Sequence[Message]) -> int:
@@ -195,7 +212,8 @@ class PromptEncoder:
         return self._skeletons[key]
 
     def _split(self, messages: Sequence[Message], is_apart: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """The rendered prompt cut at the data that `is_apart` names: n + 1 pieces of other text and n of data, in the order of the prompt.
+        """The rendered prompt cut at the data that `is_apart` names: n + 1 pieces of other text and n of data, in the
+        order of the prompt.
 
         A template may drop a turn or show one twice, so the data comes back in the order in which it was found.
         """
@@ -246,14 +264,18 @@ class PromptEncoder:
             ends += [start + 1] * len(substitute)
 
     def _is_surely_longer(self, messages: Sequence[Message], room: int) -> bool:
-        """Whether the documents' heads alone burst the room: spares tokenizing 450,000 characters to learn the obvious."""
+        """Whether the documents' heads alone burst the room: spares tokenizing 450,000 characters
+        to learn the obvious.
+        """
         return any(
             len(text) > room * CHARS_PER_TOKEN * 2 and len(self._ids(text[: room * CHARS_PER_TOKEN])) > room + 8
             for _, _, text in _documents(messages)
         )
 
     def _cut_to_fit(self, messages: Sequence[Message], room: int) -> tuple[list[int], str] | None:
-        """Ids with the documents cut at their ends, last document first, and what is left of them; None if even that does not fit."""
+        """Ids with the documents cut at their ends, last document first, and what is left of them; None if even that
+        does not fit.
+        """
         places = _documents(messages)
         bare = self.encode_messages(_with_documents(messages, places, [""] * len(places)))
         allowed = room - len(bare)
@@ -288,7 +310,9 @@ class PromptEncoder:
 
 
 def extends(earlier: Sequence[int], later: Sequence[int]) -> bool:
-    """Whether `later` begins with all of `earlier`: only then does a conversation's next turn build on the cached one."""
+    """Whether `later` begins with all of `earlier`: only then does a conversation's next turn
+    build on the cached one.
+    """
     return len(later) >= len(earlier) and list(later[: len(earlier)]) == list(earlier)
 
 
@@ -308,7 +332,9 @@ def _documents(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
     ]
 
 
-def _with_documents(messages: Sequence[Message], places: list[tuple[int, int, str]], texts: Sequence[str]) -> list[Message]:
+def _with_documents(
+    messages: Sequence[Message], places: list[tuple[int, int, str]], texts: Sequence[str]
+) -> list[Message]:
     changed = list(messages)
     for (number, part, _), text in zip(places, texts, strict=True):
         parts = changed[number].parts

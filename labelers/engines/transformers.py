@@ -1,7 +1,7 @@
 """The transformers engine: runs a teacher in this process, on a CPU or one GPU, batch by batch without barriers.
 
-It gives exact distributions at decisions, answers that a grammar holds to their format, and runs what prompts share only once.
-Importing this file loads neither torch nor transformers; the constructor does.
+It gives exact distributions at decisions, answers that a grammar holds to their format, and runs what prompts share
+only once. Importing this file loads neither torch nor transformers; the constructor does.
 Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs when), `forward.py` (the model).
 """
 
@@ -44,13 +44,17 @@ class TransformersArgs(EngineArgs):
     )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers of weights and activations. `auto`: float32 on a CPU, bfloat16 on a GPU. Distributions are float32 in any case."""
+    """Numbers of weights and activations. `auto`: float32 on a CPU, bfloat16 on a GPU. Distributions are float32 in any
+    case.
+    """
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."""
     batch_size: int = Field(16, ge=1, le=4096)
     """Most rows in flight. 16 keeps two CPU cores busy; a GPU wants 64 and more."""
     constrain: bool = True
-    """Hold answers to their format while decoding (llguidance). Off: the model writes freely until the last closing tag."""
+    """Hold answers to their format while decoding (llguidance). Off: the model writes freely until the last closing
+    tag.
+    """
     prefix_cache: bool = True
     """Run what several waiting prompts begin with only once."""
     kv_cache_gib: float | None = Field(None, gt=0)
@@ -59,10 +63,13 @@ class TransformersArgs(EngineArgs):
     prefill_tokens: int | None = Field(None, ge=16)
     """Most tokens of one prefill. Default: 1024 on a CPU, 16384 on a GPU."""
     attention: Literal["grouped", "sdpa", "eager"] = "grouped"
-    """Attention code: ours, which shares keys among query heads, or one of transformers' own, to rule ours out when in doubt."""
+    """Attention code: ours, which shares keys among query heads, or one of transformers' own, to rule ours out when in
+    doubt.
+    """
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads of torch. Default: torch's own choice, all cores; on cores that others use too, one less is often several times as fast,
-    because threads wait for each other at every layer."""
+    """CPU threads of torch. Default: torch's own choice, all cores; on cores that others use too, one less is often
+    several times as fast, because threads wait for each other at every layer.
+    """
     quantization: Literal["8bit", "4bit"] | None = None
     """Weights quantized on loading by bitsandbytes; GPU only."""
     lora: PathText | None = None
@@ -94,7 +101,12 @@ class Transformers:
         args = _args_of(spec)
         if args.num_threads is not None:
             torch.set_num_threads(args.num_threads)
-        self._spec, self._args, self._torch, self._version = spec, args, torch, f"{library.__version__}+torch-{torch.__version__}"
+        self._spec, self._args, self._torch, self._version = (
+            spec,
+            args,
+            torch,
+            f"{library.__version__}+torch-{torch.__version__}",
+        )
         self._resolved = resolve_checkpoint(spec, args.cache_dir)
         self._device = _device(torch, args.device)
         self._dtype = args.dtype if args.dtype != "auto" else ("float32" if self._device.type == "cpu" else "bfloat16")
@@ -106,7 +118,9 @@ class Transformers:
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
         self._eos_ids = end_ids(model.generation_config.eos_token_id, tokenizer)
         self._compiler = GrammarCompiler(tokenizer, vocab_size=forward.vocab_size, eos_ids=self._eos_ids)
-        self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2)
+        self._context = int(
+            getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2
+        )
         vocabulary = BatchVocabulary(
             self._compiler.token_bytes, frozenset(self._eos_ids), special_ids(tokenizer), self._encoder.encode_text
         )
@@ -177,12 +191,16 @@ class Transformers:
             while not answers and len(batch) and time.perf_counter() < until:
                 answers += [row.answer() for row in batch.step()]
         except (RuntimeError, MemoryError) as exc:
-            is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(exc)
+            is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(
+                exc
+            )
             if not is_full and not str(exc).startswith("CUDA"):
                 raise  # a fault of ours would only come again
             raise EngineCrashError(
-                f"the transformers engine failed on {self._device}: {'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. "
-                "Committed chunks are safe. Lower engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
+                f"the transformers engine failed on {self._device}: "
+                f"{'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. "
+                "Committed chunks are safe. Lower engine.args.batch_size or engine.args.kv_cache_gib, and run the "
+                "same command again."
             ) from exc
         return answers
 
@@ -227,14 +245,18 @@ def _args_of(spec: EngineSpec) -> TransformersArgs:
 def _device(torch: Any, wanted: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if wanted.startswith("cuda") and not has_gpu:
-        raise MissingExtraError(f"engine.args.device is {wanted!r} and torch finds no GPU here; use `auto` or `cpu`, or a node with a GPU.")
+        raise MissingExtraError(
+            f"engine.args.device is {wanted!r} and torch finds no GPU here; use `auto` or `cpu`, or a node with a GPU."
+        )
     if wanted == "auto":
         wanted = "cuda" if has_gpu else "cpu"
     device: torch.device = torch.device(wanted)
     return device
 
 
-def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str) -> Any:
+def _load_model(
+    library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str
+) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "use_safetensors": True}
     if args.quantization is not None:
         require("bitsandbytes", extra="gpu", purpose="engine.args.quantization")
@@ -242,9 +264,13 @@ def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, d
         options["device_map"] = {"": str(device)}
     damaged = require("safetensors", extra="cpu", purpose="The transformers engine").SafetensorError
     try:
-        model, loading = library.AutoModelForCausalLM.from_pretrained(resolved.path, output_loading_info=True, **options)
+        model, loading = library.AutoModelForCausalLM.from_pretrained(
+            resolved.path, output_loading_info=True, **options
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, damaged) as exc:
-        raise ModelError(f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}.") from exc
+        raise ModelError(
+            f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}."
+        ) from exc
     if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers and only warns
         raise ModelError(
             f"model {resolved.reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; "
@@ -252,7 +278,9 @@ def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, d
         )
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     if attention != "eager" and (softcap or not model._supports_sdpa):
-        model.set_attn_implementation("eager")  # attention with sinks or a cap on its logits: only the model's own code knows how
+        model.set_attn_implementation(
+            "eager"
+        )  # attention with sinks or a cap on its logits: only the model's own code knows how
     if args.lora is not None:
         peft = require("peft", extra="gpu", purpose="engine.args.lora")
         try:

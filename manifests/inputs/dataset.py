@@ -1,7 +1,10 @@
-"""The input: which files, which columns, and their identity. Reads footers and names, never a row of text (`rows.py` does that).
+"""The input: which files, which columns, and their identity. Reads footers and names, never a row of text (`rows.py`
+does that).
 
-A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is its size and the
-sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and costs one short read.
+A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is
+its size and the
+sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and costs one short
+    read.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
-        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the commonest first.
+        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
+            commonest first.
     """
 
     files: tuple[InputFile, ...]
@@ -88,7 +92,8 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
         reads_context: whether the labeler looks at context documents; if not, that column is left alone.
         known: given the files as listed, what an earlier look found if they are still as they were, else None.
     Raises:
-        InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that disagree.
+        InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
+            disagree.
     """
     listings = [list_input(pattern) for pattern in spec.path]
     listed = [file for listing in listings for file in listing.files]
@@ -121,9 +126,13 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
     rows = sum(file.rows for file in files)
     if rows == 0:
-        raise InputError(f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label.")
+        raise InputError(
+            f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label."
+        )
     is_marked = len(marks) == len(files)
-    return Dataset(tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else (), left_out)
+    return Dataset(
+        tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else (), left_out
+    )
 
 
 def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
@@ -139,7 +148,8 @@ def open_parquet(path: str) -> pq.ParquetFile:
     with reading(path):
         if is_url(path):
             return _parquet_of(UrlFile(path))
-        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row groups of 40 MB)
+        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
+        # groups of 40 MB)
         check_kind(path, Path(path).stat())
         local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
         return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
@@ -167,7 +177,9 @@ def open_planned(file: InputFile) -> Iterator[PlannedFile]:
         if isinstance(source, UrlFile):  # pinned to the version whose footer this is
             source.seek(0)
             # what is read is fetched before by `hold`, so Arrow need not guess at ranges
-            with pq.ParquetFile(pa.PythonFile(source, "r"), pre_buffer=False, page_checksum_verification=True) as parquet:
+            with pq.ParquetFile(
+                pa.PythonFile(source, "r"), pre_buffer=False, page_checksum_verification=True
+            ) as parquet:
                 yield PlannedFile(parquet, source)
         else:
             with open_parquet(path) as parquet:
@@ -176,16 +188,21 @@ def open_planned(file: InputFile) -> Iterator[PlannedFile]:
 
 def changed_under_way(path: str) -> InputError:
     """The error for a file that is not any more what it was when this run began."""
-    return InputError(f"{path}: changed while this run was under way. Restore it, or label the new one into another output.")
+    return InputError(
+        f"{path}: changed while this run was under way. Restore it, or label the new one into another output."
+    )
 
 
 def _parquet_of(file: UrlFile) -> pq.ParquetFile:
-    # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing else
+    # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing
+    # else
     return pq.ParquetFile(pa.PythonFile(file, "r"), pre_buffer=True, page_checksum_verification=True)
 
 
 def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
-    """What differs between the files that were planned and those that are there, a sentence each; empty if nothing does."""
+    """What differs between the files that were planned and those that are there, a sentence each; empty if nothing
+    does.
+    """
     if [file.identity for file in planned] == [file.identity for file in found]:
         return []
     before, after = _by_key(planned, list(found))
@@ -238,14 +255,19 @@ def check_single(paths: list[str], where: str) -> None:
 
 
 def _names(path: str) -> list[Any]:
-    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and inode."""
+    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and
+    inode.
+    """
     if is_url(path):
         return [path]
     try:
         stat = Path(path).stat()
     except OSError:  # opening it will tell why
         return [os.path.realpath(path)]
-    return [os.path.realpath(path), *([(stat.st_dev, stat.st_ino)] if stat.st_ino else [])]  # some network disks number no file
+    return [
+        os.path.realpath(path),
+        *([(stat.st_dev, stat.st_ino)] if stat.st_ino else []),
+    ]  # some network disks number no file
 
 
 class _Look(NamedTuple):
@@ -295,15 +317,20 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
 def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
     if tail[-4:] == b"PARE":
-        raise InputError(f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption.")
+        raise InputError(
+            f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption."
+        )
     if size < 12 or tail[-4:] != b"PAR1":
         raise InputError(
-            f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being written, "
+            f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
+            "written, "
             "or is it something else?"
         )
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
     if footer_bytes + 4 > size:
-        raise InputError(f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again.")
+        raise InputError(
+            f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again."
+        )
     return footer_bytes
 
 
@@ -314,14 +341,17 @@ def _resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_co
         document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
         if not document:
             raise InputError(
-                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has {', '.join(names)}. "
+                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
+                f"{', '.join(names)}. "
                 "Name them in input.columns.document."
             )
     context = columns.context or ("context" if "context" in names else None)
     return columns.model_copy(update={"document": document, "context": context if reads_context else None})
 
 
-def _check_types(columns: Columns, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str) -> None:
+def _check_types(
+    columns: Columns, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str
+) -> None:
     wanted = {
         "query_id": ([columns.query_id], "a string or an integer", _is_id),
         "query": ([columns.query], "a string", _is_text),
@@ -346,7 +376,9 @@ def _check_types(columns: Columns, schema: pa.Schema, path: str, first_types: di
             family = _family(kind)
             if first_types.setdefault(name, family) != family:
                 raise InputError(
-                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make the files agree."
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. "
+                    "Make "
+                    "the files agree."
                 )
 
 
@@ -356,7 +388,12 @@ def _values(kind: pa.DataType) -> pa.DataType:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = _values(kind)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind))
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
+    )
 
 
 def _is_id(kind: pa.DataType) -> bool:
@@ -377,7 +414,11 @@ def _is_text_list(kind: pa.DataType) -> bool:
 
 def _family(kind: pa.DataType) -> str:
     """What must agree between files: text is text, however stored; integers of any width are integers."""
-    for name, test in (("text", _is_text), ("integers", lambda k: pa.types.is_integer(_values(k))), ("lists of text", _is_text_list)):
+    for name, test in (
+        ("text", _is_text),
+        ("integers", lambda k: pa.types.is_integer(_values(k))),
+        ("lists of text", _is_text_list),
+    ):
         if test(kind):
             return name
     return str(kind)
@@ -387,7 +428,10 @@ def _check_readable(columns: Columns, look: _Look, path: str) -> None:
     """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
     for name, leaves in _leaves(look, columns, more=[columns.gold] if columns.gold else []).items():
         if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
-            raise InputError(f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without encryption.")
+            raise InputError(
+                f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without "
+                "encryption."
+            )
 
 
 def _leaves(look: _Look, columns: Columns, more: Sequence[str] = ()) -> dict[str, list[int]]:

@@ -1,10 +1,12 @@
-"""Which columns of a Parquet file are encrypted, by its footer's own bytes: Arrow ends the process where it is asked about one.
+"""Which columns of a Parquet file are encrypted, by its footer's own bytes: Arrow ends the process where it is asked
+about one.
 
-A footer is a struct in Thrift's compact protocol. Only what leads to a column's `crypto_metadata` is looked at, all else is skipped.
+A footer is a struct in Thrift's compact protocol. Only what leads to a column's `crypto_metadata` is looked at, all
+else is skipped.
 
 Source:
-    parquet.thrift: FileMetaData (4 row_groups), RowGroup (1 columns), ColumnChunk (3 meta_data, 8 crypto_metadata), ColumnMetaData
-    (3 path_in_schema), EncryptionWithColumnKey (1 path_in_schema).
+    parquet.thrift: FileMetaData (4 row_groups), RowGroup (1 columns), ColumnChunk (3 meta_data, 8 crypto_metadata),
+    ColumnMetaData (3 path_in_schema), EncryptionWithColumnKey (1 path_in_schema).
 """
 
 from __future__ import annotations

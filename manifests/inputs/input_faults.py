@@ -24,14 +24,18 @@ def reading(path: str) -> Iterator[None]:
     except PermissionError as exc:
         raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
     except pa.ArrowInvalid as exc:
-        raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
+        raise InputError(
+            f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source."
+        ) from exc
     except (pa.ArrowException, UnicodeDecodeError) as exc:
         raise InputError(f"{path}: can't be read: {_first_line(exc)}.") from exc
     except BlockingIOError:
         raise
     except OSError as exc:
         if exc.errno is None:  # what pyarrow finds wrong with the bytes
-            raise InputError(f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source.") from exc
+            raise InputError(
+                f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source."
+            ) from exc
         raise InputError(f"{path}: can't be read: {exc.strerror or _first_line(exc)}.") from exc
 
 

@@ -1,6 +1,7 @@
 """The files behind `input.path`: which, in what order, and a mark of each that a listing tells without opening one.
 
-Folders and globs are taken in name order. What is data in a folder, and what is left out, is said in `input_folders.py`.
+Folders and globs are taken in name order. What is data in a folder, and what is left out, is said in
+`input_folders.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class ListedFile(NamedTuple):
     """A file as a listing shows it.
 
     Args:
-        mark: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None where no listing
-            tells.
+        mark: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None
+            where no listing tells.
     """
 
     path: str
@@ -41,7 +42,9 @@ class ListedFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The files behind a path in name order, and how many names in its folders each rule left out (`input_folders.Folder`)."""
+    """The files behind a path in name order, and how many names in its folders each rule left out
+    (`input_folders.Folder`).
+    """
 
     files: list[ListedFile]
     left_out: Counter[str]
@@ -67,7 +70,9 @@ def list_input(pattern: str) -> Listing:
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
     """What rules left out, in a few words."""
     counts = [f"{count:,} {rule}" for rule, count in left_out]
-    return ", ".join(counts[:RULES_SHOWN]) + (f" and {len(counts) - RULES_SHOWN} more kinds" if len(counts) > RULES_SHOWN else "")
+    return ", ".join(counts[:RULES_SHOWN]) + (
+        f" and {len(counts) - RULES_SHOWN} more kinds" if len(counts) > RULES_SHOWN else ""
+    )
 
 
 def check_name(path: str) -> None:
@@ -91,7 +96,9 @@ def _list_local(pattern: str) -> Listing:
         found: list[ListedFile] = []
         left_out: Counter[str] = Counter()
         for match in matches_of(pattern):
-            if Path(match).is_dir():  # a folder that matches (Spark writes folders named like files) stands for the files in it
+            if Path(
+                match
+            ).is_dir():  # a folder that matches (Spark writes folders named like files) stands for the files in it
                 inside = _list_folder(match)
                 found += inside.files
                 left_out += inside.left_out
@@ -140,7 +147,9 @@ def _list_url(pattern: str) -> Listing:
     else:
         matches = re.compile(glob_translate(root)).match
         # a folder that matches (Spark writes folders named like files) stands for the files in it
-        keys = [key for key in marks if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))]
+        keys = [
+            key for key in marks if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))
+        ]
     full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern)[0].unstrip_protocol
     # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
     is_sure = objects.has_atomic_conditions
@@ -149,7 +158,9 @@ def _list_url(pattern: str) -> Listing:
 
 
 def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:
-    """Whether a key is data of the folder `root`; if not, the rule and what it left out, a file or a whole folder, join `rules`."""
+    """Whether a key is data of the folder `root`; if not, the rule and what it left out, a file or a whole folder, join
+    `rules`.
+    """
     inside = key[len(root.rstrip("/")) :].strip("/").split("/")
     for depth, step in enumerate(inside, start=1):
         rule = left_out_as(step, is_folder=depth < len(inside))
@@ -166,7 +177,8 @@ def _folders(key: str) -> Iterator[str]:
 
 
 def stamp_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is written last.
+    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is
+    written last.
 
     None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
     """
@@ -180,6 +192,8 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def mark_of(stat: os.stat_result) -> str:
-    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is told from it; and
-    with its device: another disk that is mounted in the same place may give the same numbers."""
+    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is
+    told from it; and
+    with its device: another disk that is mounted in the same place may give the same numbers.
+    """
     return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"

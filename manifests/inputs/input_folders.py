@@ -1,7 +1,8 @@
 """What lies in a local folder of input: its data files, through links too, and what is left out by rule, counted.
 
-Names that begin with `_` or `.` are left out (what writers leave behind), and files of other suffixes. All else is data: it is read, or it
-is an error that names it, since a file that is passed over is rows that are lost without a word.
+Names that begin with `_` or `.` are left out (what writers leave behind), and files of other suffixes. All else is
+data: it is read, or it is an error that names it, since a file that is passed over is rows that are lost without a
+    word.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class FolderFile(NamedTuple):
 class Folder(NamedTuple):
     """What a folder holds: data files in name order, and how many names each rule left out.
 
-    The rules are `_*` and `.*` for files, `_*/` and `.*/` for folders (which are not looked into), and `*.csv`, say, or `no suffix`.
+    The rules are `_*` and `.*` for files, `_*/` and `.*/` for folders (which are not looked into), and `*.csv`, say, or
+    `no suffix`.
     """
 
     files: list[FolderFile]
@@ -56,7 +58,9 @@ class FoldersSeen:
         key = (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(folder)
         first = self._first.setdefault(key, folder)
         if first != folder and Path(folder).is_relative_to(first):
-            raise InputError(f"{folder}: a link back to {first}, in which it lies: reading it would not end. Remove the link.")
+            raise InputError(
+                f"{folder}: a link back to {first}, in which it lies: reading it would not end. Remove the link."
+            )
         return first
 
     def add(self, folder: str) -> None:
@@ -79,7 +83,8 @@ def look_into(root: str) -> Folder:
     """All of a folder, and of the folders in it.
 
     Raises:
-        InputError: something in it can't be read, a link leads to nothing or back to where it lies, or data is reached in two ways.
+        InputError: something in it can't be read, a link leads to nothing or back to where it lies, or data is reached
+            in two ways.
     """
     files: list[FolderFile] = []
     left_out: Counter[str] = Counter()
@@ -105,7 +110,8 @@ def look_into(root: str) -> Folder:
     held = {str(above) for folder in inside for above in (Path(folder), *Path(folder).parents)}
     for folder in sorted(empty - held):
         raise InputError(
-            f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write it again, or remove it."
+            f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write it "
+            "again, or remove it."
         )
     for first, second in again:
         if first in held:
@@ -138,7 +144,8 @@ def _entries(folder: str, left_out: Counter[str]) -> Iterator[tuple[str, os.stat
                     if not entry.is_symlink():  # gone since it was listed
                         raise
                     raise InputError(
-                        f"{path}: a link to {Path(path).readlink()}, which is not there, so the rows behind it can't be read. "
+                        f"{path}: a link to {Path(path).readlink()}, which is not there, so the rows behind it can't "
+                        "be read. "
                         "Restore what it led to, or remove the link."
                     ) from exc
             rule = left_out_as(entry.name, is_folder=stat.S_ISDIR(found.st_mode))

@@ -1,6 +1,7 @@
 """Local globs: `*`, `?`, `[…]` within a name, `**` for any folders, as `glob.glob` reads them.
 
-That one passes over folders that it may not list and follows links in a circle until the system stops it; here either is an error.
+That one passes over folders that it may not list and follows links in a circle until the system stops it; here either
+is an error.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
 def load_columns(path: str, choose: Choice) -> dict[str, list[Any]]:
-    """Read some columns of a file; its form is told by its suffix, and TREC qrels text (`qid 0 docid grade`) is what has no known one.
+    """Read some columns of a file; its form is told by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
+    has no known one.
 
     Args:
         path: local, or a URL.
@@ -73,7 +74,9 @@ def require_column(name: str, names: list[str], *, path: str, role: str, option:
 
 
 class Grades(NamedTuple):
-    """A column of grades, one entry a row: an int, or None where it is null or not readable (`unreadable` tells which, and shows it)."""
+    """A column of grades, one entry a row: an int, or None where it is null or not readable (`unreadable` tells which,
+    and shows it).
+    """
 
     values: list[int | None]
     unreadable: dict[int, str]
@@ -81,7 +84,8 @@ class Grades(NamedTuple):
 
 
 def read_grades(values: Sequence[Any]) -> Grades:
-    """Whole numbers from what files hold: ints, floats without a fraction, and text that is one number (`2`, `1.`, ` 3`).
+    """Whole numbers from what files hold: ints, floats without a fraction, and text that is one number (`2`, `1.`, `
+    3`).
 
     Null, NaN and blank text are null; anything else is unreadable. Nothing becomes 0 that is not written as 0.
     """
@@ -161,5 +165,9 @@ def _from_trec(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:
                 "A table wants the suffix .parquet, .csv, .tsv or .jsonl."
             )
         rows.append(fields)
-    columns = dict(zip(TREC_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)) if rows else {name: [] for name in TREC_COLUMNS}
+    columns = (
+        dict(zip(TREC_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+        if rows
+        else {name: [] for name in TREC_COLUMNS}
+    )
     return {name: columns[name] for name in choose(list(TREC_COLUMNS))}

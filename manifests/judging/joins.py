@@ -57,14 +57,20 @@ class Join:
         self.joined_by[by] += len(part.row_ids)
 
     def _add(self, part: LabelPart, golds: list[int | None], is_known: list[bool], where: str) -> None:
-        check_scale((label for label in part.grades if label is not None), self.grades, where=where, option="--map-labels")
+        check_scale(
+            (label for label in part.grades if label is not None), self.grades, where=where, option="--map-labels"
+        )
         self._has_queries &= part.query_ids is not None
         count = len(golds)
         queries, docs = part.query_ids or [""] * count, part.doc_ids or [""] * count
         probs, samples = part.probs or [None] * count, part.samples or [None] * count
         if len(self.label_examples) < SHOWN:
-            self.label_examples += [f"({query}, {doc})" for query, doc in zip(queries[:SHOWN], docs[:SHOWN], strict=True)]
-        for label, gold, known, query, doc, prob, sample in zip(part.grades, golds, is_known, queries, docs, probs, samples, strict=True):
+            self.label_examples += [
+                f"({query}, {doc})" for query, doc in zip(queries[:SHOWN], docs[:SHOWN], strict=True)
+            ]
+        for label, gold, known, query, doc, prob, sample in zip(
+            part.grades, golds, is_known, queries, docs, probs, samples, strict=True
+        ):
             if label is None:
                 self.num_without_label += 1
                 continue
@@ -75,7 +81,9 @@ class Join:
                 self.num_gold_null += 1
             else:
                 if prob is not None and len(prob) != self.grades:
-                    raise InputError(f"{where}: a distribution has {len(prob)} entries, the scale {self.grades} grades.")
+                    raise InputError(
+                        f"{where}: a distribution has {len(prob)} entries, the scale {self.grades} grades."
+                    )
                 self._rows.append((gold, label, query, doc, prob, sample))
                 self.judged_pairs[query, doc] += 1
 
@@ -130,14 +138,23 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
         assert part.query_ids is not None
         assert part.doc_ids is not None
         nothing: list[None] = [None] * len(part.grades)
-        columns = (part.row_ids, part.query_ids, part.doc_ids, part.grades, part.probs or nothing, part.samples or nothing)
+        columns = (
+            part.row_ids,
+            part.query_ids,
+            part.doc_ids,
+            part.grades,
+            part.probs or nothing,
+            part.samples or nothing,
+        )
         for row, query, doc, grade, prob, sample in zip(*columns, strict=True):
             if grade is None:
                 num_without += 1
             else:
                 rows.append((row, query, doc, grade, prob, sample))
     rows.sort(key=lambda row: row[0])
-    row_ids, query_ids, doc_ids, labels, probs, samples = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [], [], [])
+    row_ids, query_ids, doc_ids, labels, probs, samples = (
+        map(list, zip(*rows, strict=True)) if rows else ([], [], [], [], [], [])
+    )
     return Labelled(
         where,
         np.array(row_ids, dtype=np.int64),

@@ -1,4 +1,5 @@
-"""Labels to be judged: of a run (its manifest or, if asked for, its receipts name the files) or of any file with a label column.
+"""Labels to be judged: of a run (its manifest or, if asked for, its receipts name the files) or of any file with a
+label column.
 
 Read a part at a time, and of a run only the columns that judging needs.
 """
@@ -31,7 +32,9 @@ _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
 
 @dataclass
 class LabelPart:
-    """Some labels, a list entry each. `grades` None: no label. `row_ids` is the row of the run's input, or of the file."""
+    """Some labels, a list entry each. `grades` None: no label. `row_ids` is the row of the run's
+    input, or of the file.
+    """
 
     row_ids: list[int]
     query_ids: list[str] | None
@@ -94,12 +97,15 @@ def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
 
     Raises:
         InputError: the folder holds no run.
-        ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is damaged.
+        ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is
+            damaged.
     """
     store = open_run_store(root)
     plan = load_plan(store)
     if plan is None:
-        raise InputError(f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file.")
+        raise InputError(
+            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
+        )
     folder = RunFolder(store, plan)
     manifest = load_manifest(store)
     found = folder.snapshot()
@@ -119,7 +125,10 @@ def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
     else:
         labels, quarantine = ([FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine"))
     if manifest is not None and manifest["over_limit"]:
-        share = f"{num_quarantined:,} of {manifest['rows']['in']:,} rows are in quarantine, limit {manifest['max_failed_fraction']:.0%}"
+        share = (
+            f"{num_quarantined:,} of {manifest['rows']['in']:,} rows are in quarantine, limit "
+            f"{manifest['max_failed_fraction']:.0%}"
+        )
         if not allow_partial:
             raise ManifestError(
                 f"{root}: over its quarantine limit ({share}); {_ALL_OF_THEM}. "
@@ -141,9 +150,23 @@ def open_run(root: str, *, allow_partial: bool) -> LabelSet:
 def label_set(run: RunLabels) -> LabelSet:
     """A run's labels, to be judged."""
     plan = run.plan
-    about = {"name": plan.name, "labeler": plan.parts["labeler"]["name"], "model": plan.parts["model"], "fingerprint": plan.fingerprint}
+    about = {
+        "name": plan.name,
+        "labeler": plan.parts["labeler"]["name"],
+        "model": plan.parts["model"],
+        "fingerprint": plan.fingerprint,
+    }
     kind: Literal["run", "student"] = "student" if plan.parts.get("kind") == "student" else "run"
-    return LabelSet(run.root, kind, run.grades, run.num_quarantined, about, plan, lambda: _run_parts(run.folder, run.labels), run.notes)
+    return LabelSet(
+        run.root,
+        kind,
+        run.grades,
+        run.num_quarantined,
+        about,
+        plan,
+        lambda: _run_parts(run.folder, run.labels),
+        run.notes,
+    )
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
@@ -155,7 +178,9 @@ def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
         yield LabelPart(held["row_id"], held["query_id"], held["doc_id"], held["grade"], held["probs"], samples)
 
 
-def open_label_file(path: str, *, label: str, by: str, doc: str, where: Mapping[str, str], wants_ids: bool, is_by_named: bool) -> LabelSet:
+def open_label_file(
+    path: str, *, label: str, by: str, doc: str, where: Mapping[str, str], wants_ids: bool, is_by_named: bool
+) -> LabelSet:
     """The labels of a Parquet, JSONL or CSV file; `probs` and `samples` are taken where they stand as in a run's files.
 
     Args:
@@ -178,7 +203,9 @@ def open_label_file(path: str, *, label: str, by: str, doc: str, where: Mapping[
         return [*where, *(name for name in (label, by, doc, "probs", "samples") if name in names)]
 
     columns = load_columns(path, choose)
-    found = LabelSet(path, "file", None, None, {"column": label, **({"where": dict(where)} if where else {})}, None, lambda: iter(()))
+    found = LabelSet(
+        path, "file", None, None, {"column": label, **({"where": dict(where)} if where else {})}, None, lambda: iter(())
+    )
     kept = list(range(len(columns[label])))
     for name, value in where.items():
         values = columns[name]
@@ -191,7 +218,9 @@ def open_label_file(path: str, *, label: str, by: str, doc: str, where: Mapping[
     return found
 
 
-def _file_part(path: str, columns: dict[str, list[Any]], kept: list[int], *, label: str, by: str, doc: str, notes: list[str]) -> LabelPart:
+def _file_part(
+    path: str, columns: dict[str, list[Any]], kept: list[int], *, label: str, by: str, doc: str, notes: list[str]
+) -> LabelPart:
     def column(name: str) -> list[Any] | None:
         return [columns[name][row] for row in kept] if name in columns else None
 
@@ -239,7 +268,9 @@ def map_labels(part: LabelPart, label_map: GradeMap | None, *, where: str) -> La
         return part
     option = "--map-labels"
     grades = mapped(part.grades, label_map, where=where, option=option)
-    samples = part.samples and [None if row is None else mapped(row, label_map, where=where, option=option) for row in part.samples]
+    samples = part.samples and [
+        None if row is None else mapped(row, label_map, where=where, option=option) for row in part.samples
+    ]
     probs = part.probs and [None if row is None else _map_probs(row, label_map, where) for row in part.probs]
     return LabelPart(part.row_ids, part.query_ids, part.doc_ids, grades, probs, samples)
 
@@ -253,21 +284,25 @@ def _map_probs(row: list[float], label_map: GradeMap, where: str) -> list[float]
 
 
 def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list[str], str] | None:
-    """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it is not.
+    """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it
+    is not.
 
     They are the same if their sizes and footers are those that were planned.
 
     Args:
         root: the run's output.
     Raises:
-        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder that can't be read.
+        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder
+            that can't be read.
     """
     columns = Columns(**plan.parts["columns"])
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
         found = open_dataset(spec, reads_context=False) if list_files(path) else None
     except InputError:
-        if not is_url(path) and Path(path).is_dir():  # grades lie in files: a folder can be nothing else, so what ails it is told
+        if (
+            not is_url(path) and Path(path).is_dir()
+        ):  # grades lie in files: a folder can be nothing else, so what ails it is told
             raise
         return None
     if found is None or changed_files(plan.files, found.files):
@@ -304,7 +339,15 @@ def is_run(path: str) -> bool:
 
 
 def open_labels(
-    path: str, *, allow_partial: bool, label: str, by: str, doc: str, where: Mapping[str, str], wants_ids: bool, is_by_named: bool
+    path: str,
+    *,
+    allow_partial: bool,
+    label: str,
+    by: str,
+    doc: str,
+    where: Mapping[str, str],
+    wants_ids: bool,
+    is_by_named: bool,
 ) -> LabelSet:
     """A run's output folder, or a label file.
 

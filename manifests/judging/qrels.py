@@ -1,4 +1,6 @@
-"""Qrels: trusted human grades, by (query, document) or by row; maps between scales; what to do with pairs that are graded twice."""
+"""Qrels: trusted human grades, by (query, document) or by row; maps between scales; what to do with pairs that are
+graded twice.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Qrels:
 
     Args:
         path: where they came from, for messages.
-        pairs: (query_id, doc_id) of each row; None where the file has no such columns (it can then be joined by row only).
+        pairs: (query_id, doc_id) of each row; None where the file has no such columns (it can then be joined by row
+            only).
         grades: None is null.
         num_null: rows without a grade; they are left out, never read as 0.
     """
@@ -46,14 +49,17 @@ class PairGrades:
     num_conflicts: int
 
 
-def load_qrels(path: str, *, grade: str, by: str, doc: str, is_by_row: bool, grade_map: GradeMap | None = None) -> Qrels:
+def load_qrels(
+    path: str, *, grade: str, by: str, doc: str, is_by_row: bool, grade_map: GradeMap | None = None
+) -> Qrels:
     """Read qrels.
 
     Args:
         grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`.
         is_by_row: they are joined by row, so that id columns need not be there.
     Raises:
-        InputError: unreadable file, missing column, a grade that is no whole number, or one that `grade_map` does not map.
+        InputError: unreadable file, missing column, a grade that is no whole number, or one that `grade_map` does not
+            map.
     """
 
     def choose(names: list[str]) -> list[str]:
@@ -76,7 +82,9 @@ def load_qrels(path: str, *, grade: str, by: str, doc: str, is_by_row: bool, gra
     has_ids = by in columns and doc in columns
     pairs = None
     if has_ids and not is_by_row:
-        pairs = list(zip(as_ids(columns[by], path=path, column=by), as_ids(columns[doc], path=path, column=doc), strict=True))
+        pairs = list(
+            zip(as_ids(columns[by], path=path, column=by), as_ids(columns[doc], path=path, column=doc), strict=True)
+        )
     return Qrels(path, pairs, grades, grades.count(None))
 
 
@@ -84,7 +92,8 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     """One grade a pair; the same grade twice is one grade.
 
     Args:
-        duplicates: `mean` takes the mean of a pair's grades, rounded to the nearest grade, halves up; `first` the first in the file.
+        duplicates: `mean` takes the mean of a pair's grades, rounded to the nearest grade, halves up; `first` the first
+            in the file.
     Raises:
         InputError: a pair has different grades and `duplicates` is `error`; it names them.
     """
@@ -96,10 +105,12 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     conflicts = {pair: grades for pair, grades in held.items() if len(set(grades)) > 1}
     if conflicts and duplicates == "error":
         named = "; ".join(
-            f"query {pair[0]}, document {pair[1]}: {', '.join(map(str, grades))}" for pair, grades in list(conflicts.items())[:SHOWN]
+            f"query {pair[0]}, document {pair[1]}: {', '.join(map(str, grades))}"
+            for pair, grades in list(conflicts.items())[:SHOWN]
         )
         raise InputError(
-            f"{qrels.path}: {len(conflicts)} pairs have several grades that differ ({named}{'; …' if len(conflicts) > SHOWN else ''}). "
+            f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
+            f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
             "Mend the file, or choose: --duplicates mean or --duplicates first."
         )
     by_pair = {pair: _settled(grades, duplicates) if grades else None for pair, grades in held.items()}
@@ -128,7 +139,9 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
         except ValueError:
             equals = ""
         if not equals:
-            raise UsageError(f"{option} {text}: `{item.strip()}` is no pair of grades. Write for instance {option} 0=0,1=1,2=2,3=2")
+            raise UsageError(
+                f"{option} {text}: `{item.strip()}` is no pair of grades. Write for instance {option} 0=0,1=1,2=2,3=2"
+            )
         if key in found:
             raise UsageError(f"{option} {text}: grade {key} stands twice.")
         if value < 0:
@@ -148,7 +161,8 @@ def mapped(grades: Sequence[int | None], grade_map: GradeMap | None, *, where: s
     missing = sorted({grade for grade in grades if grade is not None and grade not in grade_map})
     if missing:
         raise InputError(
-            f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it becomes. Add it."
+            f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it "
+            "becomes. Add it."
         )
     return [None if grade is None else grade_map[grade] for grade in grades]
 

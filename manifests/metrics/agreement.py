@@ -1,9 +1,12 @@
-"""Agreement of labels with human grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion matrix.
+"""Agreement of labels with human grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion
+matrix.
 
-Each takes any number of matrices at once, [..., K, K], of counts or sums of weights, and gives [...]; NaN where it is not defined (0/0), of
-which callers silence numpy's warning. That makes a bootstrap cheap: a resample of queries is a weighted sum of their matrices.
+Each takes any number of matrices at once, [..., K, K], of counts or sums of weights, and gives [...]; NaN where it is
+not defined (0/0), of which callers silence numpy's warning. That makes a bootstrap cheap: a resample of queries is a
+weighted sum of their matrices.
 
-Letters: N rows, K grades, G groups (queries, or rows where there is no query); a confusion matrix has a row a gold grade, a column a label.
+Letters: N rows, K grades, G groups (queries, or rows where there is no query); a confusion matrix has a row a gold
+    grade, a column a label.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ EXTRA = "eval"
 PURPOSE = "relabel evaluate"
 
 
-def confusion_by_group(gold_N: np.ndarray, label_N: np.ndarray, group_N: np.ndarray, *, num_groups: int, grades: int) -> np.ndarray:
+def confusion_by_group(
+    gold_N: np.ndarray, label_N: np.ndarray, group_N: np.ndarray, *, num_groups: int, grades: int
+) -> np.ndarray:
     """One confusion matrix a group: int64 [G, K, K].
 
     Args:
@@ -67,19 +72,27 @@ def kappa(counts_KK: np.ndarray, *, power: int) -> np.ndarray:
     step_KK = np.abs(np.subtract.outer(np.arange(counts_KK.shape[-1]), np.arange(counts_KK.shape[-1])))
     cost_KK = np.where(step_KK > 0, step_KK.astype(float) ** power, 0.0)
     expected = (gold_K[..., :, None] * label_K[..., None, :] * cost_KK).sum((-2, -1))
-    return np.asarray(1 - (counts_KK * cost_KK).sum((-2, -1)) * gold_K.sum(-1) / np.where(expected > 0, expected, np.nan))
+    return np.asarray(
+        1 - (counts_KK * cost_KK).sum((-2, -1)) * gold_K.sum(-1) / np.where(expected > 0, expected, np.nan)
+    )
 
 
 def alpha(counts_KK: np.ndarray, *, is_ordinal: bool) -> np.ndarray:
-    """Krippendorff 2011, two raters and no missing value: 1 - (n-1) Σ o δ² / Σ n_c n_k δ², o = counts + countsᵀ, n = 2N values.
+    """Krippendorff 2011, two raters and no missing value: 1 - (n-1) Σ o δ² / Σ n_c n_k δ², o = counts + countsᵀ, n = 2N
+    values.
 
-    Nominal δ is 1 for any two grades; ordinal δ_ck = Σ_{g=c..k} n_g - (n_c + n_k)/2, which is the distance between their mid-ranks.
+    Nominal δ is 1 for any two grades; ordinal δ_ck = Σ_{g=c..k} n_g - (n_c + n_k)/2, which is the distance between
+    their mid-ranks.
     """
     margin_K = counts_KK.sum(-1) + counts_KK.sum(-2)
     midrank_K = np.cumsum(margin_K, -1) - margin_K / 2
-    distance_KK = (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2 if is_ordinal else 1.0 - np.eye(margin_K.shape[-1])
+    distance_KK = (
+        (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2 if is_ordinal else 1.0 - np.eye(margin_K.shape[-1])
+    )
     expected = (margin_K[..., :, None] * margin_K[..., None, :] * distance_KK).sum((-2, -1))
-    observed = 2 * (counts_KK * distance_KK).sum((-2, -1))  # δ is symmetric, so counts and their transpose cost the same
+    observed = 2 * (counts_KK * distance_KK).sum(
+        (-2, -1)
+    )  # δ is symmetric, so counts and their transpose cost the same
     return np.asarray(1 - (margin_K.sum(-1) - 1) * observed / np.where(expected > 0, expected, np.nan))
 
 
@@ -98,7 +111,8 @@ def pass_at_k(num_correct_N: np.ndarray, num_samples_N: np.ndarray, k: int) -> n
     """For each row the chance that k of its samples, drawn without replacement, hold one that equals gold: float64 [N].
 
     Args:
-        num_correct_N, num_samples_N: samples equal to gold, and all samples (a failed one is never correct), at least k each.
+        num_correct_N, num_samples_N: samples equal to gold, and all samples (a failed one is never correct), at least k
+            each.
     Source:
         Chen et al. 2021 (arXiv:2107.03374), equation 1: 1 - C(S-c, k) / C(S, k).
     """

@@ -1,8 +1,9 @@
-"""95 % bootstrap intervals: groups (queries, or rows where there is none) are drawn with replacement, figures recomputed, percentiles kept.
+"""95 % bootstrap intervals: groups (queries, or rows where there is none) are drawn with replacement, figures
+recomputed, percentiles kept.
 
-Rows of one query share its wording, its intent and often its assessor; drawing rows would take them for independent and give intervals
-that are too narrow. A resample is a vector of weights, how often each group was drawn; a statistic turns many such vectors into many
-values at once.
+Rows of one query share its wording, its intent and often its assessor; drawing rows would take them for independent and
+give intervals that are too narrow. A resample is a vector of weights, how often each group was drawn; a statistic turns
+many such vectors into many values at once.
 
 Letters: G groups, R resamples.
 """
@@ -34,7 +35,8 @@ class Interval(NamedTuple):
 
 
 def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) -> Iterator[np.ndarray]:
-    """Weights of `resamples` resamples, some at a time: float64 [r, G], each row sums to G. The same arguments give the same weights.
+    """Weights of `resamples` resamples, some at a time: float64 [r, G], each row sums to G. The same arguments give the
+    same weights.
 
     Args:
         width: the widest row that a statistic will make of a resample, where that is more than G; keeps memory flat.
@@ -51,8 +53,9 @@ def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) 
 def resampled(
     statistics: Sequence[Statistic], *, num_groups: int, resamples: int, seed: int, width: int = 0
 ) -> list[dict[str, np.ndarray]]:
-    """For each statistic its values by name, [R] each, over the same resamples; empty where there is nothing to draw (fewer than two
-    groups, or no resamples)."""
+    """For each statistic its values by name, [R] each, over the same resamples; empty where there is nothing to draw
+    (fewer than two groups, or no resamples).
+    """
     found: list[dict[str, list[np.ndarray]]] = [{} for _ in statistics]
     if num_groups > 1:
         for weight_RG in draw_weights(num_groups, resamples, seed, width=width):
@@ -62,7 +65,9 @@ def resampled(
     return [{name: np.concatenate(parts) for name, parts in values.items()} for values in found]
 
 
-def bootstrap(statistic: Statistic, *, num_groups: int, resamples: int, seed: int, width: int = 0) -> dict[str, Interval]:
+def bootstrap(
+    statistic: Statistic, *, num_groups: int, resamples: int, seed: int, width: int = 0
+) -> dict[str, Interval]:
     """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw."""
     (found,) = resampled([statistic], num_groups=num_groups, resamples=resamples, seed=seed, width=width)
     return {name: interval_of(value_R) for name, value_R in found.items()}
@@ -77,7 +82,8 @@ class Paired(NamedTuple):
 
 
 def paired_bootstrap(first: Statistic, second: Statistic, *, num_groups: int, resamples: int, seed: int) -> Paired:
-    """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their difference.
+    """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their
+    difference.
 
     Args:
         first, second: statistics of the same groups, in the same order.

@@ -1,4 +1,5 @@
-"""Whether probabilities mean what they say, and two ways to mend them: expected calibration error, Brier score, temperature, isotonic.
+"""Whether probabilities mean what they say, and two ways to mend them: expected calibration error, Brier score,
+temperature, isotonic.
 
 Letters: N rows, K grades, G groups, B bins, R resamples.
 """
@@ -30,22 +31,29 @@ def brier_rows(probs_NK: np.ndarray, gold_N: np.ndarray) -> np.ndarray:
     return rows_N
 
 
-def reliability_by_group(probs_NK: np.ndarray, gold_N: np.ndarray, group_N: np.ndarray, *, num_groups: int) -> np.ndarray:
+def reliability_by_group(
+    probs_NK: np.ndarray, gold_N: np.ndarray, group_N: np.ndarray, *, num_groups: int
+) -> np.ndarray:
     """What each group adds to each bin of confidence: rows, sum of confidence, number correct; float64 [G, B, 3].
 
-    Confidence is the largest probability, correct means that its grade is gold (the lower grade where two are equally probable).
+    Confidence is the largest probability, correct means that its grade is gold (the lower grade where two are equally
+    probable).
     """
     confidence_N = probs_NK.max(1)
     correct_N = probs_NK.argmax(1) == gold_N
     bin_N = np.minimum((confidence_N * BINS).astype(np.int64), BINS - 1)
     cell_N = group_N * BINS + bin_N
     size = num_groups * BINS
-    parts = [np.bincount(cell_N, weights, minlength=size) for weights in (np.ones(len(gold_N)), confidence_N, correct_N.astype(float))]
+    parts = [
+        np.bincount(cell_N, weights, minlength=size)
+        for weights in (np.ones(len(gold_N)), confidence_N, correct_N.astype(float))
+    ]
     return np.stack(parts, axis=-1).reshape(num_groups, BINS, 3)
 
 
 def ece_of_bins(bins_B3: np.ndarray) -> np.ndarray:
-    """Expected calibration error of sums [..., B, 3] over rows: Σ_bins (share of rows) · |mean confidence - accuracy|; NaN without rows.
+    """Expected calibration error of sums [..., B, 3] over rows: Σ_bins (share of rows) · |mean confidence - accuracy|;
+    NaN without rows.
 
     Source:
         Guo et al. 2017 (arXiv:1706.04599), equation 3.
@@ -98,15 +106,19 @@ def _fit_temperature(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
     def loss(log_temperature: float) -> float:
         return float(-np.log(np.maximum(tempered(probs_NK, np.exp(log_temperature))[rows, gold_N], TINY)).mean())
 
-    found = optimize.minimize_scalar(loss, bounds=(np.log(0.01), np.log(100.0)), method="bounded", options={"xatol": 1e-6})
+    found = optimize.minimize_scalar(
+        loss, bounds=(np.log(0.01), np.log(100.0)), method="bounded", options={"xatol": 1e-6}
+    )
     temperature = float(np.exp(found.x))
     return Calibrator("temperature", {"temperature": temperature}, lambda probs: tempered(probs, temperature))
 
 
 def _fit_isotonic(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
-    """One isotonic regression a cut j, of [gold ≥ j] on P(k ≥ j); made decreasing in j, then turned back into probabilities.
+    """One isotonic regression a cut j, of [gold ≥ j] on P(k ≥ j); made decreasing in j, then turned back into
+    probabilities.
 
-    Cuts and not single grades, since grades are ordered: P(k ≥ j) is the score that AUC judges, and its rise means the same everywhere.
+    Cuts and not single grades, since grades are ordered: P(k ≥ j) is the score that AUC judges, and its rise means the
+    same everywhere.
     """
     isotonic = require("sklearn.isotonic", extra=EXTRA, purpose=PURPOSE)
     above_NJ = at_least(probs_NK)

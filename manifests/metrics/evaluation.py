@@ -1,4 +1,5 @@
-"""All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are shown.
+"""All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are
+shown.
 
 Letters: N rows, G groups (queries, or rows where there is no query), K grades.
 """
@@ -61,16 +62,23 @@ class Difference:
 
 
 def evaluate(
-    judged: Judged, *, resamples: int = 1000, seed: int = 7, calibrate: Method | None = None, pass_at: Sequence[int] = ()
+    judged: Judged,
+    *,
+    resamples: int = 1000,
+    seed: int = 7,
+    calibrate: Method | None = None,
+    pass_at: Sequence[int] = (),
 ) -> Evaluation:
     """Compute every figure that the rows allow.
 
     Args:
         judged: at least one row.
         seed: of the resamples, and of the split that `calibrate` makes.
-        pass_at: the k of pass@k, each 1 or more; by default the powers of two and the number of samples that every sampled row has.
+        pass_at: the k of pass@k, each 1 or more; by default the powers of two and the number of samples that every
+            sampled row has.
     Raises:
-        InputError: `calibrate` without distributions, or with fewer than two groups that have some; a k without so many samples.
+        InputError: `calibrate` without distributions, or with fewer than two groups that have some; a k without so many
+            samples.
         MissingExtraError: a package of the extra `eval` is absent.
     """
     check_samples([judged], pass_at)
@@ -84,7 +92,8 @@ def evaluate(
 def evaluate_both(
     first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7, pass_at: Sequence[int] = ()
 ) -> tuple[Evaluation, Evaluation, dict[str, Difference]]:
-    """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired bootstrap.
+    """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired
+    bootstrap.
 
     An AUC by distributions and one by written grades are not subtracted: they are not the same figure.
 
@@ -95,7 +104,9 @@ def evaluate_both(
     check_samples([first, second], pass_at)
     found = [JudgedStatistics(judged, pass_at) for judged in (first, second)]
     ours, theirs = (MetricSet(METRICS, one, num_groups=one.num_groups) for one in found)
-    paired = paired_bootstrap(ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed)
+    paired = paired_bootstrap(
+        ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed
+    )
     both = [name for name in ours.values if name in theirs.values]
     alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
     differences = {}
@@ -108,7 +119,9 @@ def evaluate_both(
         for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
     ]
     if alike != both:
-        judged[1].notes.append("one set's AUC is by distributions, the other's by written grades: they are not subtracted")
+        judged[1].notes.append(
+            "one set's AUC is by distributions, the other's by written grades: they are not subtracted"
+        )
     return judged[0], judged[1], differences
 
 
@@ -138,16 +151,28 @@ def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
     fewest = [judged.fewest_samples for judged in sets if judged.fewest_samples]
     if not fewest:
         listed = ",".join(map(str, pass_at))
-        raise InputError(f"--pass-at {listed}: no judged label holds samples. Label with `labeler.samples`, or leave the option out.")
+        raise InputError(
+            f"--pass-at {listed}: no judged label holds samples. Label with `labeler.samples`, or leave the option out."
+        )
     beyond = [k for k in pass_at if k > min(fewest)]
     if beyond:
-        raise InputError(f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can be drawn.")
+        raise InputError(
+            f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can "
+            "be "
+            "drawn."
+        )
 
 
 def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
     """Bins of confidence that hold a row: their edges, rows, mean confidence and accuracy."""
     return [
-        {"from": number / BINS, "to": (number + 1) / BINS, "rows": int(count), "confidence": total / count, "accuracy": correct / count}
+        {
+            "from": number / BINS,
+            "to": (number + 1) / BINS,
+            "rows": int(count),
+            "confidence": total / count,
+            "accuracy": correct / count,
+        }
         for number, (count, total, correct) in enumerate(bins_B3.tolist())
         if count
     ]
@@ -160,7 +185,8 @@ def _notes(found: JudgedStatistics) -> list[str]:
     notes = []
     if num_without == rows:
         notes.append(
-            "no label has a distribution: AUC and ranking take the written grade for a score, whose many ties cost AUC; there is no ECE "
+            "no label has a distribution: AUC and ranking take the written grade for a score, whose many ties cost "
+            "AUC; there is no ECE "
             "and no Brier score"
         )
     elif num_without:
@@ -171,7 +197,10 @@ def _notes(found: JudgedStatistics) -> list[str]:
     else:
         short = int((np.bincount(found.group_N, minlength=groups) < DEPTH).sum())
         if short:
-            notes.append(f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of {groups:,}")
+            notes.append(
+                f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of "
+                f"{groups:,}"
+            )
         without_relevant, flat = (int(np.isnan(value_G).sum()) for value_G in (found.ranking.ndcg, found.ranking.tau))
         if without_relevant:
             notes.append(f"queries without a relevant document, left out of nDCG: {without_relevant:,}")
@@ -192,7 +221,9 @@ def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: 
     unit = "queries" if found.is_by_query else "rows"
     present, group_of_N = np.unique(found.group_N[has_N], return_inverse=True)
     if judged.probs is None or len(present) < 2:
-        raise InputError(f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out.")
+        raise InputError(
+            f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out."
+        )
     probs_NK, gold_N = judged.probs[has_N], judged.gold[has_N]
     is_fitted_N = split_groups(len(present), seed)[group_of_N]
     calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
@@ -206,7 +237,9 @@ def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: 
         "held_out": {unit: len(held_groups), "rows": len(held_gold_N)},
     }
     for when, mended_NK in (("before", held_NK), ("after", calibrator.apply(held_NK))):
-        held = Judged(judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), [], mended_NK, None, None)
+        held = Judged(
+            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), [], mended_NK, None, None
+        )
         metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
         intervals = bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
         result[when] = {name: asdict(value) for name, value in metrics.with_intervals(intervals).items()}

@@ -1,6 +1,7 @@
 """Gates: what a figure must reach before work goes on, as a spec (`macro_f1: ">=0.9*teacher"`) or a flag says it.
 
-`parse_gate(name, text)` reads one, `judge_gate(gate, figures, teacher)` holds it against figures. A figure that falls short raises
+`parse_gate(name, text)` reads one, `judge_gate(gate, figures, teacher)` holds it against figures. A figure that falls
+short raises
 nothing: the caller keeps what was made, shows the verdict and ends with exit code 5.
 """
 
@@ -17,9 +18,16 @@ from manifests.errors import ConfigError, UsageError
 from manifests.specs import nearest
 
 TEACHER = "teacher"
-_COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_BOUND = re.compile(rf"(?P<sign>>=|<=|>|<)\s*(?:(?P<number>{_NUMBER})\s*(?:\*\s*(?P<times>{TEACHER}))?|(?P<plain>{TEACHER}))")
+_BOUND = re.compile(
+    rf"(?P<sign>>=|<=|>|<)\s*(?:(?P<number>{_NUMBER})\s*(?:\*\s*(?P<times>{TEACHER}))?|(?P<plain>{TEACHER}))"
+)
 _FLAG = re.compile(r"(?P<name>[^<>=\s]+)\s*(?P<bound>[<>].*)")
 
 
@@ -79,7 +87,10 @@ def parse_gate(name: str, text: str) -> Gate:
     found = _BOUND.fullmatch(text.strip())
     number = 1.0 if found is None or found["plain"] else float(found["number"])
     if found is None or not name or not math.isfinite(number):
-        raise ConfigError(f'require: `{name}: "{text}"` is no gate. Write a sign and a bound, for instance ">=0.62" or ">=0.9*{TEACHER}".')
+        raise ConfigError(
+            f'require: `{name}: "{text}"` is no gate. Write a sign and a bound, for instance ">=0.62" or '
+            f'">=0.9*{TEACHER}".'
+        )
     return Gate(name, _own_name(name), text.strip(), found["sign"], number, bool(found["times"] or found["plain"]))
 
 
@@ -106,14 +117,20 @@ def parse_flag(text: str) -> Gate:
     """
     found = _FLAG.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"--require {text}: write a figure, a sign and a bound, for instance --require 'macro_f1>=0.9*{TEACHER}'")
+        raise UsageError(
+            f"--require {text}: write a figure, a sign and a bound, for instance --require 'macro_f1>=0.9*{TEACHER}'"
+        )
     try:
         return parse_gate(found["name"], found["bound"])
     except ConfigError as exc:
-        raise UsageError(f"--require {text}: the bound `{found['bound']}` is neither a number nor a number times `{TEACHER}`.") from exc
+        raise UsageError(
+            f"--require {text}: the bound `{found['bound']}` is neither a number nor a number times `{TEACHER}`."
+        ) from exc
 
 
-def judge_gate(gate: Gate, figures: Mapping[str, float | None], teacher: Mapping[str, float | None] | None) -> GateVerdict:
+def judge_gate(
+    gate: Gate, figures: Mapping[str, float | None], teacher: Mapping[str, float | None] | None
+) -> GateVerdict:
     """Hold a gate against figures.
 
     Args:
@@ -125,14 +142,16 @@ def judge_gate(gate: Gate, figures: Mapping[str, float | None], teacher: Mapping
     if gate.figure not in figures:
         hint = nearest(gate.figure, list(figures))
         raise ConfigError(
-            f"require: no figure `{gate.name}`; known are {', '.join(figures)}." + (f" Did you mean `{hint}`?" if hint else "")
+            f"require: no figure `{gate.name}`; known are {', '.join(figures)}."
+            + (f" Did you mean `{hint}`?" if hint else "")
         )
     value = figures[gate.figure]
     bound: float | None = gate.number
     if gate.is_of_teacher:
         if teacher is None:
             raise ConfigError(
-                f"require: `{gate.name}{gate.text}` needs the teacher's figure, and there is no teacher here to compare with."
+                f"require: `{gate.name}{gate.text}` needs the teacher's figure, and there is no teacher here to "
+                "compare with."
             )
         own = teacher.get(gate.figure)
         bound = None if own is None else gate.number * own

@@ -22,7 +22,8 @@ class Judged:
         queries: int64 [N], 0..num_queries-1 in the order of the ids' text; None where labels name no query.
         docs: document ids; empty text where there are none.
         probs: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
-        num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where no row has some.
+        num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where
+            no row has some.
         query_names: the ids behind `queries`, where whoever made this kept them.
     """
 
@@ -76,7 +77,9 @@ def distributions(rows: Sequence[list[float] | None], grades: int, *, where: str
     held = probs_NK[has_N]
     sums = held.sum(1)
     if not ((held >= 0).all() and np.allclose(sums, 1, atol=1e-3)):
-        raise InputError(f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN.")
+        raise InputError(
+            f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN."
+        )
     probs_NK[has_N] = held / sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
     return probs_NK
 
@@ -87,8 +90,12 @@ def query_codes(queries: Sequence[str]) -> tuple[np.ndarray, int]:
     return np.array([names[query] for query in queries], dtype=np.int64), len(names)
 
 
-def sample_counts(samples: Sequence[list[int | None] | None], golds: Sequence[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Samples equal to gold, and all samples, of each row: int64 [N], 0 where a row has none; None where no row has some."""
+def sample_counts(
+    samples: Sequence[list[int | None] | None], golds: Sequence[int]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Samples equal to gold, and all samples, of each row: int64 [N], 0 where a row has none; None where no row has
+    some.
+    """
     if not any(samples):
         return None, None
     correct = [sum(one == gold for one in row or ()) for row, gold in zip(samples, golds, strict=True)]

@@ -1,4 +1,5 @@
-"""A metric: what it is called, which way is better, and how its value follows from sufficient statistics. A set of them, measured.
+"""A metric: what it is called, which way is better, and how its value follows from sufficient statistics. A set of
+them, measured.
 
 Letters: G groups (queries, or rows where there is no query), R resamples, F features.
 """
@@ -23,7 +24,8 @@ NOTHING_DRAWN = Interval(math.nan, math.nan, 0)
 class Measured(NamedTuple):
     """What a metric of some rows is computed from, and how.
 
-    `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than the same labeler's by
+    `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than
+        the same labeler's by
     distributions: grades tie what probabilities tell apart.
     """
 
@@ -41,7 +43,8 @@ class Metric:
         title: in text and pages, with the same `{}`.
         direction: which values are better.
         unit: what it is a mean or a count over.
-        measure: of statistics, by what stands for `{}` (`""` for a metric without); empty where they hold nothing of it.
+        measure: of statistics, by what stands for `{}` (`""` for a metric without); empty where they hold nothing of
+            it.
         what: the definition, in Markdown.
         aliases: other names that people use in gates.
         is_drawn: the report's drawing shows it; between 0 and 1.
@@ -96,7 +99,9 @@ class MetricSet:
             for member, measured in metric.measure(statistics).items():
                 name = metric.name.format(member)
                 self._measured[name], self._units[name] = measured, metric.unit
-        linear = {id(one.statistic): one.statistic for one in self._measured.values() if isinstance(one.statistic, Sums)}
+        linear = {
+            id(one.statistic): one.statistic for one in self._measured.values() if isinstance(one.statistic, Sums)
+        }
         self._linear = list(linear.values())
         parts = [one.by_group.reshape(num_groups, -1) for one in self._linear]
         self._feature_GF = np.concatenate(parts, axis=1, dtype=np.float64) if parts else np.zeros((num_groups, 0))
@@ -138,7 +143,9 @@ class MetricSet:
         for name, value in self.values.items():
             low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
             over, is_by_grade = self.over(name), self.is_by_grade(name)
-            found[name] = MetricValue(finite(value), finite(low), finite(high), over, self._units[name], num_undefined, is_by_grade)
+            found[name] = MetricValue(
+                finite(value), finite(low), finite(high), over, self._units[name], num_undefined, is_by_grade
+            )
         return found
 
 

@@ -1,5 +1,5 @@
-"""Two label sets over the same rows, neither of them the truth: agreement, shift of grades, distance of distributions, and how the order of
-each query's documents changes, all with intervals over queries.
+"""Two label sets over the same rows, neither of them the truth: agreement, shift of grades, distance of distributions,
+and how the order of each query's documents changes, all with intervals over queries.
 
 Memory grows with queries, not with rows: rows come some whole queries at a time and leave sums behind.
 
@@ -45,9 +45,12 @@ class PairedRows:
 
     @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """What rows are ordered by: expected grades to 6 digits, which float32 keeps, or the grade where there is no distribution."""
+        """What rows are ordered by: expected grades to 6 digits, which float32 keeps, or the grade where there is no
+        distribution.
+        """
         first, second = (
-            np.round(np.where(np.isnan(expected), grades, expected), 6) for grades, expected in zip(self.grades, self.expected, strict=True)
+            np.round(np.where(np.isnan(expected), grades, expected), 6)
+            for grades, expected in zip(self.grades, self.expected, strict=True)
         )
         return first, second
 
@@ -91,7 +94,9 @@ class PairedSums:
         """Take in the rows of some queries; how those queries moved."""
         queries = int(rows.query[-1]) + 1
         first, second = rows.grades
-        self._counts.append(confusion_by_group(first, second, rows.query, num_groups=queries, grades=self.grades).astype(np.float32))
+        self._counts.append(
+            confusion_by_group(first, second, rows.query, num_groups=queries, grades=self.grades).astype(np.float32)
+        )
         has_expected = ~np.isnan(rows.expected[0]) & ~np.isnan(rows.expected[1])
         has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
         probs = rows.probs[0][has_probs], rows.probs[1][has_probs]
@@ -168,7 +173,14 @@ def _mean_grade(counts_KK: np.ndarray, side: int) -> np.ndarray:
 
 PAIRED = (
     Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
-    Metric("kappa", "Cohen kappa", "higher", "rows", _of_counts(lambda counts: kappa(counts, power=0)), "the same beyond chance"),
+    Metric(
+        "kappa",
+        "Cohen kappa",
+        "higher",
+        "rows",
+        _of_counts(lambda counts: kappa(counts, power=0)),
+        "the same beyond chance",
+    ),
     Metric(
         "kappa_quadratic",
         "Cohen kappa, quadratic",
@@ -177,8 +189,22 @@ PAIRED = (
         _of_counts(lambda counts: kappa(counts, power=2)),
         "with a disagreement of (a − b)²",
     ),
-    Metric("mean_grade_a", "mean grade, A", "neither", "rows", _of_counts(lambda counts: _mean_grade(counts, 0)), "of A's labels"),
-    Metric("mean_grade_b", "mean grade, B", "neither", "rows", _of_counts(lambda counts: _mean_grade(counts, 1)), "of B's labels"),
+    Metric(
+        "mean_grade_a",
+        "mean grade, A",
+        "neither",
+        "rows",
+        _of_counts(lambda counts: _mean_grade(counts, 0)),
+        "of A's labels",
+    ),
+    Metric(
+        "mean_grade_b",
+        "mean grade, B",
+        "neither",
+        "rows",
+        _of_counts(lambda counts: _mean_grade(counts, 1)),
+        "of B's labels",
+    ),
     Metric(
         "mean_grade_difference",
         "mean grade, B - A",
@@ -213,7 +239,9 @@ PAIRED = (
     ),
     Metric("kl_a_b", "mean KL(A ‖ B), nats", "lower", "rows", _distance(0), "over rows where both have a distribution"),
     Metric("kl_b_a", "mean KL(B ‖ A), nats", "lower", "rows", _distance(1), "over rows where both have a distribution"),
-    Metric("js", "mean Jensen-Shannon, nats", "lower", "rows", _distance(2), "over rows where both have a distribution"),
+    Metric(
+        "js", "mean Jensen-Shannon, nats", "lower", "rows", _distance(2), "over rows where both have a distribution"
+    ),
     Metric(
         "kendall_tau",
         "Kendall tau, by query",

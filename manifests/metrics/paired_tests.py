@@ -1,8 +1,8 @@
-"""Tests of two label sets over the same rows: do they err equally often (McNemar), does one grade higher (Stuart–Maxwell), do grades change
-one way (Bowker)?
+"""Tests of two label sets over the same rows: do they err equally often (McNemar), does one grade higher
+(Stuart–Maxwell), do grades change one way (Bowker)?
 
-Each takes rows for independent, which rows of one query are not: a p-value here is the least that chance explains. The paired bootstrap
-over queries (`bootstrap.py`) makes no such assumption.
+Each takes rows for independent, which rows of one query are not: a p-value here is the least that chance explains. The
+paired bootstrap over queries (`bootstrap.py`) makes no such assumption.
 
 Letters: K grades; counts have a row a grade of the first set, a column a grade of the second.
 """
@@ -41,7 +41,8 @@ def mcnemar(only_first: int, only_second: int) -> PairedTest:
     Args:
         only_first, only_second: rows where that set alone is right.
     Source:
-        McNemar 1947; the binomial's two tails below 25 discordant rows, else χ² with Edwards' continuity correction (1948).
+        McNemar 1947; the binomial's two tails below 25 discordant rows, else χ² with Edwards' continuity correction
+        (1948).
     """
     stats = require("scipy.stats", extra=_EXTRA, purpose=_PURPOSE)
     discordant = only_first + only_second
@@ -70,9 +71,9 @@ def stuart_maxwell(counts_KK: np.ndarray) -> PairedTest:
     """Whether both sets give each grade equally often; with two grades this is McNemar's test without a correction.
 
     Source:
-        Stuart 1955, Maxwell 1970: dᵀ S⁻¹ d, d the differences of the margins, S_ii = n_i. + n_.i - 2 n_ii, S_ij = -(n_ij + n_ji). Of all
-        K grades S has no inverse; its pseudo-inverse gives what leaving one grade out gives, and its rank the degrees of freedom, also
-        where grades are unused.
+        Stuart 1955, Maxwell 1970: dᵀ S⁻¹ d, d the differences of the margins, S_ii = n_i. + n_.i - 2 n_ii, S_ij =
+        -(n_ij + n_ji). Of all K grades S has no inverse; its pseudo-inverse gives what leaving one grade out gives, and
+        its rank the degrees of freedom, also where grades are unused.
     """
     counts_KK = np.asarray(counts_KK, dtype=np.float64)
     first_K, second_K = counts_KK.sum(1), counts_KK.sum(0)

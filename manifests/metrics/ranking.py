@@ -1,7 +1,8 @@
-"""How labels order the documents of a query, for all queries at once: nDCG@10, Kendall tau, bad cases; and the area under the ROC curve.
+"""How labels order the documents of a query, for all queries at once: nDCG@10, Kendall tau, bad cases; and the area
+under the ROC curve.
 
-An item is one document of a query. Equal scores are ordered by document id, descending, as trec_eval does, so that figures
-do not depend on the order of rows.
+An item is one document of a query. Equal scores are ordered by document id, descending, as trec_eval does, so that
+figures do not depend on the order of rows.
 
 Letters: N rows, M items, G queries.
 """
@@ -18,7 +19,9 @@ DEPTH = 10
 
 @dataclass(frozen=True)
 class QueryRanking:
-    """Figures of each query, float64 [G]; NaN where a query has none (no relevant item for nDCG; scores or grades all equal for tau)."""
+    """Figures of each query, float64 [G]; NaN where a query has none (no relevant item for nDCG; scores or grades all
+    equal for tau).
+    """
 
     ndcg: np.ndarray
     tau: np.ndarray
@@ -26,7 +29,13 @@ class QueryRanking:
 
 
 def rank_queries(
-    query_N: np.ndarray, doc_N: Sequence[str], score_N: np.ndarray, gold_N: np.ndarray, *, num_queries: int, depth: int = DEPTH
+    query_N: np.ndarray,
+    doc_N: Sequence[str],
+    score_N: np.ndarray,
+    gold_N: np.ndarray,
+    *,
+    num_queries: int,
+    depth: int = DEPTH,
 ) -> QueryRanking:
     """nDCG@10, Kendall tau-b and bad cases by query, over the items given.
 
@@ -39,7 +48,9 @@ def rank_queries(
     query_M, rank_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
     size_G = np.bincount(query_M, minlength=num_queries)
     order = np.lexsort((-rank_M, -score_M, query_M))
-    place_M = np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]  # query_M[order] ascends, so places run on in each
+    place_M = (
+        np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]
+    )  # query_M[order] ascends, so places run on in each
     top = order[place_M < depth]
     discount_T = 1 / np.log2(place_M[place_M < depth] + 2)
     query_T = query_M[top]
@@ -65,11 +76,18 @@ def _items(
     if len(pair_M) == len(pair_N):
         return query_N, rank_N, score_N, gold_N.astype(np.float64)
     count_M = np.bincount(item_N)
-    return query_N[first_M], rank_N[first_M], np.bincount(item_N, score_N) / count_M, np.bincount(item_N, gold_N) / count_M
+    return (
+        query_N[first_M],
+        rank_N[first_M],
+        np.bincount(item_N, score_N) / count_M,
+        np.bincount(item_N, gold_N) / count_M,
+    )
 
 
 def text_ranks(texts: Sequence[str]) -> np.ndarray:
-    """The place of each text among all different ones, in the order of their UTF-8: int64 [N]. Equal texts share one."""
+    """The place of each text among all different ones, in the order of their UTF-8: int64 [N].
+    Equal texts share one.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -84,10 +102,11 @@ def text_ranks(texts: Sequence[str]) -> np.ndarray:
 
 
 def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray, *, num_queries: int) -> np.ndarray:
-    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same throughout.
+    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same
+    throughout.
 
-    All queries at once, in O(N log N): pairs in the wrong order are the inversions of the second score once rows are sorted by the first
-    (Knight 1966), counted bit by bit of its rank.
+    All queries at once, in O(N log N): pairs in the wrong order are the inversions of the second score once rows are
+    sorted by the first (Knight 1966), counted bit by bit of its rank.
     """
     first_N, second_N = (_dense_ranks(query_N, score_N, num_queries) for score_N in (first_N, second_N))
     size_G = np.bincount(query_N, minlength=num_queries)
@@ -97,7 +116,11 @@ def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray,
     order = np.lexsort((second_N, first_N, query_N))
     wrong_G = _inversions(query_N[order], second_N[order], num_queries)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tau_G = (pairs_G - ties[0] - ties[1] + ties[2] - 2 * wrong_G) / np.sqrt(pairs_G - ties[0]) / np.sqrt(pairs_G - ties[1])
+        tau_G = (
+            (pairs_G - ties[0] - ties[1] + ties[2] - 2 * wrong_G)
+            / np.sqrt(pairs_G - ties[0])
+            / np.sqrt(pairs_G - ties[1])
+        )
     return np.asarray(np.clip(tau_G, -1.0, 1.0))
 
 
@@ -119,13 +142,16 @@ def _dense_ranks(query_N: np.ndarray, score_N: np.ndarray, num_queries: int) -> 
 def _tied_pairs(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np.ndarray:
     """Pairs of rows with the same rank, of each query: int64 [G]."""
     cell, count = np.unique(query_N * (int(rank_N.max(initial=0)) + 1) + rank_N, return_counts=True)
-    return np.bincount(cell // (int(rank_N.max(initial=0)) + 1), count * (count - 1) // 2, minlength=num_queries).astype(np.int64)
+    return np.bincount(
+        cell // (int(rank_N.max(initial=0)) + 1), count * (count - 1) // 2, minlength=num_queries
+    ).astype(np.int64)
 
 
 def _inversions(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np.ndarray:
     """Pairs of rows of a query of which the earlier has the higher rank: int64 [G].
 
-    Two ranks differ first at some bit. Rows are kept together by query and by the bits above, in their order; then a 0 after a 1 is one.
+    Two ranks differ first at some bit. Rows are kept together by query and by the bits above, in their order; then a 0
+    after a 1 is one.
 
     Args:
         query_N: ascending.
@@ -156,7 +182,9 @@ def cut_names(grades: int) -> list[str]:
 
 
 def auc(score_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
-    """Area under the ROC curve: the share of (relevant, other) pairs in the right order, ties a half; NaN where only one kind is there."""
+    """Area under the ROC curve: the share of (relevant, other) pairs in the right order, ties a half; NaN where only
+    one kind is there.
+    """
     relevant, other = score_N[is_relevant_N], np.sort(score_N[~is_relevant_N])
     if not len(relevant) or not len(other):
         return float("nan")

@@ -1,18 +1,29 @@
-"""The metrics of judged labels, in the order in which they are shown. To add one, add it here: reports, drawings, gates and the table of
-docs/evaluate.md follow.
+"""The metrics of judged labels, in the order in which they are shown. To add one, add it here: reports, drawings, gates
+and the table of docs/evaluate.md follow.
 
 In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from manifests.metrics.agreement import accuracy, alpha, auc_of_counts, f1_by_grade, f1_macro, f1_weighted, kappa, precision, recall
+from manifests.metrics.agreement import (
+    accuracy,
+    alpha,
+    auc_of_counts,
+    f1_by_grade,
+    f1_macro,
+    f1_weighted,
+    kappa,
+    precision,
+    recall,
+)
 from manifests.metrics.calibration import brier_rows, ece_of_bins
 from manifests.metrics.metric import Formula, Measured, Metric, mean
 from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
@@ -34,17 +45,23 @@ class OfCounts:
         """The formula, or that of each grade."""
         if not self.is_each_grade:
             return {"": self.formula}
-        return {str(grade): lambda counts_KK, grade=grade: self.formula(counts_KK)[..., grade] for grade in range(grades)}  # type: ignore[misc]
+        return {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
+
+    def _of_grade(self, grade: int, counts_KK: np.ndarray) -> np.ndarray:
+        return self.formula(counts_KK)[..., grade]
 
     def __call__(self, rows: JudgedStatistics) -> Mapping[str, Measured]:
-        return {member: Measured(rows.counts, formula) for member, formula in self.by_member(rows.judged.grades).items()}
+        return {
+            member: Measured(rows.counts, formula) for member, formula in self.by_member(rows.judged.grades).items()
+        }
 
 
 def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric that is a function of a confusion matrix; NaN where it is not defined (0/0).
 
     Args:
-        counts_KK: [..., K, K], counts or sums of weights, rows gold, columns label; leading dimensions are kept in the values.
+        counts_KK: [..., K, K], counts or sums of weights, rows gold, columns label; leading dimensions are kept in the
+            values.
     """
     counts_KK = np.asarray(counts_KK, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -64,9 +81,14 @@ def _mean_absolute_error(counts_KK: np.ndarray) -> np.ndarray:
 def _auc(rows: JudgedStatistics) -> Mapping[str, Measured]:
     """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
     if rows.orders:
-        return {name: Measured(order, lambda won_3: won_3[..., 0] / (won_3[..., 1] * won_3[..., 2])) for name, order in rows.orders.items()}
+        return {
+            name: Measured(order, lambda won_3: won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
+            for name, order in rows.orders.items()
+        }
     cuts = enumerate(cut_names(rows.judged.grades), start=1)
-    return {name: Measured(rows.counts, lambda counts_KK, cut=cut: auc_of_counts(counts_KK, cut), is_by_grade=True) for cut, name in cuts}  # type: ignore[misc]
+    return {
+        name: Measured(rows.counts, functools.partial(auc_of_counts, cut=cut), is_by_grade=True) for cut, name in cuts
+    }
 
 
 def _ece(rows: JudgedStatistics) -> Mapping[str, Measured]:
@@ -89,7 +111,14 @@ def _passes(rows: JudgedStatistics) -> Mapping[str, Measured]:
 
 METRICS: tuple[Metric, ...] = (
     Metric("accuracy", "accuracy", "higher", "rows", OfCounts(accuracy), "share of rows with l = g", is_drawn=True),
-    Metric("f1_{}", "F1 of grade {}", "higher", "rows", OfCounts(f1_by_grade, is_each_grade=True), "2·both / (gold k + labels k)"),
+    Metric(
+        "f1_{}",
+        "F1 of grade {}",
+        "higher",
+        "rows",
+        OfCounts(f1_by_grade, is_each_grade=True),
+        "2·both / (gold k + labels k)",
+    ),
     Metric(
         "f1_macro",
         "F1, macro",
@@ -161,9 +190,21 @@ METRICS: tuple[Metric, ...] = (
         "of grade 0",
     ),
     Metric(
-        "irrelevant_recall", "irrelevant: recall", "higher", "rows", OfCounts(lambda counts_KK: recall(counts_KK)[..., 0]), "of grade 0"
+        "irrelevant_recall",
+        "irrelevant: recall",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: recall(counts_KK)[..., 0]),
+        "of grade 0",
     ),
-    Metric("irrelevant_f1", "irrelevant: F1", "higher", "rows", OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]), "of grade 0"),
+    Metric(
+        "irrelevant_f1",
+        "irrelevant: F1",
+        "higher",
+        "rows",
+        OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]),
+        "of grade 0",
+    ),
     Metric(
         "auc_{}",
         "AUC {}",
@@ -178,7 +219,10 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "rows",
         _ece,
-        "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|; confidence = max p, correct = argmax p is gold",
+        (
+            "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|; confidence = max p, correct = "
+            "argmax p is gold"
+        ),
         is_drawn=True,
     ),
     Metric("brier", "Brier", "lower", "rows", _brier, "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
@@ -188,7 +232,11 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "queries",
         _of_ranking(lambda ranking: ranking.ndcg),
-        "per query, linear gain, trec_eval's tie order (document id, descending); mean over queries with a relevant document",
+        (
+            "per query, linear gain, trec_eval's tie order (document id, descending); mean over queries with a "
+            "relevant "
+            "document"
+        ),
         aliases=("ndcg",),
         is_drawn=True,
     ),
@@ -217,7 +265,8 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "rows",
         _passes,
-        "1 − C(S−c, k) / C(S, k) over a row's S samples; failed samples are wrong. k = 1, 2, 4, … and S, or `--pass-at 1,2,5` (at most the "
+        "1 − C(S−c, k) / C(S, k) over a row's S samples; failed samples are wrong. k = 1, 2, 4, … and S, or "
+        "`--pass-at 1,2,5` (at most the "
         "fewest samples of a row)",
     ),
 )

@@ -1,7 +1,8 @@
 """Sufficient statistics: what each query adds, so that a metric of resampled queries needs no row again.
 
-A resample is a vector of weights, how often each query was drawn. A metric is a function of weighted sums over queries (`Sums`), and these
-are one matrix product for all resamples; AUC alone compares rows of different queries, and keeps them in order (`Order`).
+A resample is a vector of weights, how often each query was drawn. A metric is a function of weighted sums over queries
+(`Sums`), and these are one matrix product for all resamples; AUC alone compares rows of different queries, and keeps
+them in order (`Order`).
 
 Letters: N rows, G groups (queries, or rows where there is no query), K grades, R resamples.
 """
@@ -39,8 +40,9 @@ class Sums:
 class Order:
     """Rows in the order of a score, each relevant or not: what AUC of weighted groups is computed from.
 
-    The order never changes, so it is found once. Rows are laid out in slabs of BLOCKS blocks of BLOCK rows; place by place, all blocks of a
-    slab and all resamples are added up together, in 16 bits. That is a third of the time of a running sum a resample (2026-11-22).
+    The order never changes, so it is found once. Rows are laid out in slabs of BLOCKS blocks of BLOCK rows; place by
+    place, all blocks of a slab and all resamples are added up together, in 16 bits. That is a third of the time of a
+    running sum a resample (2026-11-22).
 
     Args:
         score_N: higher is more relevant.
@@ -50,7 +52,9 @@ class Order:
 
     def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray, *, num_groups: int) -> None:
         self.over = len(score_N)
-        order = np.lexsort((is_relevant_N, score_N))  # the relevant after others of the same score: a tie counts as won, at first
+        order = np.lexsort(
+            (is_relevant_N, score_N)
+        )  # the relevant after others of the same score: a tie counts as won, at first
         is_relevant_N, group_N, score_N = is_relevant_N[order], group_N[order], score_N[order]
         nobody = num_groups  # weighs nothing
         self._relevant = _slabs(np.where(is_relevant_N, group_N, nobody), nobody)
@@ -63,7 +67,8 @@ class Order:
         self._tied_start = np.flatnonzero(np.diff(2 * tie_N[tied] + is_relevant_N[tied], prepend=-1))
 
     def weighted(self, weight_RG: np.ndarray, weight_GR: np.ndarray) -> np.ndarray:
-        """Pairs of a relevant row and another in the right order (ties a half), relevant rows, other rows: float64 [R, 3].
+        """Pairs of a relevant row and another in the right order (ties a half), relevant rows, other rows: float64 [R,
+        3].
 
         Args:
             weight_RG: whole numbers.
@@ -93,7 +98,9 @@ class Order:
 
 
 def places_of(weight_RG: np.ndarray) -> np.ndarray:
-    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can come to more."""
+    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can come to
+    more.
+    """
     # within a block the relevant times the others below them is at most a quarter of the block's weight, squared
     kind = np.int16 if (BLOCK * weight_RG.max(initial=0)) ** 2 / 4 < 2**15 else np.int64
     weight_GR = np.zeros((weight_RG.shape[1] + 1, len(weight_RG)), dtype=kind)
@@ -148,7 +155,9 @@ class JudgedStatistics:
     def counts(self) -> Sums:
         """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
         one = self.judged
-        counts_GKK = confusion_by_group(one.gold, one.labels, self.group_N, num_groups=self.num_groups, grades=one.grades)
+        counts_GKK = confusion_by_group(
+            one.gold, one.labels, self.group_N, num_groups=self.num_groups, grades=one.grades
+        )
         return Sums(counts_GKK, len(one.gold))
 
     @cached_property
@@ -158,16 +167,22 @@ class JudgedStatistics:
             return None
         has_N = self.has_probs
         gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
-        return Sums(reliability_by_group(self.judged.probs[has_N], gold_N, group_N, num_groups=self.num_groups), len(gold_N))
+        return Sums(
+            reliability_by_group(self.judged.probs[has_N], gold_N, group_N, num_groups=self.num_groups), len(gold_N)
+        )
 
     @cached_property
     def orders(self) -> dict[str, Order]:
-        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty without any."""
+        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty
+        without any.
+        """
         if self.judged.probs is None:
             return {}
         has_N = self.has_probs
         gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
-        above_NJ = np.round(at_least(self.judged.probs[has_N]), 9)  # sums in float64 of float32: 1e-9 keeps equal scores equal
+        above_NJ = np.round(
+            at_least(self.judged.probs[has_N]), 9
+        )  # sums in float64 of float32: 1e-9 keeps equal scores equal
         return {
             name: Order(above_NJ[:, cut], gold_N > cut, group_N, num_groups=self.num_groups)
             for cut, name in enumerate(cut_names(self.judged.grades))
@@ -189,7 +204,9 @@ class JudgedStatistics:
             return {}
         most, has_N = one.fewest_samples, one.num_samples > 0
         found = {}
-        for k in sorted(set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}):
+        for k in sorted(
+            set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
+        ):
             passed_N = np.full(len(has_N), np.nan)
             passed_N[has_N] = pass_at_k(one.num_correct[has_N], one.num_samples[has_N], k)
             found[str(k)] = self.mean_of_rows(passed_N)

@@ -1,7 +1,8 @@
-"""The triangle of distillation: a student's labels beside its teacher's, and both beside human grades, all over the same rows.
+"""The triangle of distillation: a student's labels beside its teacher's, and both beside human grades, all over the
+same rows.
 
-Rows of two label sets are matched by their row of the input where both were made from the same one, else by (query_id, doc_id); what
-only one set has is counted and left out, so that no figure compares different rows.
+Rows of two label sets are matched by their row of the input where both were made from the same one, else by (query_id,
+doc_id); what only one set has is counted and left out, so that no figure compares different rows.
 
 Letters: N rows, G queries, K grades.
 """
@@ -69,8 +70,8 @@ class Triangle:
     """A student beside its teacher, and both beside human grades.
 
     Args:
-        counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both sides), `queries`,
-            `judged`, `unjudged`, `gold_null`.
+        counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both
+            sides), `queries`, `judged`, `unjudged`, `gold_null`.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
         teacher, student: by human grades, over the judged rows; None without any.
@@ -163,9 +164,11 @@ def compare(
 
 
 def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
-    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal, NaN where either is.
+    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal,
+    NaN where either is.
 
-    A student's probability counts as 1e-12 at least: a softmax in float32 may round to 0 what it does not mean as impossible.
+    A student's probability counts as 1e-12 at least: a softmax in float32 may round to 0 what it does not mean as
+    impossible.
     """
     ratio_NK = np.log(np.maximum(teacher_NK, TINY)) - np.log(np.maximum(student_NK, TINY))
     rows_N: np.ndarray = np.where(teacher_NK == 0, 0.0, teacher_NK * ratio_NK).sum(1)
@@ -179,18 +182,28 @@ class TeacherStatistics:
         query_N: int64 [N], 0..num_queries-1.
     """
 
-    def __init__(self, teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int) -> None:
+    def __init__(
+        self, teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int
+    ) -> None:
         ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
         ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
         self.kl = mean_of_rows(kl_rows(ours_NK, theirs_NK), query_N, num_queries)
-        self.counts = Sums(confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades), len(ours_N))
-        self.tau = mean_of_queries(tau_by_query(query_N, _scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK), num_queries=num_queries))
+        self.counts = Sums(
+            confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades), len(ours_N)
+        )
+        self.tau = mean_of_queries(
+            tau_by_query(query_N, _scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK), num_queries=num_queries)
+        )
         self.notes = []
         if self.kl.over < len(ours_N):
-            self.notes.append(f"matched rows without a distribution on both sides, left out of KL: {len(ours_N) - self.kl.over:,}")
+            self.notes.append(
+                f"matched rows without a distribution on both sides, left out of KL: {len(ours_N) - self.kl.over:,}"
+            )
         if self.tau.over < num_queries:
             flat = num_queries - self.tau.over
-            self.notes.append(f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}")
+            self.notes.append(
+                f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}"
+            )
 
 
 def _kl(rows: TeacherStatistics) -> Mapping[str, Measured]:
@@ -208,7 +221,14 @@ def _of_counts(formula: Formula) -> Callable[[TeacherStatistics], Mapping[str, M
 AGAINST_TEACHER = (
     Metric("kl", "mean KL(teacher ‖ student), nats", "lower", "rows", _kl, "over rows where both have a distribution"),
     Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
-    Metric("kappa", "Cohen kappa", "higher", "rows", _of_counts(lambda counts_KK: kappa(counts_KK, power=0)), "the same beyond chance"),
+    Metric(
+        "kappa",
+        "Cohen kappa",
+        "higher",
+        "rows",
+        _of_counts(lambda counts_KK: kappa(counts_KK, power=0)),
+        "the same beyond chance",
+    ),
     Metric(
         "kendall_tau",
         "Kendall tau of expected grades, by query",
@@ -231,8 +251,12 @@ def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
     return np.round(np.where(np.isnan(expected_N), grades_N, expected_N), 6)
 
 
-def _judged(labels: Labelled, rows: np.ndarray, name_rows: np.ndarray, names: Labelled, gold_N: np.ndarray, grades: int) -> Judged:
-    """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have the same groups."""
+def _judged(
+    labels: Labelled, rows: np.ndarray, name_rows: np.ndarray, names: Labelled, gold_N: np.ndarray, grades: int
+) -> Judged:
+    """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have
+    the same groups.
+    """
     query_N, num_queries = query_codes([names.query_ids[row] for row in name_rows])
     probs_NK = None if labels.probs is None else labels.probs[rows]
     if probs_NK is not None and np.isnan(probs_NK).all():
@@ -248,7 +272,13 @@ def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str
         if labels.num_without_label:
             notes.append(f"rows of {labels.where} without a readable label, left out: {labels.num_without_label:,}")
         if len(taken) < len(labels.grades):
-            notes.append(f"labels of {labels.where} that the other set has no row for, left out: {len(labels.grades) - len(taken):,}")
+            notes.append(
+                f"labels of {labels.where} that the other set has no row for, left out: "
+                f"{len(labels.grades) - len(taken):,}"
+            )
     if match.num_repeated:
-        notes.append(f"pairs that stand several times in both sets are matched in order; rows beyond the first: {match.num_repeated:,}")
+        notes.append(
+            "pairs that stand several times in both sets are matched in order; rows beyond the first: "
+            f"{match.num_repeated:,}"
+        )
     return notes

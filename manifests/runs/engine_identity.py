@@ -1,7 +1,8 @@
 """Which engines made a set of labels, and whether they are one.
 
-Labels of two engines, models or precisions in one set are two teachers under one name. So a run refuses to go on with another engine than
-the one that began it, and outputs of different ones are not merged, unless the user says so; then the manifest says so too.
+Labels of two engines, models or precisions in one set are two teachers under one name. So a run refuses to go on with
+another engine than the one that began it, and outputs of different ones are not merged, unless the user says so; then
+the manifest says so too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 IDENTITY = ("family", "version", "model_digest", "dtype", "device")
-"""What must agree. Of the device only its kind (`cuda`, `cpu`): which of a node's GPUs answered is no difference, a CPU is one."""
+"""What must agree. Of the device only its kind (`cuda`, `cpu`): which of a node's GPUs answered is no difference, a CPU
+is one.
+"""
 
 
 def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -20,7 +23,9 @@ def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All engines behind a set of labels: those that were asked for it, and the identities of others whose labels were taken over."""
+    """All engines behind a set of labels: those that were asked for it, and the identities of others whose labels were
+    taken over.
+    """
     found = [dict(facts) for facts in asked if facts]
     seen = [engine_identity(facts) for facts in found]
     for identity in map(engine_identity, taken):

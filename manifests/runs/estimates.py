@@ -1,7 +1,7 @@
 """What a run will ask, take and cost, said before it: numbers with 95 % intervals, and where each comes from.
 
-Pure: ratios in, ranges out. `jobs/estimating/estimating.py` gathers the ratios (from receipts of this output or of reused ones, else the
-stated defaults) and the counts (from footers, or from the text itself under `plan --exact`).
+Pure: ratios in, ranges out. `jobs/estimating/estimating.py` gathers the ratios (from receipts of this output or of
+reused ones, else the stated defaults) and the counts (from footers, or from the text itself under `plan --exact`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Range(NamedTuple):
         return Range(self.low / other.high, self.value / other.value, self.high / other.low)
 
     def cut(self, most: float) -> Range:
-        """The mean of numbers of which each is cut to `most`, from their mean before. What lies below a mean over `most` nobody knows, so
-        that the low end may be half of `most`."""
+        """The mean of numbers of which each is cut to `most`, from their mean before. What lies below a mean over
+        `most` nobody knows, so that the low end may be half of `most`.
+        """
         return self if self.high <= most else Range(min(self.low, most / 2), min(self.value, most), most)
 
     def holds(self, number: float) -> bool:
@@ -67,8 +68,9 @@ DEFAULT_CHARS = Range(3.0, CHARS_PER_TOKEN, 6.0)
 def ratio_range(sizes: Sequence[float], amounts: Sequence[float], *, num_to_come: int) -> Range | None:
     """What comes of a unit of size, from chunks that were seen, for the mean of chunks to come.
 
-    The ratio estimator of survey sampling: sum of amounts over sum of sizes, its interval from the chunks' own deviations from it, with
-    the variance of the mean of `num_to_come` further chunks added. One chunk tells nothing of a spread: half to double.
+    The ratio estimator of survey sampling: sum of amounts over sum of sizes, its interval from the chunks' own
+    deviations from it, with the variance of the mean of `num_to_come` further chunks added. One chunk tells nothing of
+    a spread: half to double.
 
     Args:
         sizes: rows (or asks) of each chunk; some above 0.
@@ -89,7 +91,9 @@ def ratio_range(sizes: Sequence[float], amounts: Sequence[float], *, num_to_come
 
 
 def _t95(freedom: int) -> float:
-    """Student's t at 97.5 %: the Cornish-Fisher expansion, within 0.1 from 3 degrees of freedom on; below, the table's values."""
+    """Student's t at 97.5 %: the Cornish-Fisher expansion, within 0.1 from 3 degrees of freedom on; below, the table's
+    values.
+    """
     if freedom <= 2:
         return (12.706, 4.303)[freedom - 1]
     z = _Z95
@@ -98,7 +102,9 @@ def _t95(freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """One stage: requests and their tokens. `prefix_hit` is the share of prompt tokens that the engine's cache should hold."""
+    """One stage: requests and their tokens. `prefix_hit` is the share of prompt tokens that the engine's cache should
+    hold.
+    """
 
     asks: Range
     prompt_tokens: Range
@@ -173,16 +179,19 @@ def against(planned: Estimate, actual: Actual) -> list[dict[str, Any]]:
     lines.append(("prefix_hit", planned.prefix_hit, cached / prompts if prompts else 0.0))
     lines.append(("worker_seconds", planned.seconds, actual.seconds))
     return [
-        {"figure": name, "planned": list(said), "actual": round(number, 6), "is_within": said.holds(number)} for name, said, number in lines
+        {"figure": name, "planned": list(said), "actual": round(number, 6), "is_within": said.holds(number)}
+        for name, said, number in lines
     ]
 
 
 class PrefixHit:
-    """The share of prompt tokens that an engine's prefix cache can serve, from the prompts in the order in which they are asked.
+    """The share of prompt tokens that an engine's prefix cache can serve, from the prompts in the order in which they
+    are asked.
 
-    A prompt shares what it has in common with the one before it in its own stage, or with the one just before it in any stage (a second
-    turn goes on from the first), in whole blocks. What lies further back is not counted: an engine keeps far more than one prompt, but how
-    much depends on its memory, so this is a floor where queries come one after the other.
+    A prompt shares what it has in common with the one before it in its own stage, or with the one just before it in any
+    stage (a second turn goes on from the first), in whole blocks. What lies further back is not counted: an engine
+    keeps far more than one prompt, but how much depends on its memory, so this is a floor where queries come one after
+    the other.
     """
 
     def __init__(self, block_tokens: int = CACHE_BLOCK_TOKENS) -> None:
@@ -208,7 +217,9 @@ class PrefixHit:
 
 
 def common_prefix(one: str, other: str) -> int:
-    """Characters that two texts begin with in common. By halves, so that the comparing is done by the interpreter's own code."""
+    """Characters that two texts begin with in common. By halves, so that the comparing is done by the interpreter's own
+    code.
+    """
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -1,7 +1,9 @@
-"""What the planning's look at the input found, kept beside the plan: while a listing shows every file as it was, no footer is read again.
+"""What the planning's look at the input found, kept beside the plan: while a listing shows every file as it was, no
+footer is read again.
 
-A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not fit (another listing,
-a data set that moved, columns that are asked for differently, a damaged file, a plan that was written without one) the footers are read.
+A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not
+fit (another listing, a data set that moved, columns that are asked for differently, a damaged file, a plan that was
+written without one) the footers are read.
 """
 
 from __future__ import annotations
@@ -75,15 +77,23 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
 
 
 def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
-    """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said there is held against
-    what is: with another number of rows, say, labels would go to other rows than those they are of."""
+    """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said
+    there is held against
+    what is: with another number of rows, say, labels would go to other rows than those they are of.
+    """
     identities = digest_of([list(file.identity) for file in plan.files])
-    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(known.group_bytes) == len(plan.files):
+    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(
+        known.group_bytes
+    ) == len(plan.files):
         return False
-    return all(sum(rows for rows, _ in groups) == file.rows for file, groups in zip(plan.files, known.group_bytes, strict=True))
+    return all(
+        sum(rows for rows, _ in groups) == file.rows for file, groups in zip(plan.files, known.group_bytes, strict=True)
+    )
 
 
-def known_dataset(known: KnownInputs, plan: Plan, spec: InputSpec, listed: Sequence[ListedFile], *, reads_context: bool) -> Dataset | None:
+def known_dataset(
+    known: KnownInputs, plan: Plan, spec: InputSpec, listed: Sequence[ListedFile], *, reads_context: bool
+) -> Dataset | None:
     """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
     if known.asked != _asked(spec, reads_context=reads_context):
         return None
@@ -96,7 +106,9 @@ def known_dataset(known: KnownInputs, plan: Plan, spec: InputSpec, listed: Seque
 
 def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
     """Numbers of the files that lie where they were planned and were written since, by their marks."""
-    found = zip(plan.files, known.marks, dataset.files, dataset.marks, strict=False)  # no marks where some file has none
+    found = zip(
+        plan.files, known.marks, dataset.files, dataset.marks, strict=False
+    )  # no marks where some file has none
     return [
         number
         for number, (then, mark, now, mark_now) in enumerate(found)

@@ -1,4 +1,6 @@
-"""Label files by the plan that they were written under: which columns they hold, and all of them read as rows of one kind."""
+"""Label files by the plan that they were written under: which columns they hold, and all of them read as rows of one
+kind.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,14 @@ def file_schema(parts: dict[str, Any]) -> pa.Schema:
 
 
 def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The parts that say how label files lie, for files with a place for all labels of some plans: the columns of each behind one another.
-    Empty where all are of one earlier version: that of the first will do.
+    """The parts that say how label files lie, for files with a place for all labels of some plans: the columns of each
+    behind one another. Empty where all are of one earlier version: that of the first will do.
 
     Args:
         plans: what to call each in an error, and its parts.
     Raises:
-        ManifestError: a plan is of a version whose labels can't stand beside others, or two have a column of one name and two kinds.
+        ManifestError: a plan is of a version whose labels can't stand beside others, or two have a column of one name
+            and two kinds.
     """
     versions = {parts["schema"] for _, parts in plans}
     if len(versions) == 1 and versions != {SCHEMA_VERSION}:
@@ -48,14 +51,20 @@ def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     columns: dict[str, str] = {}
     for where, parts in plans:
         if parts["schema"] not in READABLE_VERSIONS:
-            raise ManifestError(f"{where}: has label files of version {parts['schema']}, which don't merge with others. Label it again.")
+            raise ManifestError(
+                f"{where}: has label files of version {parts['schema']}, which don't merge with others. Label it again."
+            )
         for name, kind in own_columns(parts).items():
             if columns.setdefault(name, kind) != kind:
-                raise ManifestError(f"{where}: its column `{name}` holds {kind}, that of an output named before it {columns[name]}.")
+                raise ManifestError(
+                    f"{where}: its column `{name}` holds {kind}, that of an output named before it {columns[name]}."
+                )
     return {"schema": SCHEMA_VERSION, "label_columns": [list(column) for column in columns.items()]}
 
 
-def read_labels(folder: RunFolder, file: FileRef, names: list[str] | None = None, *, check_bytes: bool = True) -> pa.Table:
+def read_labels(
+    folder: RunFolder, file: FileRef, names: list[str] | None = None, *, check_bytes: bool = True
+) -> pa.Table:
     """A committed label file's columns, the labeler's own behind the others; of an older file its nodes are those.
 
     Args:

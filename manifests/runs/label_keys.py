@@ -1,14 +1,17 @@
 """What makes two labels the same label: the key of a row, and of an answer that the rows of a query share.
 
-A row's key is a digest of a *recipe* (all that a run settles once: labeler, templates, model, sampling, engine) and of the row's texts as
-far as the labeler reads them. Two rows with one key would get the same label, so the one can be taken for the other.
+A row's key is a digest of a *recipe* (all that a run settles once: labeler, templates, model, sampling, engine) and of
+the row's texts as far as the labeler reads them. Two rows with one key would get the same label, so the one can be
+taken for the other.
 
-The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a document of other
-code points is another document even if it looks the same. The query goes in as Unicode NFC with each run of white space as one space and
-none at its ends: nothing points into it, and such differences are those between two exports of one log, not between two questions.
+The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a
+document of other code points is another document even if it looks the same. The query goes in as Unicode NFC with each
+run of white space as one space and
+none at its ends: nothing points into it, and such differences are those between two exports of one log, not between two
+    questions.
 
-An answer's key is a digest of the ask as it is rendered (templates and data, no normalisation) and of what the run settles for the engine,
-so that an edited second stage leaves the first stage's answers as they were.
+An answer's key is a digest of the ask as it is rendered (templates and data, no normalisation) and of what the run
+settles for the engine, so that an edited second stage leaves the first stage's answers as they were.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ _SETTLED = ("model", "engine", "overlong")
 _NOT_IN_A_LABEL = frozenset({"attempts"})
 """Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
 BY_CONTENT = "by its files"
-"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no part of a label."""
+"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
+part of a label.
+"""
 _WERE_PATHS = ("lora",)
 """Options whose paths stand in plans of relabel up to 0.1."""
 
@@ -43,8 +48,9 @@ def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-    """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long as they have fields
-    for the columns that its labeler declares."""
+    """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long
+    as they have fields for the columns that its labeler declares.
+    """
     if was.get("schema") != 2 or any(NODES.get(name) != kind for name, kind in parts.get("label_columns", ())):
         return parts
     return {key: value for key, value in parts.items() if key != "label_columns"} | {"schema": 2}
@@ -53,7 +59,8 @@ def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
     """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
 
-    The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only once they are encoded.
+    The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only
+    once they are encoded.
     """
     labeler = {key: value for key, value in parts["labeler"].items() if key not in _NOT_IN_A_LABEL}
     return {
@@ -72,7 +79,9 @@ def recipe_digest(parts: dict[str, Any]) -> bytes:
 
 
 def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
-    """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that changed."""
+    """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
+    changed.
+    """
     before, after = recipe_parts(was), recipe_parts(now)
     found: dict[str, list[str]] = {}
     for part, value in after.items():
@@ -80,12 +89,16 @@ def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, li
         if value == held:
             continue
         is_pair_of_maps = isinstance(value, dict) and isinstance(held, dict)
-        found[part] = sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
+        found[part] = (
+            sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
+        )
     return found
 
 
 def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
-    """A digest of each stage's ask, by stage: made of a labeler's `probe`, it says what a labeler asks without any row."""
+    """A digest of each stage's ask, by stage: made of a labeler's `probe`, it says what a labeler
+    asks without any row.
+    """
     found = {}
     for ask in asks:
         digest = blake2b(digest_size=KEY_BYTES, person=_PERSON_ANSWER)
@@ -97,7 +110,8 @@ def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
 def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Stages of a plan's parts whose answers to the same texts may differ from another plan's, in order.
 
-    A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after it.
+    A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after
+    it.
     """
     stages: dict[str, str] = now["stages"]
     if any(was[part] != now[part] for part in _SETTLED):
@@ -118,7 +132,8 @@ class LabelKeys:
 
     Args:
         parts: a plan's parts.
-        reads_document, reads_context: whether the labeler looks at them; what it does not look at is no part of the key.
+        reads_document, reads_context: whether the labeler looks at them; what it does not look at is no part of the
+            key.
     """
 
     def __init__(self, parts: dict[str, Any], *, reads_document: bool, reads_context: bool) -> None:
@@ -160,7 +175,9 @@ class AnswerKeys:
         self._base = blake2b(canonical_json(settled), digest_size=KEY_BYTES, person=_PERSON_ANSWER)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """16 bytes for an ask as rendered, in which round of retries, for which sample and attempt. Whose rows share it is left out."""
+        """16 bytes for an ask as rendered, in which round of retries, for which sample and attempt. Whose rows share it
+        is left out.
+        """
         digest = self._base.copy()
         _add_ask(digest, ask, (round_number, sample, attempt))
         return digest.digest()

@@ -1,7 +1,9 @@
 """How the work is cut: shards of whole queries, chunks within them, and the fingerprint that ties an output to one job.
 
-Deciding is pure (`cut_queries`); `make_plan` reads footers and the query-id column and nothing else; `write_plan` makes it durable. A plan
-is immutable: the same input and spec give the same plan, and a run whose plan does not match its spec or input is refused.
+Deciding is pure (`cut_queries`); `make_plan` reads footers and the query-id column and nothing else; `write_plan` makes
+it durable. A plan
+is immutable: the same input and spec give the same plan, and a run whose plan does not match its spec or input is
+    refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ PLAN_VERSION = 1
 BYTES_PER_TOKEN = 4.0
 """UTF-8 bytes of text per token: English web text measures 4.1 to 4.5 on Qwen2.5's and SmolLM2's tokenizers."""
 TOKENS_PER_PROMPT = 250.0
-"""Tokens of instructions around a pair, counted on the built-in templates; used only to balance shards and to estimate."""
+"""Tokens of instructions around a pair, counted on the built-in templates; used only to balance
+shards and to estimate.
+"""
 
 
 class RowIdFile(TypedDict):
@@ -48,7 +52,8 @@ class RowIdFile(TypedDict):
 
 
 class ShardPlan(NamedTuple):
-    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside the plan.
+    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside
+    the plan.
 
     `chunks` are row counts in the shard's own order; chunk k covers the rows after those of chunks 0..k-1.
     """
@@ -67,7 +72,8 @@ class Plan:
 
     Args:
         fingerprint: digest of `parts`; every receipt carries it.
-        parts: what makes a label what it is (inputs, columns, labeler, templates, engine, model, schema, cut), readable.
+        parts: what makes a label what it is (inputs, columns, labeler, templates, engine, model, schema, cut),
+            readable.
         rows, queries: counts over the rows in use.
         is_scattered: rows of one query do not all lie together, so that shards carry row ids.
         text_bytes: uncompressed bytes of the columns that a run reads, once.
@@ -85,7 +91,9 @@ class Plan:
 
     @property
     def read_ratio(self) -> float:
-        """Bytes that all shards together read, over one reading of the data: 1 where queries lie together, up to the number of shards."""
+        """Bytes that all shards together read, over one reading of the data: 1 where queries lie together, up to the
+        number of shards.
+        """
         return sum(shard.read_bytes for shard in self.shards) / self.text_bytes if self.text_bytes else 1.0
 
     @property
@@ -120,8 +128,8 @@ def fingerprint_parts(
 
     Args:
         label_columns: those that the labeler declares, name → kind, in their order in the label files.
-        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names the stage that a
-            changed template belongs to, and changes also where the code that renders it does.
+        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names
+            the stage that a changed template belongs to, and changes also where the code that renders it does.
     """
     parts: dict[str, Any] = {
         "inputs": digest_of([list(file.identity) for file in dataset.files]),
@@ -150,7 +158,8 @@ def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chun
         shards: how many; with fewer queries than shards some stay empty.
         chunk_rows: most rows a chunk; only a query larger than that is split over chunks.
     Returns:
-        `bounds` of length shards + 1 over the rows in query order, the chunks' row counts per shard, and the shards' weights.
+        `bounds` of length shards + 1 over the rows in query order, the chunks' row counts per shard, and the shards'
+        weights.
     """
     middles_Q = np.cumsum(weights_Q) - weights_Q / 2
     total = float(weights_Q.sum())
@@ -181,7 +190,9 @@ def _cut_chunks(sizes: list[int], chunk_rows: int) -> list[int]:
     return chunks
 
 
-def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int) -> tuple[Plan, dict[str, bytes]]:
+def make_plan(
+    dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int
+) -> tuple[Plan, dict[str, bytes]]:
     """Read the query ids and cut the work.
 
     Returns:
@@ -190,7 +201,8 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
         InputError: a null query id, or a file that can't be read.
     """
     found = _scan_queries(dataset)
-    # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever shards are counted
+    # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever
+    # shards are counted
     cut = cut_queries(found.sizes_Q, found.weights_Q, shards=min(shards, len(found.sizes_Q)), chunk_rows=chunk_rows)
     is_scattered = found.num_runs != len(found.sizes_Q)
     order_R = _rows_by_query(dataset) if is_scattered else None
@@ -232,7 +244,9 @@ def make_plan(dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int
 
 
 def write_plan(store: RunStore, plan: Plan, beside: dict[str, bytes]) -> bool:
-    """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that one)."""
+    """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
+    one).
+    """
     failpoints.hit("before_plan_rows")
     for name, data in beside.items():
         store.put(name, data)
@@ -273,13 +287,17 @@ def parse_plan(data: bytes, where: str) -> Plan:
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         if isinstance(exc, ManifestError):
             raise
-        raise ManifestError(f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder.") from exc
+        raise ManifestError(
+            f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder."
+        ) from exc
 
 
 def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
     """Whether a plan is that of the job whose parts these are."""
     parts = parts_as_of(parts, plan.parts)
-    return plan.parts == parts or ("engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts)
+    return plan.parts == parts or (
+        "engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts
+    )
 
 
 def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
@@ -295,12 +313,17 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
-            f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. Changed:\n  {listed}\n"
+            f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
+            f"Changed:\n  {listed}\n"
             "Restore the files, or label the new ones into another output."
             + (f" Settings differ too: {'; '.join(differences)}." if differences else "")
         )
-    listed = "\n  ".join(differences[:20]) + (f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else "")
-    raise StaleRunError(f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec.")
+    listed = "\n  ".join(differences[:20]) + (
+        f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else ""
+    )
+    raise StaleRunError(
+        f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec."
+    )
 
 
 def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
@@ -315,9 +338,13 @@ def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
     try:
         data = store.read(shard.row_ids["path"])
     except FileNotFoundError as exc:
-        raise ManifestError(f"{store.root}/{shard.row_ids['path']}: named by the plan, but missing. Restore it from a copy.") from exc
+        raise ManifestError(
+            f"{store.root}/{shard.row_ids['path']}: named by the plan, but missing. Restore it from a copy."
+        ) from exc
     if sha256_bytes(data) != shard.row_ids["sha256"]:
-        raise ManifestError(f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy.")
+        raise ManifestError(
+            f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy."
+        )
     found: np.ndarray = table_of(data).column("row_id").to_numpy()
     return found
 
@@ -332,7 +359,9 @@ def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
 
 
 def shard_row_id_file(shard: ShardPlan, number: int, rows: np.ndarray) -> tuple[ShardPlan, dict[str, bytes]]:
-    """A scattered shard with other row ids, int64, and the file of them that must lie beside its plan (name → bytes)."""
+    """A scattered shard with other row ids, int64, and the file of them that must lie beside its
+    plan (name → bytes).
+    """
     row_ids, file = _row_id_file(number, rows)
     return shard._replace(row_ids=row_ids), file
 
@@ -352,12 +381,21 @@ def _plain(plan: Plan) -> dict[str, Any]:
 def _row_id_bytes(rows: np.ndarray) -> bytes:
     sink = io.BytesIO()
     table = pa.table({"row_id": pa.array(rows, pa.int64())})
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", write_statistics=False)
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding="DELTA_BINARY_PACKED",
+        write_statistics=False,
+    )
     return sink.getvalue()
 
 
 class _Queries(NamedTuple):
-    """Queries in order of first appearance: rows and estimated prompt tokens of each, and how many runs of equal ids the rows form."""
+    """Queries in order of first appearance: rows and estimated prompt tokens of each, and how many runs of equal ids
+    the rows form.
+    """
 
     sizes_Q: np.ndarray  # noqa: N815
     weights_Q: np.ndarray  # noqa: N815
@@ -369,12 +407,16 @@ def _scan_queries(dataset: Dataset) -> _Queries:
     sizes_Q, weights_Q = np.zeros(0, np.int64), np.zeros(0, np.float64)
     num_runs, last = 0, -1
     for codes, weight in _coded_ids(dataset):
-        first = int(codes.min())  # counted from here: a pass over all queries for each batch would make the whole quadratic
+        first = int(
+            codes.min()
+        )  # counted from here: a pass over all queries for each batch would make the whole quadratic
         sizes = np.bincount(codes - first)
         stop = first + len(sizes)
         if stop > len(sizes_Q):
             grown = max(stop, 2 * len(sizes_Q))
-            sizes_Q, weights_Q = (np.concatenate([old, np.zeros(grown - len(old), old.dtype)]) for old in (sizes_Q, weights_Q))
+            sizes_Q, weights_Q = (
+                np.concatenate([old, np.zeros(grown - len(old), old.dtype)]) for old in (sizes_Q, weights_Q)
+            )
         sizes_Q[first:stop] += sizes
         weights_Q[first:stop] += sizes * weight
         num_runs += int(np.count_nonzero(codes[1:] != codes[:-1])) + int(codes[0] != last)
@@ -390,7 +432,8 @@ def _rows_by_query(dataset: Dataset) -> np.ndarray:
 
 
 def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
-    """For each run of rows within a row group: a code per row, numbered by first appearance of its query, and the estimated tokens a row.
+    """For each run of rows within a row group: a code per row, numbered by first appearance of its query, and the
+    estimated tokens a row.
 
     A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
     """
@@ -410,11 +453,16 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
                         return
                     if column.null_count:
                         row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + done - before
-                        raise InputError(f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; mend it.")
+                        raise InputError(
+                            f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; "
+                            "mend it."
+                        )
                     if pa.types.is_dictionary(column.type):
                         column = column.cast(column.type.value_type)
                     encoded = column.dictionary_encode()
-                    codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64)
+                    codes = np.array(
+                        [known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64
+                    )
                     yield codes[encoded.indices.to_numpy()], weight
                     done += len(column)
 

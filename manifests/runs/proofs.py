@@ -1,8 +1,9 @@
-"""The proof that no row is lost: what the files of a chunk hold, row by row, against the plan and against the words of its receipts.
+"""The proof that no row is lost: what the files of a chunk hold, row by row, against the plan and against the words of
+its receipts.
 
-Each attempt at a chunk takes up exactly the rows that wait: the first one all that were planned, a retry all that the attempt before it
-left in quarantine. So each row has one state, that of its highest attempt, and the quarantine of a chunk is the file that its last receipt
-names.
+Each attempt at a chunk takes up exactly the rows that wait: the first one all that were planned, a retry all that the
+attempt before it left in quarantine. So each row has one state, that of its highest attempt, and the quarantine of a
+chunk is the file that its last receipt names.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ReadColumns = Callable[[FileRef, pa.Schema, list[str]], pa.Table]
 
 
 class Fates(NamedTuple):
-    """Rows by what became of them, counted in the files: labels asked here, labels taken over, and, by status, rows in quarantine."""
+    """Rows by what became of them, counted in the files: labels asked here, labels taken over, and, by status, rows in
+    quarantine.
+    """
 
     labelled: int
     reused: int
@@ -53,7 +56,8 @@ NOTHING = Fates(0, 0, {})
 
 
 def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
-    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` tells what is wrong.
+    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` tells what
+    is wrong.
 
     Args:
         receipts: of one chunk, by attempt.
@@ -92,12 +96,15 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
         quarantined = Counter(failures.table["status"].to_pylist())
         statuses = Counter(labels.table["status"].to_pylist())
         if statuses.keys() - {"ok"} or "ok" in quarantined:
-            raise ManifestError(f"{where}: its labels have the status {dict(statuses)}, its quarantine {dict(quarantined)}. {_REDO}")
+            raise ManifestError(
+                f"{where}: its labels have the status {dict(statuses)}, its quarantine {dict(quarantined)}. {_REDO}"
+            )
         taken = pc.sum(labels.table["reused"]).as_py() or 0
         held = statuses + quarantined
         if (receipt.rows, Counter(receipt.statuses), receipt.rows_reused) != (held.total(), held, taken):
             raise ManifestError(
-                f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} taken over; its files "
+                f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} taken over; its "
+                "files "
                 f"({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} taken over. {_REDO}"
             )
         labelled += labels.table.num_rows - taken
@@ -106,7 +113,9 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
     return Fates(labelled, reused, quarantined)
 
 
-_REDO = "Move this receipt and those of later attempts away and run what wrote it (run, retry or merge) again to redo it."
+_REDO = (
+    "Move this receipt and those of later attempts away and run what wrote it (run, retry or merge) again to redo it."
+)
 
 
 class _Held(NamedTuple):
@@ -121,7 +130,9 @@ def _read(file: FileRef | None, schema: pa.Schema, columns: list[str], read: Rea
 
 
 def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd_as: str) -> None:
-    """Raise unless the files of an attempt hold exactly the rows that it was to ask. `odd_as` is what to call others."""
+    """Raise unless the files of an attempt hold exactly the rows that it was to ask. `odd_as` is
+    what to call others.
+    """
     found_R = np.concatenate([np.zeros(0, np.int64), *files.values()])
     if np.array_equal(np.sort(wanted_R), np.sort(found_R)):
         return
@@ -129,6 +140,7 @@ def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd
     lost, odd = want - have, have - want
     named = [path for path, rows_R in files.items() if not odd.keys().isdisjoint(rows_R.tolist())] or list(files)
     raise ManifestError(
-        f"{where}: {lost.total()} rows lost (row ids {sorted(lost)[:SHOWN]}), {odd.total()} {odd_as.format(sorted(odd)[:SHOWN])}, "
+        f"{where}: {lost.total()} rows lost (row ids {sorted(lost)[:SHOWN]}), {odd.total()} "
+        f"{odd_as.format(sorted(odd)[:SHOWN])}, "
         f"by {' and '.join(named) or 'its files, of which it has none'}. {_REDO}"
     )

@@ -1,9 +1,11 @@
 """What was read of the input first, kept beside the labels, and held against what is read of it later.
 
-A file is known by its size and footer, and neither changes when it is written over in place with values of equal length. So whoever is the
-first to read rows of a block keeps the sha256 of the bytes of each column that is read, before a row is used; whoever reads any of these
-row groups again, for another shard, a retry, a training or a report, compares. A block is one row group, or, where these are smaller than
-a chunk, as many as make up one: so there are not many more such files than receipts. First come, first kept: they are created if absent.
+A file is known by its size and footer, and neither changes when it is written over in place with values of equal
+length. So whoever is the first to read rows of a block keeps the sha256 of the bytes of each column that is read,
+before a row is used; whoever reads any of these row groups again, for another shard, a retry, a training or a report,
+compares. A block is one row group, or, where these are smaller than
+a chunk, as many as make up one: so there are not many more such files than receipts. First come, first kept: they are
+    created if absent.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Readings:
         changed: numbers of files that were written since the plan was made, though their footers say the same.
     """
 
-    def __init__(self, store: RunStore, *, where: str, block_rows: int, keeps: bool, changed: Collection[int] = ()) -> None:
+    def __init__(
+        self, store: RunStore, *, where: str, block_rows: int, keeps: bool, changed: Collection[int] = ()
+    ) -> None:
         self._store = store
         self._where = where
         self.block_rows = block_rows
@@ -66,12 +70,20 @@ class Readings:
         self._first: dict[int, list[int]] | None = None
 
     def prove(
-        self, file: int, path: str, block: range, touched: Sequence[int], found: ColumnBytes, decode: Callable[[range], None]
+        self,
+        file: int,
+        path: str,
+        block: range,
+        touched: Sequence[int],
+        found: ColumnBytes,
+        decode: Callable[[range], None],
     ) -> None:
-        """Hold the row groups of a block that are about to be read against their first reading; keep that, if this is it.
+        """Hold the row groups of a block that are about to be read against their first reading; keep that, if this is
+        it.
 
         Args:
-            decode: decodes a block to its end: bytes that can't be decoded are damage, and never the measure of a later reading.
+            decode: decodes a block to its end: bytes that can't be decoded are damage, and never the measure of a later
+                reading.
         Raises:
             InputError: one of them is not what it was.
             ManifestError: what was kept is damaged.
@@ -116,12 +128,15 @@ class Readings:
         other = [name for name, digest in now.items() if before.get(name, digest) != digest]
         if other:
             raise InputError(
-                f"{path}: row group {group} holds another `{'`, `'.join(other)}` than when {self._where} first read it: the file was "
+                f"{path}: row group {group} holds another `{'`, `'.join(other)}` than when {self._where} first read "
+                "it: the file was "
                 "written over with values of equal length. Restore it, or label the new one into another output."
             )
 
     def _look_at_changed(self, file: int, path: str, found: ColumnBytes) -> None:
-        """Before anything new is read of a file that was written since the plan: see whether what was read of it before is still there."""
+        """Before anything new is read of a file that was written since the plan: see whether what was read of it before
+        is still there.
+        """
         if file not in self._changed:
             return
         self._changed.discard(file)
@@ -131,7 +146,11 @@ class Readings:
             found.hold([held.first])
             self._compare(path, held.first, held, found.digests(held.first))
         logger.warning(
-            "%s: written since it was planned; its size and footer are the same%s, so what was not read yet is taken as it is now",
+            (
+                "%s: written since it was planned; its size and footer are the same%s, so what was not read yet is "
+                "taken "
+                "as it is now"
+            ),
             path,
             ", and so is what was read of it" if kept else "",
         )
@@ -222,23 +241,30 @@ def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | No
         found[name], stops[name] = digest_of(asdict(held)), held.first + len(held.groups)
     said = (manifest or {}).get("readings", found)
     if not isinstance(said, dict):
-        raise ManifestError(f"{store.root}/manifest.json: its `readings` are no table of names. Restore it from a copy.")
+        raise ManifestError(
+            f"{store.root}/manifest.json: its `readings` are no table of names. Restore it from a copy."
+        )
     for name in sorted(found.keys() | said.keys()):
         if name not in found:
             raise ManifestError(f"{store.root}/{name}: what was read of the input is missing. Restore it from a copy.")
         if found[name] != said.get(name):
-            raise ManifestError(f"{store.root}/{name}: not what was read of the input when the run finished. Restore it from a copy.")
+            raise ManifestError(
+                f"{store.root}/{name}: not what was read of the input when the run finished. Restore it from a copy."
+            )
     before = -1, 0
     for (file, first), name in sorted((_parsed(name), name) for name in found):
         if file >= len(plan.files):
             raise ManifestError(f"{store.root}/{name}: the plan has no file {file}. Move it away.")
         if (file, first) < before:
-            raise ManifestError(f"{store.root}/{name}: row group {first} stands in another reading too. Restore both from a copy.")
+            raise ManifestError(
+                f"{store.root}/{name}: row group {first} stands in another reading too. Restore both from a copy."
+            )
         before = file, stops[name]
 
 
 def differing_readings(first: RunStore, second: RunStore) -> tuple[int, int] | None:
-    """The first file and row group, by number, that two outputs of one list of input files read differently; None if there is none.
+    """The first file and row group, by number, that two outputs of one list of input files read differently; None if
+    there is none.
 
     Chunks of another size make other blocks, so it is row groups that are compared.
 
@@ -275,13 +301,15 @@ def refuse_differing(first: RunStore, second: RunStore, plan: Plan) -> None:
     other = differing_readings(first, second)
     if other is not None:
         raise InputError(
-            f"{plan.files[other[0]].path}: row group {other[1]} held other texts when {first.root} read it than when {second.root} did, so "
+            f"{plan.files[other[0]].path}: row group {other[1]} held other texts when {first.root} read it than when "
+            f"{second.root} did, so "
             "their labels don't go together. Label it again into one of them."
         )
 
 
 def copy_readings(source: RunStore, target: RunStore, first_file: int) -> None:
-    """Bring an output's readings into one that holds its labels, and whose list of files has its own from `first_file` on.
+    """Bring an output's readings into one that holds its labels, and whose list of files has its own from `first_file`
+    on.
 
     Raises:
         ManifestError: one of them is damaged, or the target holds another.
@@ -290,7 +318,9 @@ def copy_readings(source: RunStore, target: RunStore, first_file: int) -> None:
         held = load_reading(source, name)
         copy = _name(first_file + _parsed(name)[0], held.first)
         if not target.create(copy, _as_bytes(held)) and load_reading(target, copy) != held:
-            raise ManifestError(f"{target.root}/{copy}: {source.root}/{name} says otherwise. Merge into a folder of its own.")
+            raise ManifestError(
+                f"{target.root}/{copy}: {source.root}/{name} says otherwise. Merge into a folder of its own."
+            )
 
 
 def _name(file: int, first: int) -> str:

@@ -1,7 +1,8 @@
 """Receipts: the proof that a chunk is committed, and the only way to its files.
 
-`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds `chunk-000017.2.json` with the
-rows it asked again, all that were in quarantine: a row's state is that of its highest attempt. Times live here and never in label files.
+`receipts/shard-00003/chunk-000017.json` is created once, if absent; that is the commit point. `retry` adds
+`chunk-000017.2.json` with the rows it asked again, all that were in quarantine: a row's state is that of its highest
+attempt. Times live here and never in label files.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class FileRef:
 class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
 
-    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case. `engines` are the
-    identities (`mixing.engine_identity`) of all engines behind that output's labels, whichever of them answered for these rows; empty in
-    receipts of an earlier relabel.
+    `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
+    `engines` are the identities (`mixing.engine_identity`) of all engines behind that output's labels, whichever of
+    them answered for these rows; empty in receipts of an earlier relabel.
     """
 
     output: str
@@ -70,7 +71,9 @@ class ReusedRows:
 
 @dataclass(frozen=True, slots=True)
 class MergedFrom:
-    """Which attempt of which run a receipt of a merged output repeats, and the digest of what that held (`Receipt.content_digest`)."""
+    """Which attempt of which run a receipt of a merged output repeats, and the digest of what that held
+    (`Receipt.content_digest`).
+    """
 
     output: str
     fingerprint: str
@@ -85,17 +88,20 @@ class Receipt:
         fingerprint: of the plan that the work belongs to.
         rows: rows asked in this attempt: labels + quarantine.
         statuses: rows by status.
-        stages: per stage, requests answered (`asks`) and their `prompt_tokens`, `cached_tokens` and `output_tokens`; a shared ask
-            counts once, in the chunk that first needed it.
-        seconds: wall time from the chunk's first row to its commit; chunks overlap, so these do not add up to a run's time.
+        stages: per stage, requests answered (`asks`) and their `prompt_tokens`, `cached_tokens` and `output_tokens`; a
+            shared ask counts once, in the chunk that first needed it.
+        seconds: wall time from the chunk's first row to its commit; chunks overlap, so these do not add up to a run's
+            time.
         engine: what answered; empty where nothing was asked.
         answers: answers that rows of a query share, for runs to come; no row's state depends on them.
         reused: rows of `labels` that were taken over, by the output that they came from.
         reused_answers: shared answers that were taken over.
         epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
         execution: drawn for the command that the writer worked for; all workers of one command share it.
-        write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its own receipt by it.
-        replaces: this attempt holds all rows of the chunk anew, and those before it count no more: how a merge follows sources.
+        write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its
+            own receipt by it.
+        replaces: this attempt holds all rows of the chunk anew, and those before it count no more: how a merge follows
+            sources.
         merged_from: of a merged output.
     """
 
@@ -138,7 +144,19 @@ class Receipt:
 
 
 _NO_CONTENT = frozenset(
-    ("shard", "chunk", "attempt", "seconds", "worker", "epoch", "started", "committed", "write_id", "replaces", "merged_from")
+    (
+        "shard",
+        "chunk",
+        "attempt",
+        "seconds",
+        "worker",
+        "epoch",
+        "started",
+        "committed",
+        "write_id",
+        "replaces",
+        "merged_from",
+    )
 )
 
 
@@ -167,12 +185,18 @@ def _redacted(row: QuarantineRow) -> QuarantineRow:
 
 
 def commit_chunk(
-    store: RunStore, facts: ChunkFacts, labels: list[LabelRow], quarantine: list[QuarantineRow], *, schema: pa.Schema = LABELS
+    store: RunStore,
+    facts: ChunkFacts,
+    labels: list[LabelRow],
+    quarantine: list[QuarantineRow],
+    *,
+    schema: pa.Schema = LABELS,
 ) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
-    File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser with other rows
-    harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have been.
+    File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser
+    with other rows harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have
+    been.
 
     Args:
         schema: of the output's label files.
@@ -222,7 +246,9 @@ def commit_chunk(
 
 
 def _keep_lost(store: RunStore, receipt: Receipt) -> None:
-    """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that note."""
+    """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that
+    note.
+    """
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
         store.put(name, readable_json(asdict(receipt)))
@@ -239,7 +265,9 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
     try:
         held = json.loads(store.read(name))
         if held["version"] != RECEIPT_VERSION:
-            raise ManifestError(f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}.")
+            raise ManifestError(
+                f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}."
+            )
         receipt = checked(Receipt, held)
         for moment in (receipt.started, receipt.committed):
             datetime.fromisoformat(moment)
@@ -247,7 +275,9 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
     except (ValueError, KeyError, TypeError) as exc:
         if isinstance(exc, ManifestError):
             raise
-        raise ManifestError(f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again.") from exc
+        raise ManifestError(
+            f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again."
+        ) from exc
 
 
 def parse_receipt_name(name: str) -> ChunkId | None:
@@ -257,7 +287,9 @@ def parse_receipt_name(name: str) -> ChunkId | None:
     if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
         return None
     try:
-        return ChunkId(int(folder.rpartition("shard-")[2]), int(stem.removeprefix("chunk-")), int(rest[0]) if rest else 1)
+        return ChunkId(
+            int(folder.rpartition("shard-")[2]), int(stem.removeprefix("chunk-")), int(rest[0]) if rest else 1
+        )
     except ValueError:
         return None
 

@@ -1,10 +1,11 @@
 """Labels of earlier outputs, found by key: which rows need not be asked again.
 
-Earlier outputs are opened read-only. Every file that a row is taken from has its sha256 compared with its receipt's. What is kept in memory
-is 24 bytes for each labelled row (a key of 16, a place of 8; twice that while they are sorted) and the last files that rows came from;
-shared answers (one for each query, not each row) are kept whole.
+Earlier outputs are opened read-only. Every file that a row is taken from has its sha256 compared with its receipt's.
+What is kept in memory is 24 bytes for each labelled row (a key of 16, a place of 8; twice that while they are sorted)
+and the last files that rows came from; shared answers (one for each query, not each row) are kept whole.
 
-Where a key stands more than once, the output that is named first wins, and within an output the first row in its own order.
+Where a key stands more than once, the output that is named first wins, and within an output the first row in its own
+order.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from manifests.storage.run_stores import open_run_store
 # Shape legend: N keys looked up, R rows known
 
 FILES_KEPT_BYTES = 256 << 20
-"""Label files kept decoded. An input in the order of last time needs one file at a time; a shuffled one comes back to each."""
+"""Label files kept decoded. An input in the order of last time needs one file at a time; a shuffled one comes back to
+each.
+"""
 _ROW_BITS = 32
 
 
@@ -68,7 +71,8 @@ class KeyIndex:
     def __init__(self, keys_R2: np.ndarray, values_R: np.ndarray) -> None:
         order_R = np.argsort(keys_R2[:, 0], kind="stable")
         high_R, low_R, values_R = keys_R2[order_R, 0], keys_R2[order_R, 1], values_R[order_R]
-        # Of rows with one key the first stays. Where the first halves agree and the second do not (once in 2^32 keys squared), all stay.
+        # Of rows with one key the first stays. Where the first halves agree and the second do not (once in 2^32 keys
+        # squared), all stay.
         is_again_R = np.zeros(len(high_R), dtype=bool)
         is_again_R[1:] = (high_R[1:] == high_R[:-1]) & (low_R[1:] == low_R[:-1])
         self._high_R, self._low_R, self._values_R = high_R[~is_again_R], low_R[~is_again_R], values_R[~is_again_R]
@@ -125,7 +129,8 @@ class EarlierOutput:
 
 
 def open_earlier(path: str) -> EarlierOutput:
-    """Look at an earlier output: its plan, receipts and, if it is finished, manifest. Finished or not, committed labels count.
+    """Look at an earlier output: its plan, receipts and, if it is finished, manifest. Finished or not, committed labels
+    count.
 
     Raises:
         ManifestError: there is no plan, or a receipt is damaged.
@@ -133,17 +138,23 @@ def open_earlier(path: str) -> EarlierOutput:
     store = open_run_store(path)
     plan = load_plan(store)
     if plan is None:
-        raise ManifestError(f"reuse: {path} holds no {PLAN_NAME}, so it is no output of a run. Name the `output` of an earlier run.")
+        raise ManifestError(
+            f"reuse: {path} holds no {PLAN_NAME}, so it is no output of a run. Name the `output` of an earlier run."
+        )
     folder = RunFolder(store, plan)
     try:
         manifest_sha256 = sha256_bytes(store.read(MANIFEST_NAME))
     except FileNotFoundError:
         manifest_sha256 = None
-    return EarlierOutput(path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS)
+    return EarlierOutput(
+        path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS
+    )
 
 
 def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:
-    """Why no label of an output can be taken over by a job with these parts: what differs, by part; empty if labels can be."""
+    """Why no label of an output can be taken over by a job with these parts: what differs, by part; empty if labels can
+    be.
+    """
     if not earlier.is_readable:
         return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
     if lacking := columns_lacking(earlier, own_columns(parts)):
@@ -154,7 +165,9 @@ def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list
 
 
 def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[str]:
-    """Which of these columns, name → kind, an output's labels do not have: taken over, they would be without a value there."""
+    """Which of these columns, name → kind, an output's labels do not have: taken over, they would be without a value
+    there.
+    """
     held = own_columns(earlier.plan.parts)
     return [name for name, kind in columns.items() if held.get(name) != kind]
 
@@ -182,7 +195,11 @@ class KnownLabels:
         keys: list[np.ndarray] = [np.zeros((0, 2), np.uint64)]
         values: list[np.ndarray] = [np.zeros(0, np.uint64)]
         for number, earlier in enumerate(self.outputs):
-            if not earlier.is_readable or recipe not in recipes_of(earlier.plan.parts) or columns_lacking(earlier, columns):
+            if (
+                not earlier.is_readable
+                or recipe not in recipes_of(earlier.plan.parts)
+                or columns_lacking(earlier, columns)
+            ):
                 continue
             for file, keys_R2 in zip(earlier.found.labels, _key_columns(earlier), strict=True):
                 rows_R = np.flatnonzero(keys_R2.any(axis=1)).astype(np.uint64)
@@ -278,10 +295,19 @@ def answer_of(row: AnswerRow) -> Answer:
 def answer_row(key: bytes, stage: str, answer: Answer) -> AnswerRow:
     """An answer as it is kept."""
     distributions = [
-        {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass} for name, found in answer.distributions.items()
+        {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass}
+        for name, found in answer.distributions.items()
     ]
     return AnswerRow(
-        key, stage, answer.text, answer.finish, distributions, answer.prompt_tokens, answer.output_tokens, list(answer.flags), None
+        key,
+        stage,
+        answer.text,
+        answer.finish,
+        distributions,
+        answer.prompt_tokens,
+        answer.output_tokens,
+        list(answer.flags),
+        None,
     )
 
 

@@ -1,8 +1,9 @@
 """Rows of a shard as pairs, chunk by chunk, in the shard's own order, with memory that does not grow with the data.
 
-Where queries lie together a shard is a row range: its row groups are streamed, and those without a pending chunk are skipped. Where
-they lie scattered, the row groups that hold the shard's rows are streamed once, its rows are spilled to a temporary Arrow file, and
-chunks are taken from that file by memory map, so that the operating system decides what stays in memory.
+Where queries lie together a shard is a row range: its row groups are streamed, and those without a pending chunk are
+skipped. Where they lie scattered, the row groups that hold the shard's rows are streamed once, its rows are spilled to
+a temporary Arrow file, and chunks are taken from that file by memory map, so that the operating system decides what
+stays in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ logger = logging.getLogger(__name__)
 BATCH_ROWS = 2048
 """Rows decoded at a time: a few megabytes of ordinary text."""
 HELD_BYTES = 16 << 20
-"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once more."""
+"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once
+more.
+"""
 
 
 class ChunkRows(NamedTuple):
@@ -56,7 +59,8 @@ def read_chunks(
         shard: the shard's plan.
         row_ids: the shard's row ids, for a scattered shard; None for a row range.
         pending: chunk numbers, ascending.
-        readings: what was read of these files before, which is held against what they hold now; None for files that no run has read.
+        readings: what was read of these files before, which is held against what they hold now; None for files that no
+            run has read.
         wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
     Raises:
         InputError: a file can't be read, or holds another text than when it was read first.
@@ -65,7 +69,9 @@ def read_chunks(
     bounds = [0, *itertools.accumulate(shard.chunks)]
     spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
     found = (
-        _from_range(dataset, readings, shard.first_row or 0, spans) if row_ids is None else _from_spill(dataset, readings, row_ids, spans)
+        _from_range(dataset, readings, shard.first_row or 0, spans)
+        if row_ids is None
+        else _from_spill(dataset, readings, row_ids, spans)
     )
     for chunk, pairs in found:
         keep = wanted.get(chunk) if wanted is not None else None
@@ -76,7 +82,9 @@ def _from_range(
     dataset: Dataset, readings: Readings | None, first: int, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
     waiting: list[Pair] = []
-    for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):  # runs of consecutive chunks
+    for _, group in itertools.groupby(
+        enumerate(spans), key=lambda item: item[1][0] - item[0]
+    ):  # runs of consecutive chunks
         run = [span for _, span in group]
         batches = _batches(dataset, readings, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
@@ -86,7 +94,9 @@ def _from_range(
             del waiting[: stop - start]
 
 
-def _batches(dataset: Dataset, readings: Readings | None, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def _batches(
+    dataset: Dataset, readings: Readings | None, start: int, stop: int
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
     for row, batch, path in _group_batches(dataset, readings, lambda low, high: low < stop and high > start):
         low, high = max(start, row), min(stop, row + batch.num_rows)
@@ -97,21 +107,29 @@ def _batches(dataset: Dataset, readings: Readings | None, start: int, stop: int)
 def _group_batches(
     dataset: Dataset, readings: Readings | None, wants: Callable[[int, int], bool]
 ) -> Iterator[tuple[int, pa.RecordBatch, str]]:
-    """First row id, columns and file of every batch of the row groups low..high that are wanted. A file is opened once."""
+    """First row id, columns and file of every batch of the row groups low..high that are wanted. A
+    file is opened once.
+    """
     file_first = 0
     for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
         starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
-        touched = [group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)]
+        touched = [
+            group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)
+        ]
         if touched:
             stamp = stamp_of(file.path)
             with open_planned(file) as opened:
 
                 def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
-                    yield from parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[*some], columns=dataset.text_columns)
+                    yield from parquet.iter_batches(
+                        batch_size=BATCH_ROWS, row_groups=[*some], columns=dataset.text_columns
+                    )
 
                 held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
 
-                def decode(block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches) -> None:
+                def decode(
+                    block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches
+                ) -> None:
                     held.clear()
                     whole, size = [], 0
                     for batch in batches(block):
@@ -121,7 +139,9 @@ def _group_batches(
                     if size <= HELD_BYTES:
                         held[tuple(block)] = whole
 
-                found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
+                found = ColumnBytes(
+                    opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
+                )
                 for some, block in _together(touched, readings, [rows for rows, _ in groups]):
                     if readings is None:
                         found.hold(some)
@@ -129,14 +149,18 @@ def _group_batches(
                         readings.prove(number, file.path, block, some, found, decode)
                     row = starts[some[0]]
                     for batch in held.pop(tuple(some), None) or batches(some):
-                        if stamp_of(file.path) != stamp:  # before its rows are used: they may be another file's, or half of each
+                        if (
+                            stamp_of(file.path) != stamp
+                        ):  # before its rows are used: they may be another file's, or half of each
                             raise changed_under_way(file.path)
                         yield row, batch, file.path
                         row += batch.num_rows
         file_first += file.rows
 
 
-def _together(touched: list[int], readings: Readings | None, group_rows: list[int]) -> Iterator[tuple[list[int], range]]:
+def _together(
+    touched: list[int], readings: Readings | None, group_rows: list[int]
+) -> Iterator[tuple[list[int], range]]:
     """Row groups that are read in one go, without gaps, and the block that they lie in."""
     for block in blocks_of(group_rows, BATCH_ROWS if readings is None else readings.block_rows):
         inside = touched[bisect.bisect_left(touched, block.start) : bisect.bisect_left(touched, block.stop)]
@@ -172,7 +196,8 @@ def _from_spill(
             if isinstance(exc, InputError):
                 raise
             raise DiskFullError(
-                f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or point TMPDIR elsewhere."
+                f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or "
+                "point TMPDIR elsewhere."
             ) from exc
         with pa.memory_map(f"/proc/self/fd/{spill.fileno()}") as mapped:
             spilled = pa.ipc.open_file(mapped)
@@ -183,8 +208,10 @@ def _from_spill(
 
 
 def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarray) -> pa.RecordBatch:
-    """Spilled rows in the order of `places`. Batch by batch, since pyarrow's `take` of a table of several batches copies the whole table:
-    over a shard's chunks that is quadratic (2,000,000 rows: 127 ms for a chunk of 256, against 6 ms; 2026-11-20)."""
+    """Spilled rows in the order of `places`. Batch by batch, since pyarrow's `take` of a table of several batches
+    copies the whole table: over a shard's chunks that is quadratic (2,000,000 rows: 127 ms for a chunk of 256, against
+        6 ms; 2026-11-20).
+    """
     order = np.argsort(places, kind="stable")
     ascending = places[order]
     numbers = np.searchsorted(ends, ascending, side="right")
@@ -198,7 +225,9 @@ def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarr
     return whole.take(pa.array(back))
 
 
-def _scattered_batches(dataset: Dataset, readings: Readings | None, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def _scattered_batches(
+    dataset: Dataset, readings: Readings | None, needed: np.ndarray
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Batches of the row groups that hold a needed row, in row order; the others are not read."""
 
     def wants(low: int, high: int) -> bool:
@@ -215,7 +244,9 @@ def _taking(column: pa.Array) -> pa.Array:
     if pa.types.is_string_view(kind):
         return column.cast(pa.large_string())
     return (
-        column if not pa.types.is_list(kind) or not pa.types.is_string_view(kind.value_type) else column.cast(pa.list_(pa.large_string()))
+        column
+        if not pa.types.is_list(kind) or not pa.types.is_string_view(kind.value_type)
+        else column.cast(pa.list_(pa.large_string()))
     )
 
 
@@ -242,7 +273,9 @@ def _pairs(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset)
     queries = [query or "" for query in held[names.query]]
     texts = [held[name] for name in names.document]
     documents = (
-        [text or "" for text in texts[0]] if len(texts) == 1 else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+        [text or "" for text in texts[0]]
+        if len(texts) == 1
+        else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
     )
     if names.context is None:
         return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
@@ -258,7 +291,8 @@ def _values(column: pa.Array, path: str) -> list[Any]:
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
-        # bytes that are not UTF-8: one bad document must not stop its shard, so they become replacement characters, and it is said
+        # bytes that are not UTF-8: one bad document must not stop its shard, so they become replacement characters, and
+        # it is said
         logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
         return [_decoded(value) for value in _as_bytes(column).to_pylist()]
 

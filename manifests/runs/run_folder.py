@@ -1,7 +1,7 @@
 """A run's folder as a whole: what is committed, whether every row is accounted for, and the manifest that says so.
 
-Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving conservation reads one narrow
-column of every committed file, once, when the last chunk is in.
+Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving conservation
+reads one narrow column of every committed file, once, when the last chunk is in.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RECEIPTS_KEPT = 20_000
 class Tally(NamedTuple):
     """What a run's receipts add up to.
 
-    `labelled` counts labels that were asked, `reused` those taken over; `quarantined` counts rows by their latest status, without `ok`.
-    `worker_seconds` is from each worker's first row to its last commit, added up.
+    `labelled` counts labels that were asked, `reused` those taken over; `quarantined` counts rows by their latest
+    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
     """
 
     rows: int
@@ -66,7 +66,8 @@ class Snapshot(NamedTuple):
         labels: label files of all attempts; together they hold each labelled row once.
         quarantine: quarantine files of each chunk's highest attempt.
         answers: files with answers that rows share.
-        engines: the different engines that were asked here; `all_engines` are those behind the labels, taken over or not.
+        engines: the different engines that were asked here; `all_engines` are those behind the labels, taken over or
+            not.
         reused_from: outputs that rows were taken over from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
         mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
@@ -126,16 +127,27 @@ class RunFolder:
         found: dict[int, dict[int, list[int]]] = {}
         for name in names:
             chunk = parse_receipt_name(name)
-            if chunk is None or chunk.shard >= len(self.plan.shards) or chunk.chunk >= len(self.plan.shards[chunk.shard].chunks):
-                raise ManifestError(f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it away.")
+            if (
+                chunk is None
+                or chunk.shard >= len(self.plan.shards)
+                or chunk.chunk >= len(self.plan.shards[chunk.shard].chunks)
+            ):
+                raise ManifestError(
+                    f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it "
+                    "away."
+                )
             found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []).append(chunk.attempt)
         for chunks in found.values():
             for attempts in chunks.values():
                 attempts.sort()
         return found
 
-    def new_receipts(self, seen: Mapping[int, Mapping[int, Sequence[int]]], marks: Mapping[str, str]) -> Iterator[Receipt]:
-        """Receipts among those listed now (a snapshot's marks) that were not there at an earlier look (`attempts_of_all`)."""
+    def new_receipts(
+        self, seen: Mapping[int, Mapping[int, Sequence[int]]], marks: Mapping[str, str]
+    ) -> Iterator[Receipt]:
+        """Receipts among those listed now (a snapshot's marks) that were not there at an earlier look
+        (`attempts_of_all`).
+        """
         names = [
             ChunkId(shard, chunk, attempt).receipt_name
             for shard, done in self._by_shard(marks).items()
@@ -155,7 +167,8 @@ class RunFolder:
         return [chunk for chunk in range(len(self.plan.shards[shard].chunks)) if chunk not in done]
 
     def chunk_receipts(self, shard: int) -> Iterator[list[Receipt]]:
-        """The receipts of each committed chunk of a shard, by attempt, from the one on that holds all of the chunk's rows.
+        """The receipts of each committed chunk of a shard, by attempt, from the one on that holds all of the chunk's
+        rows.
 
         Raises:
             ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
@@ -163,7 +176,9 @@ class RunFolder:
         yield from self._read_chunks(self.store.marks(f"receipts/shard-{shard:05d}"))
 
     def _read_chunks(self, marks: Mapping[str, str]) -> Iterator[list[Receipt]]:
-        """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to answer."""
+        """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to
+        answer.
+        """
         chunks = [
             [ChunkId(shard, chunk, attempt) for attempt in attempts]
             for shard, found in sorted(self._by_shard(marks).items())
@@ -173,7 +188,9 @@ class RunFolder:
             attempts = [one.attempt for one in ids]
             if attempts != list(range(1, len(attempts) + 1)):
                 name = ids[0]._replace(attempt=1).receipt_name
-                raise ManifestError(f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy.")
+                raise ManifestError(
+                    f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy."
+                )
         names = [one.receipt_name for ids in chunks for one in ids]
         receipts = map_concurrent(self.store, lambda name: self._receipt(name, marks[name]), names)
         for ids in chunks:
@@ -186,7 +203,9 @@ class RunFolder:
         planned = self.plan.shards[receipts[0].shard]
         if not agree(receipts, planned.chunks[receipts[0].chunk]):
             rows_by_chunk = chunk_row_ids(self.store, planned)
-            self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)  # raises, and says which rows
+            self._prove_chunk(
+                receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False
+            )  # raises, and says which rows
         return receipts
 
     def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
@@ -197,15 +216,17 @@ class RunFolder:
         """What all receipts say together.
 
         Args:
-            believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take its word instead of
-                reading them all again.
+            believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take
+                its word instead of reading them all again.
         """
         marks = self.store.marks("receipts")
         mark = sha256_bytes(canonical_json(marks))
         if believes_manifest:
             manifest = load_manifest(self.store)
             if manifest is not None and manifest.get("receipts_mark") == mark:
-                with contextlib.suppress(KeyError, TypeError, ValueError):  # it lacks a part, or was edited: the receipts are the truth
+                with contextlib.suppress(
+                    KeyError, TypeError, ValueError
+                ):  # it lacks a part, or was edited: the receipts are the truth
                     return _snapshot_of(manifest, self.plan.num_chunks, marks)
         labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
@@ -243,7 +264,9 @@ class RunFolder:
         plain = {stage: dict(counts) for stage, counts in stages.items()}
         tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
         reused_from = list(sources.values())
-        return Snapshot(tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark, marks)
+        return Snapshot(
+            tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark, marks
+        )
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -251,7 +274,9 @@ class RunFolder:
             return []
         return list(self.table(receipt.quarantine, QUARANTINE).to_pylist())
 
-    def table(self, file: FileRef, schema: pa.Schema, columns: list[str] | None = None, *, check_bytes: bool = True) -> pa.Table:
+    def table(
+        self, file: FileRef, schema: pa.Schema, columns: list[str] | None = None, *, check_bytes: bool = True
+    ) -> pa.Table:
         """Read a committed file.
 
         Raises:
@@ -265,11 +290,15 @@ class RunFolder:
                 f"{path}: committed, but missing. Restore it from a copy, or move its receipt away to redo the chunk."
             ) from exc
         if check_bytes and sha256_bytes(data) != file.sha256:
-            raise ManifestError(f"{path}: its sha256 is not the one committed. Restore it, or move its receipt away to redo the chunk.")
+            raise ManifestError(
+                f"{path}: its sha256 is not the one committed. Restore it, or move its receipt away to redo the chunk."
+            )
         try:
             table = table_of(data, columns)
         except (pa.ArrowException, OSError) as exc:
-            raise ManifestError(f"{path}: not readable as Parquet. Restore it, or move its receipt away to redo the chunk.") from exc
+            raise ManifestError(
+                f"{path}: not readable as Parquet. Restore it, or move its receipt away to redo the chunk."
+            ) from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
         if not table.schema.equals(schema if columns is None else pa.schema([schema.field(name) for name in columns])):
@@ -283,11 +312,13 @@ class RunFolder:
             found: the receipts; commits that came after it are not looked at.
             check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
         Raises:
-            ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or doubled.
+            ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or
+                doubled.
         """
         for shard, left in self.open_chunks(found).items():
             raise ManifestError(
-                f"{self.store.root}: shard {shard} is not finished: {len(left)} of {len(self.plan.shards[shard].chunks)} chunks have no "
+                f"{self.store.root}: shard {shard} is not finished: {len(left)} of "
+                f"{len(self.plan.shards[shard].chunks)} chunks have no "
                 f"receipt (the first is {left[0]}). Run the job again."
             )
         total = NOTHING
@@ -301,11 +332,17 @@ class RunFolder:
         return total
 
     def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
-        return prove_chunk(receipts, planned_R, functools.partial(self.table, check_bytes=check_bytes), root=self.store.root)
+        return prove_chunk(
+            receipts, planned_R, functools.partial(self.table, check_bytes=check_bytes), root=self.store.root
+        )
 
     def open_chunks(self, *found: Snapshot) -> dict[int, list[int]]:
-        """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of them has."""
-        done = {(shard, chunk) for one in found for shard, chunks in self._by_shard(one.marks).items() for chunk in chunks}
+        """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of
+        them has.
+        """
+        done = {
+            (shard, chunk) for one in found for shard, chunks in self._by_shard(one.marks).items() for chunk in chunks
+        }
         planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
         left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
         return {shard: chunks for shard, chunks in left.items() if chunks}
@@ -317,7 +354,9 @@ class RunFolder:
         try:
             receipt = load_receipt(self.store, name)
         except FileNotFoundError as exc:
-            raise ManifestError(f"{self.store.root}/{name}: it was there a moment ago, and is gone. Run the same command again.") from exc
+            raise ManifestError(
+                f"{self.store.root}/{name}: it was there a moment ago, and is gone. Run the same command again."
+            ) from exc
         if receipt.fingerprint != self.plan.fingerprint:
             raise ManifestError(
                 f"{self.store.root}/{name}: belongs to another job (fingerprint {receipt.fingerprint[:12]}, "
@@ -325,7 +364,8 @@ class RunFolder:
             )
         if receipt.id != parse_receipt_name(name):
             raise ManifestError(
-                f"{self.store.root}/{name}: holds the receipt {receipt.id.receipt_name}. Restore both from a copy, or move them "
+                f"{self.store.root}/{name}: holds the receipt {receipt.id.receipt_name}. Restore both from a copy, or "
+                "move them "
                 "away to have their chunks done again."
             )
         if len(self._known) < RECEIPTS_KEPT:
@@ -334,7 +374,9 @@ class RunFolder:
 
 
 def _seconds(spans: Iterable[tuple[str, str]]) -> float:
-    return round(sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3)
+    return round(
+        sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3
+    )
 
 
 def _snapshot_of(manifest: dict[str, Any], num_chunks: int, marks: dict[str, str]) -> Snapshot:
@@ -365,12 +407,15 @@ def _snapshot_of(manifest: dict[str, Any], num_chunks: int, marks: dict[str, str
 
 
 def _plan_digest(folder: RunFolder) -> str:
-    """sha256 of plan.json, read anew and seen to hold the plan that was worked by: a reply that was cut short would be in the manifest for
-    good."""
+    """sha256 of plan.json, read anew and seen to hold the plan that was worked by: a reply that was cut short would be
+    in the manifest for good.
+    """
     where = f"{folder.store.root}/{PLAN_NAME}"
     data = folder.store.read(PLAN_NAME)
     if parse_plan(data, where) != folder.plan:
-        raise ManifestError(f"{where}: not the plan that this run began with. Restore it from a copy, and run the same command again.")
+        raise ManifestError(
+            f"{where}: not the plan that this run began with. Restore it from a copy, and run the same command again."
+        )
     return sha256_bytes(data)
 
 
@@ -406,7 +451,9 @@ def build_manifest(
         "receipts_mark": found.mark,
         "rows": fates.by_kind(),
         "quarantined_by_status": dict(fates.quarantined),
-        "conservation": "rows in = labelled + reused + quarantined, each row once, compared with the plan as multisets of row ids",
+        "conservation": (
+            "rows in = labelled + reused + quarantined, each row once, compared with the plan as multisets of row ids"
+        ),
         "failed_fraction": round(failed, 6),
         "max_failed_fraction": max_failed_fraction,
         "over_limit": failed > max_failed_fraction,
@@ -457,7 +504,11 @@ def load_manifest(store: RunStore) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as exc:
-        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
+        raise ManifestError(
+            f"{store.root}/{MANIFEST_NAME}: not a manifest ({fault_of(exc)}). Move it away and run the job again."
+        ) from exc
     if version != MANIFEST_VERSION:
-        raise ManifestError(f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
+        raise ManifestError(
+            f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}."
+        )
     return held

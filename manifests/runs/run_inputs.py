@@ -30,22 +30,28 @@ def open_run_input(root: str, store: RunStore, plan: Plan) -> RunInput:
         root: the run's output, for messages.
     Raises:
         InputError: they are not there any more, or can't be read.
-        ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest says.
+        ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest
+            says.
     """
     wanted = Columns(**plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
     try:
-        dataset = open_dataset(InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), reads_context=False)
+        dataset = open_dataset(
+            InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), reads_context=False
+        )
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
     changed = changed_files(plan.files, dataset.files)
     if changed:
-        raise ManifestError(f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label again.")
+        raise ManifestError(
+            f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label "
+            "again."
+        )
     return RunInput(dataset, _readings(root, store, plan))
 
 
 def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
-    """Hold files with the sizes and footers of a run's input against what the run read of them, row group by row group: whoever joins
-    another column to its labels by row reads these rows again.
+    """Hold files with the sizes and footers of a run's input against what the run read of them, row group by row group:
+    whoever joins another column to its labels by row reads these rows again.
 
     Raises:
         InputError: a row group holds other texts than when the run read it first.
@@ -54,7 +60,9 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
     readings = _readings(root, open_run_store(root), plan)
     for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
         with reading(file.path), open_planned(file) as opened:
-            found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns)
+            found = ColumnBytes(
+                opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
+            )
             for block in blocks_of([rows for rows, _ in groups], readings.block_rows):
                 readings.compare(number, file.path, block, found)
 

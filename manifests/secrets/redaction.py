@@ -1,8 +1,8 @@
 """The door that every text leaves by: what may be a secret is taken out of it.
 
-`redacted` masks what has the form of a secret (a URL's user and query, PEM, keys, tokens), and the very values that this process was given
-(`keep_secret`; a process does one job, so they are the process's own). Digests, row ids and paths pass unharmed. What is refused rather
-than masked, because it would be written down, `secret_in` names.
+`redacted` masks what has the form of a secret (a URL's user and query, PEM, keys, tokens), and the very values that
+this process was given (`keep_secret`; a process does one job, so they are the process's own). Digests, row ids and
+paths pass unharmed. What is refused rather than masked, because it would be written down, `secret_in` names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def redacted(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text redacted, and then cut to so many characters: the part of a secret before a cut has no form to be known by."""
+    """The text redacted, and then cut to so many characters: the part of a secret before a cut has no form to be known
+    by.
+    """
     shown = redacted(text)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
@@ -90,7 +92,9 @@ def secret_in(text: str) -> str | None:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last also within more."""
+    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last
+    also within more.
+    """
     import base64
     import html
     import itertools
@@ -98,15 +102,27 @@ def _forms(value: str) -> set[str]:
     from urllib.parse import quote, quote_plus, unquote
 
     plain = {value, value.strip(), unquote(value), *(line.strip() for line in value.splitlines())}
-    plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}  # as a parser takes it apart
+    plain |= {
+        part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS
+    }  # as a parser takes it apart
     forms = set(plain)
     for one in plain:
         raw = one.encode(errors="surrogateescape")
-        forms |= {quote(one, safe="", errors="replace"), quote(one, errors="replace"), quote_plus(one, errors="replace")}
+        forms |= {
+            quote(one, safe="", errors="replace"),
+            quote(one, errors="replace"),
+            quote_plus(one, errors="replace"),
+        }
         forms |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in forms if "%" in form}
-        forms |= {json.dumps(one)[1:-1], json.dumps(json.dumps(one)[1:-1])[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
+        forms |= {
+            json.dumps(one)[1:-1],
+            json.dumps(json.dumps(one)[1:-1])[1:-1],
+            json.dumps(one, ensure_ascii=False)[1:-1],
+        }
         forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
-        for encode, shift in itertools.product((base64.b64encode, base64.urlsafe_b64encode), range(3)):  # with up to two bytes before it
+        for encode, shift in itertools.product(
+            (base64.b64encode, base64.urlsafe_b64encode), range(3)
+        ):  # with up to two bytes before it
             digits = encode(bytes(shift) + raw).decode().rstrip("=")
             forms |= {digits[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6], digits if shift == 0 else ""}
     return {form for form in forms if len(form) >= MIN_CHARS}

@@ -1,4 +1,6 @@
-"""Which names say that their value is a secret: of variables, storage options and URL queries. Generous: a wrong yes costs a rename."""
+"""Which names say that their value is a secret: of variables, storage options and URL queries. Generous: a wrong yes
+costs a rename.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What has the form of a secret wherever it stands: PEM, base64 of a key, tokens, and what follows `password=` and its like."""
+"""What has the form of a secret wherever it stands: PEM, base64 of a key, tokens, and what follows `password=` and its
+like.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ _FIRST = r"(?!\*\*\*|…)"
 _VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"']|[)}\]](?=\w))"
 _OPENS = rf"(?:b?({_MARK}))?+"
 _QUOTED = r"(?:(?(2)(?:(?!\2)[^\r\n]){1,400}(?=\2)|(?!))"
-"""What stands between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way with its `)`."""
+"""What stands between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way
+with its `)`.
+"""
 _HEADER = r"(?:=\\{0,4}\"(?=[\w/+\"\\])[^\"\\\r\n]*\\{0,4}\"|[^\r\n\"'\\]|\\(?![nr])[^\s\"'])+"
 """The rest of a header's line, or of the string that holds it, with `name="value"` in it."""
 _SLASH = r"(?:\\*/|%2F)"
 _BASE64 = "A-Za-z0-9+/"
-_KEY = rf"(?:^|(?<=/))(?:MC4CAQ|MFECAQ|MHcCAQ|MIG[A-Za-z0-9]AgE|MII[{_BASE64}]{{2}}[AIQgw]|b3BlbnNzaC1rZXk)[{_BASE64}=]{{24,}}"
+_KEY = (
+    rf"(?:^|(?<=/))(?:MC4CAQ|MFECAQ|MHcCAQ|MIG[A-Za-z0-9]AgE|MII[{_BASE64}]{{2}}[AIQgw]|b3BlbnNzaC1rZXk)"
+    rf"[{_BASE64}=]{{24,}}"
+)
 """A private key in base64, by how it begins: ed25519, EC, RSA and OpenSSH; also where it was taken for a path."""
 
 
@@ -36,7 +43,8 @@ class Shape(NamedTuple):
         what: what it is, for errors that must not show it.
         needles: one of these is in the lower case of every text that has it; the pattern is tried on no other.
         pattern, replacement: as `re.sub` takes them; compiled when first needed, since most commands never do.
-        is_sure: sure enough to refuse a text for it; a prompt may well say `token: something`, which is masked in a message alone.
+        is_sure: sure enough to refuse a text for it; a prompt may well say `token: something`, which is masked in a
+            message alone.
     """
 
     what: str
@@ -62,7 +70,9 @@ def _is_key(word: str, after: str) -> bool:
     if word != body:
         return (len(body), len(word)) in ((43, 44), (86, 88)) and not re.match(r"\.\w|[\w%{$+/-]", after)
     kinds = (str.isupper, str.islower, str.isdigit)
-    is_path = len({"-", "_"} & set(word)) > 0 or word.count("/") > 6  # a key has one or two, and more than six once in 100,000
+    is_path = (
+        len({"-", "_"} & set(word)) > 0 or word.count("/") > 6
+    )  # a key has one or two, and more than six once in 100,000
     return len(word) in (43, 64, 86) and not is_path and all(any(map(kind, word)) for kind in kinds)
 
 
@@ -123,7 +133,12 @@ SHAPES = (
         ),
         MASK,
     ),
-    Shape("a private key", ("private-lines:",), r"(?is)(private-lines:)(?!\*\*\*).*?(?:private-mac: ?\w+|\Z)", rf"\1{MASK}"),
+    Shape(
+        "a private key",
+        ("private-lines:",),
+        r"(?is)(private-lines:)(?!\*\*\*).*?(?:private-mac: ?\w+|\Z)",
+        rf"\1{MASK}",
+    ),
     Shape(
         "an authorization header",
         ("authorization",),
@@ -131,7 +146,12 @@ SHAPES = (
         rf"\1{MASK}",
     ),
     Shape("a token", ("digest ",), rf"(?i)\b(digest )(?=(?:username|realm|nonce|uri|qop)=){_HEADER}", rf"\1{MASK}"),
-    Shape("a token", ("bearer", "basic"), r"(?i)\b((?:bearer|basic)(?:[:\s]\s?|\\+t))(?=[\w.~+/-]*[\d=])[\w.~+/-]{12,}=*", rf"\1{MASK}"),
+    Shape(
+        "a token",
+        ("bearer", "basic"),
+        r"(?i)\b((?:bearer|basic)(?:[:\s]\s?|\\+t))(?=[\w.~+/-]*[\d=])[\w.~+/-]{12,}=*",
+        rf"\1{MASK}",
+    ),
     Shape(
         "a cookie",
         ("cookie",),
@@ -171,7 +191,13 @@ SHAPES = (
         rf"\1\2{MASK}",
         is_sure=False,
     ),
-    Shape("a password, key or token", _NEEDLES, rf"(?i)(--[\w-]*?{_NAME} +){_FIRST}{_VALUE}{{8,}}", rf"\1{MASK}", is_sure=False),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(--[\w-]*?{_NAME} +){_FIRST}{_VALUE}{{8,}}",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
     Shape("a password", (" -u", " --user"), r"( (?:-u|--user)[ =])[^\s:]+:(?!\*\*\*)\S+", rf"\1{MASK}", is_sure=False),
     Shape("a password", ("login ",), rf"(\blogin \S+\s+password\s+){_FIRST}{_VALUE}+", rf"\1{MASK}", is_sure=False),
     Shape("a password", ("jdbc:oracle:",), r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@", rf"\1{MASK}@"),

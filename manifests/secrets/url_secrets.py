@@ -1,4 +1,6 @@
-"""What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever stands in a password, and whatever is chained."""
+"""What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever stands in a password, and
+whatever is chained.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ MIN_CHARS = 8
 """A shorter value of a query is a plain option, and a shorter value of anything would be found in every other word."""
 
 _TOKEN_SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "ftp", "git+https", "ws", "wss"})
-"""Schemes whose user without a password is a token or a key; elsewhere it is a name (`abfs://box@account`, `sftp://me@host`)."""
+"""Schemes whose user without a password is a token or a key; elsewhere it is a name (`abfs://box@account`,
+`sftp://me@host`).
+"""
 _PORTLESS = frozenset({"s3", "s3a", "gs", "gcs"})
 _SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also behind the end of a terminal's colour
 _URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)")
@@ -46,7 +50,8 @@ def _masked_pair(match: re.Match[str]) -> str:
 
 
 def secret_in_url(url: str) -> bool:
-    """Whether a URL holds a user's password or token, or a query that may be one: by its name, or longer than a plain option.
+    """Whether a URL holds a user's password or token, or a query that may be one: by its name, or longer than a plain
+    option.
 
     A text that begins as a URL is one to its end, blanks and quotes included; in another every URL is looked at.
     """
@@ -76,7 +81,8 @@ def _masked(match: re.Match[str]) -> str:
 def _userinfo_end(scheme: str, rest: str) -> int:
     """How many characters after `://` are a secret userinfo with its `@`; 0 if there is none.
 
-    A password may hold `/`, `?` and `@` as they are, though it should not: then nobody can say where it ends, and the last `@` is taken.
+    A password may hold `/`, `?` and `@` as they are, though it should not: then nobody can say where it ends, and the
+    last `@` is taken.
     """
     if "@" not in rest:
         return 0

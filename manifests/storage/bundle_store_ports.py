@@ -64,10 +64,14 @@ class BundleStore(Protocol):
         """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a record if there is none of that name; False if there is one (it is left as it is), whoever wrote it."""
+        """Write a record if there is none of that name; False if there is one (it is left as it
+        is), whoever wrote it.
+        """
 
     def replace(self, name: str, data: bytes, tag: str) -> bool:
-        """Write a record if what has that name is still what was read; False if not. After a lost reply, False may be our own doing."""
+        """Write a record if what has that name is still what was read; False if not. After a lost reply, False may be
+        our own doing.
+        """
 
     def delete(self, name: str) -> None:
         """Remove a file; nothing happens if there is none."""
@@ -88,7 +92,9 @@ class BundleStore(Protocol):
         """
 
     def digest(self, name: str, tick: Tick) -> Held:
-        """Size and sha256 of what is held now: by the store's own checksum of the whole file, else by reading it back."""
+        """Size and sha256 of what is held now: by the store's own checksum of the whole file, else
+        by reading it back.
+        """
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on."""
@@ -128,4 +134,6 @@ def check_record_size(where: str, size: int) -> None:
         StoreError: it is bigger than any record.
     """
     if size > MAX_RECORD_BYTES:
-        raise StoreError(f"{where}: holds {size:,} bytes; a record has at most {MAX_RECORD_BYTES:,}. Something else was put there.")
+        raise StoreError(
+            f"{where}: holds {size:,} bytes; a record has at most {MAX_RECORD_BYTES:,}. Something else was put there."
+        )

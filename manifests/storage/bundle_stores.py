@@ -1,8 +1,9 @@
-"""Where bundles are published: big files in and out in blocks, small records by conditional writes, all in one flat space of names.
+"""Where bundles are published: big files in and out in blocks, small records by conditional writes, all in one flat
+space of names.
 
-A bundle store differs from a run's store in what it holds: files too big for memory, addressed by their digests, and records that
-are replaced only if they are still as they were read (compare and swap). `LocalBundleStore` keeps to a folder, `S3BundleStore` to a
-bucket.
+A bundle store differs from a run's store in what it holds: files too big for memory, addressed by their digests, and
+records that are replaced only if they are still as they were read (compare and swap). `LocalBundleStore` keeps to a
+folder, `S3BundleStore` to a bucket.
 Names are relative, with `/`, and can't leave the root. A write is durable when the call returns.
 """
 
@@ -31,4 +32,6 @@ def open_bundle_store(url: str) -> BundleStore:
         from manifests.storage.s3_bundle_store import S3BundleStore
 
         return S3BundleStore(url)
-    raise UsageError(f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely.")
+    raise UsageError(
+        f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely."
+    )

@@ -31,11 +31,14 @@ def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[No
             raise
         if exc.errno in FULL:
             raise DiskFullError(
-                f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same command again."
+                f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same "
+                "command again."
             ) from exc
         if (why := out_of_files(exc)) is not None:
             raise StoreError(f"{path}: can't {verb} it: {why}") from exc
-        raise StoreError(f"{path}: can't {verb} it ({exc.strerror or exc}). Check the path and its permissions.") from exc
+        raise StoreError(
+            f"{path}: can't {verb} it ({exc.strerror or exc}). Check the path and its permissions."
+        ) from exc
 
 
 def out_of_files(error: BaseException) -> str | None:
@@ -48,7 +51,8 @@ def out_of_files(error: BaseException) -> str | None:
         if (isinstance(seen, OSError) and seen.errno in _NO_DESCRIPTOR) or "Too many open files" in str(seen):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
-                f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. Raise the limit, say "
+                f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. "
+                "Raise the limit, say "
                 "`ulimit -n 4096`, and run the same command again."
             )
         seen = seen.__cause__ or seen.__context__

@@ -1,7 +1,8 @@
-"""Locks on a local file system: `flock` on `leases/shard-00003.lock`, held by a live process and freed by the kernel when it dies.
+"""Locks on a local file system: `flock` on `leases/shard-00003.lock`, held by a live process and freed by the kernel
+when it dies.
 
-The lock keeps workers from doing the same work twice; it is not what keeps labels single (receipts are), so a file system with weak locks
-costs time and never rows.
+The lock keeps workers from doing the same work twice; it is not what keeps labels single (receipts are), so a file
+system with weak locks costs time and never rows.
 """
 
 from __future__ import annotations
@@ -51,12 +52,18 @@ class FileLock:
         except OSError as exc:
             os.close(descriptor)
             if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise StoreError(f"{self.path}: this file system can't lock ({exc.strerror}). Use a local disk for `output`.") from exc
+                raise StoreError(
+                    f"{self.path}: this file system can't lock ({exc.strerror}). Use a local disk for `output`."
+                ) from exc
             holder = self.holder()
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
-            raise LockHeldError(f"{self.what} is being worked on by {who} ({self.path}). Try again when it has ended.") from exc
+            raise LockHeldError(
+                f"{self.what} is being worked on by {who} ({self.path}). Try again when it has ended."
+            ) from exc
         self._descriptor = descriptor
-        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, and only its holder's name is missing
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk the lock holds all the same, and only its holder's name is missing
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 

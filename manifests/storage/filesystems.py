@@ -1,8 +1,8 @@
 """From a URL to its filesystem: the one place that knows fsspec, storage options, and which package a scheme needs.
 
-Credentials come from the usual variables and profiles of each scheme, or from a job's `storage_options`. Those hold for the whole process
-(a process does one job), so that input, output, templates and models all reach their storage in the same way. Their values are secrets:
-they are kept wrapped, are handed to fsspec alone, and no message shows them.
+Credentials come from the usual variables and profiles of each scheme, or from a job's `storage_options`. Those hold for
+the whole process (a process does one job), so that input, output, templates and models all reach their storage in the
+same way. Their values are secrets: they are kept wrapped, are handed to fsspec alone, and no message shows them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from manifests.secrets.url_secrets import secret_in_url
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OPEN = re.compile(
-    r"(?:.*_)?(?:url|endpoint|override|profile|region|name|project|host|port|user|username|style|version|proxy)", re.IGNORECASE
+    r"(?:.*_)?(?:url|endpoint|override|profile|region|name|project|host|port|user|username|style|version|proxy)",
+    re.IGNORECASE,
 )
 """Storage options whose values may be shown: where a store is, and who asks. All others may be secrets."""
 _S3_DEFAULTS: dict[str, Any] = {
     # ours is the one retry policy (`retries.py`), so that what is stated there is what happens
-    "config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 64},
+    "config_kwargs": {
+        "retries": {"total_max_attempts": 1},
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        "max_pool_connections": 64,
+    },
 }
 
 
@@ -81,7 +87,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     """
     if secret_in_url(url):
         raise ConfigError(
-            f"a {scheme_of(url)}:// URL holds a password, token or signature, which would be written into plans and logs. "
+            f"a {scheme_of(url)}:// URL holds a password, token or signature, which would be written into plans and "
+            "logs. "
             "Use storage_options."
         )
     import fsspec
@@ -94,16 +101,26 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as exc:
-        extra = f"run `pip install 'relabel[{EXTRAS[scheme]}]'`" if scheme in EXTRAS else f"install the package of {scheme}:// for fsspec"
+        extra = (
+            f"run `pip install 'relabel[{EXTRAS[scheme]}]'`"
+            if scheme in EXTRAS
+            else f"install the package of {scheme}:// for fsspec"
+        )
         raise MissingExtraError(f"{url}: reading {scheme}:// needs a package that is not here: {extra}.") from exc
     except ValueError as exc:
         if "rotocol not known" in str(exc):
-            raise ConfigError(f"{url}: no filesystem is called {scheme}. Use a local path, s3:// or another that fsspec knows.") from exc
-        raise ConfigError(f"{url}: {type(exc).__name__} while setting up {scheme}://. Check the URL and storage_options.") from None
+            raise ConfigError(
+                f"{url}: no filesystem is called {scheme}. Use a local path, s3:// or another that fsspec knows."
+            ) from exc
+        raise ConfigError(
+            f"{url}: {type(exc).__name__} while setting up {scheme}://. Check the URL and storage_options."
+        ) from None
     except TypeError:
         raise ConfigError(f"{url}: storage_options.{scheme} holds a key that {scheme}:// does not take.") from None
     except Exception as exc:  # noqa: BLE001 (whatever a filesystem's constructor raises; its text may hold an option's value)
-        raise StoreError(f"{url}: {scheme}:// can't be set up ({type(exc).__name__}). Check credentials and storage_options.") from None
+        raise StoreError(
+            f"{url}: {scheme}:// can't be set up ({type(exc).__name__}). Check credentials and storage_options."
+        ) from None
     if scheme == "s3":
         filesystem.retries = 1
     return filesystem, str(path)

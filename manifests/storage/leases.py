@@ -1,11 +1,12 @@
 """Leases: who works on a shard where no kernel can tell, as on object storage.
 
-`leases/shard-00003.json` names its holder, an epoch that rises with every holder, and a time to live; the holder writes it anew every third
-of that. A lease is dead when it was not written for longer than its time to live, *by the storage's own clock* (one reply's `Date` less its
-`Last-Modified`): no worker's clock is asked. All changes are conditional, so that of many takers one gets it.
+`leases/shard-00003.json` names its holder, an epoch that rises with every holder, and a time to live; the holder writes
+it anew every third of that. A lease is dead when it was not written for longer than its time to live, *by the storage's
+own clock* (one reply's `Date` less its `Last-Modified`): no worker's clock is asked. All changes are conditional, so
+that of many takers one gets it.
 
-A lease keeps workers from doing the same work twice. It is not what keeps labels single (receipts are): a holder that slept through its
-time may still commit a chunk that nobody has, and stops asking when its next renewal is refused.
+A lease keeps workers from doing the same work twice. It is not what keeps labels single (receipts are): a holder that
+slept through its time may still commit a chunk that nobody has, and stops asking when its next renewal is refused.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class Lease:
             return
 
     def renew(self) -> None:
-        """Say that the holder lives. Sets `is_lost` if another has the lease by now, or no renewal came through for too long."""
+        """Say that the holder lives. Sets `is_lost` if another has the lease by now, or no renewal came through for too
+        long.
+        """
         with self._guard:
             if self._tag is None or self.is_lost:
                 return
@@ -118,19 +121,25 @@ class Lease:
                 self._write(replace(before, renewals=before.renewals + 1), self._tag, Retries(limit_s=before.ttl_s / 3))
             except LockHeldError:
                 self.is_lost = True
-                logger.warning("%s: another worker took it over, since it was not renewed for %g s", self.what, before.ttl_s)
+                logger.warning(
+                    "%s: another worker took it over, since it was not renewed for %g s", self.what, before.ttl_s
+                )
             except RelabelError as exc:
                 logger.warning("%s: its lease could not be renewed (%s)", self.what, exc)
             finally:  # whatever a renewal failed of
                 self.mind_time()
 
     def mind_time(self) -> None:
-        """Set `is_lost` if no renewal came through for the whole time to live: anybody may have taken the lease over."""
+        """Set `is_lost` if no renewal came through for the whole time to live: anybody may have
+        taken the lease over.
+        """
         if time.monotonic() - self._renewed_s > self.ttl_s:
             self.is_lost = True
 
     def release(self) -> None:
-        """Mark the lease as free, so that nobody waits for its death; safe to call twice. The epoch stays: it only rises."""
+        """Mark the lease as free, so that nobody waits for its death; safe to call twice. The epoch stays: it only
+        rises.
+        """
         self._keeper.remove(self)
         with self._guard:
             tag, self._tag = self._tag, None
@@ -154,9 +163,13 @@ class Lease:
             return
         record, tag = found
         if not self._is_free(record):
-            raise LockHeldError(f"{self.what} is being worked on by {record.worker} ({self.key}). Try again when it has ended.")
+            raise LockHeldError(
+                f"{self.what} is being worked on by {record.worker} ({self.key}). Try again when it has ended."
+            )
         if not record.is_released:
-            logger.warning("%s: %s did not renew its lease for over %g s; taking over", self.what, record.worker, record.ttl_s)
+            logger.warning(
+                "%s: %s did not renew its lease for over %g s; taking over", self.what, record.worker, record.ttl_s
+            )
         self._write(replace(self._mine, epoch=record.epoch + 1, renewals=0, is_released=False), tag, self._retries)
 
     def _write(self, record: LeaseRecord, tag: str | None, retries: Retries) -> None:
@@ -179,7 +192,9 @@ class Lease:
             found = self._look()
             if found is None or found[0] != record:
                 who = found[0].worker if found else "another worker"
-                raise LockHeldError(f"{self.what} is being worked on by {who} ({self.key}). Try again when it has ended.") from exc
+                raise LockHeldError(
+                    f"{self.what} is being worked on by {who} ({self.key}). Try again when it has ended."
+                ) from exc
             new_tag = found[1]
         self._mine, self._tag, self._renewed_s = record, new_tag, time.monotonic()
 
@@ -197,7 +212,10 @@ class Lease:
         if record.is_released:
             return True
         try:
-            return self._retries.call(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease") > record.ttl_s
+            return (
+                self._retries.call(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease")
+                > record.ttl_s
+            )
         except FileNotFoundError:
             return True
 
@@ -205,9 +223,11 @@ class Lease:
 class LeaseKeeper:
     """Renews the leases of one process, from a thread that lives while any is held.
 
-    Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply would lose a worker
-    with thirty shards all of them, and one renewal that hangs would take the others along. The threads are daemons and no pool's, since a
-    pool is waited for: by whoever ends it, and by the interpreter at its exit. A lease has one renewal under way at most.
+    Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply
+    would lose a worker with thirty shards all of them, and one renewal that hangs would take the others along. The
+    threads are daemons and no pool's, since a
+    pool is waited for: by whoever ends it, and by the interpreter at its exit. A lease has one renewal under way at
+        most.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,17 @@ from pathlib import Path
 
 from manifests.digests import sha256_bytes
 from manifests.errors import StoreError
-from manifests.storage.bundle_store_ports import BLOCK_BYTES, LOCKS, Entry, Held, Tagged, Tick, changed, check_record_size, digest_of_blocks
+from manifests.storage.bundle_store_ports import (
+    BLOCK_BYTES,
+    LOCKS,
+    Entry,
+    Held,
+    Tagged,
+    Tick,
+    changed,
+    check_record_size,
+    digest_of_blocks,
+)
 from manifests.storage.disk_errors import told
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import TEMP_PREFIX, LocalRunStore, sync_folder
@@ -139,7 +149,8 @@ class LocalBundleStore:
 
 
 def _size_of_file(path: Path) -> int:
-    """Bytes of an ordinary file; whoever shares the folder may have put a pipe there, which no reader would come back from.
+    """Bytes of an ordinary file; whoever shares the folder may have put a pipe there, which no reader would come back
+    from.
 
     Raises:
         FileNotFoundError: there is nothing, or a folder.

@@ -1,7 +1,7 @@
 """A run's output as a local folder: durable writes, commits by create-if-absent, listings.
 
-A write is durable when the call returns: the bytes were synced under a temporary name before the final name came to exist, and the folder
-was synced after.
+A write is durable when the call returns: the bytes were synced under a temporary name before the final name came to
+exist, and the folder was synced after.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class LocalRunStore:
             return path.read_bytes()
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
+        """Names of the files right inside a folder, sorted, without temporary ones; empty if there
+        is no such folder.
+        """
         path = self.path(folder)
         try:
             with told("list", path, is_missing_fine=True), os.scandir(path) as entries:
@@ -80,7 +82,9 @@ class LocalRunStore:
                     if not name.startswith(TEMP_PREFIX):
                         path = Path(inside, name)
                         stat = path.stat()
-                        found[path.relative_to(self._folder).as_posix()] = f"{stat.st_size}-{stat.st_ino}-{stat.st_mtime_ns}"
+                        found[path.relative_to(self._folder).as_posix()] = (
+                            f"{stat.st_size}-{stat.st_ino}-{stat.st_mtime_ns}"
+                        )
         return dict(sorted(found.items()))
 
     def put(self, name: str, data: bytes) -> None:
@@ -116,7 +120,8 @@ class LocalRunStore:
     def sweep(self, folder: str) -> int:
         """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
 
-        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may be at work.
+        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may
+        be at work.
         """
         path = self.path(folder) if folder else self._folder
         with told("clean up", path):

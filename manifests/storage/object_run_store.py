@@ -1,7 +1,7 @@
 """A run's output on object storage: commits by conditional put, leases for locks, one retry policy, no temporary files.
 
-Before a process writes anything, a probe proves that the storage heeds conditions: one that accepts and ignores them would let two workers
-commit one chunk, so it is refused unless the user vouches for a single writer.
+Before a process writes anything, a probe proves that the storage heeds conditions: one that accepts and ignores them
+would let two workers commit one chunk, so it is refused unless the user vouches for a single writer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ def open_object_run_store(url: str, *, single_writer: bool = False, lease_s: flo
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
     """
     objects, path = objects_of(url)
-    return ObjectRunStore(objects, path, root=url.rstrip("/"), single_writer=single_writer, lease_s=LEASE_S if lease_s is None else lease_s)
+    return ObjectRunStore(
+        objects,
+        path,
+        root=url.rstrip("/"),
+        single_writer=single_writer,
+        lease_s=LEASE_S if lease_s is None else lease_s,
+    )
 
 
 def objects_of(url: str) -> tuple[Objects, str]:
@@ -96,31 +102,41 @@ class ObjectRunStore:
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
-        return self._retries.call(functools.partial(self._objects.get, self._key(name)), f"{self.root}/{name}: reading it").data
+        return self._retries.call(
+            functools.partial(self._objects.get, self._key(name)), f"{self.root}/{name}: reading it"
+        ).data
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects right inside a folder, sorted."""
         return sorted(self._list(folder, is_deep=False))
 
     def marks(self, folder: str) -> dict[str, str]:
-        """Names of all objects below a folder, sorted, each with its ETag: a request for every thousand, and none for each."""
+        """Names of all objects below a folder, sorted, each with its ETag: a request for every thousand, and none for
+        each.
+        """
         return dict(sorted(self._list(folder, is_deep=True).items()))
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same bytes."""
+        """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
+        bytes.
+        """
         self.prove()
-        self._retries.call(functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it")
+        self._retries.call(
+            functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it"
+        )
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
 
-        A refusal may be our own doing: the put succeeded, its reply was lost, and somebody below us (a client library, a proxy) asked
-        again. So a refusal is settled by a look at what is there: our bytes mean that we were the first.
+        A refusal may be our own doing: the put succeeded, its reply was lost, and somebody below us (a client library,
+        a proxy) asked again. So a refusal is settled by a look at what is there: our bytes mean that we were the first.
         """
         self.prove()
         key = self._key(name)
         try:
-            self._retries.call(functools.partial(self._objects.put, key, data, is_new=True), f"{self.root}/{name}: writing it")
+            self._retries.call(
+                functools.partial(self._objects.put, key, data, is_new=True), f"{self.root}/{name}: writing it"
+            )
         except ConditionFailedError:
             return self.read(name) == data
         return True
@@ -139,8 +155,9 @@ class ObjectRunStore:
         return self._lease(name, name).is_alive()
 
     def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Add lines to a log of this process's own (its host and number are put into the name), in parts of a megabyte; written every
-        minute, at its end, and on `close`."""
+        """Add lines to a log of this process's own (its host and number are put into the name), in parts of a megabyte;
+        written every minute, at its end, and on `close`.
+        """
         with self._guard:
             held = self._logs.setdefault(name, _Log(self._log_parts.get(name, 0)))
             held.text += redacted(text)
@@ -166,7 +183,9 @@ class ObjectRunStore:
         if is_news:
             part = f"-{held.part}" if held.part else ""
             own = f"{stem}-{socket.gethostname()}-{os.getpid()}{part}.{ending}"
-            Retries(tries=3).call(functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it")
+            Retries(tries=3).call(
+                functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it"
+            )
 
     def _lease(self, name: str, what: str) -> Lease:
         return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper)
@@ -197,12 +216,18 @@ class ObjectRunStore:
         with self._guard:
             if self._is_proven:
                 return
-            why = None if self._objects.has_atomic_conditions else "this kind of storage has no conditional write that fsspec offers"
+            why = (
+                None
+                if self._objects.has_atomic_conditions
+                else "this kind of storage has no conditional write that fsspec offers"
+            )
             why = why or self._ignored_condition()
             if why is not None:
                 raise StoreError(
-                    f"{self.root}: {why}, so that two workers could commit the same chunk. Use a store that has conditional writes "
-                    "(docs/storage.md), or set run.single_writer: true if never more than one process writes to this output."
+                    f"{self.root}: {why}, so that two workers could commit the same chunk. Use a store that has "
+                    "conditional writes "
+                    "(docs/storage.md), or set run.single_writer: true if never more than one process writes to this "
+                    "output."
                 )
             self._is_proven = True
 
@@ -239,7 +264,9 @@ class _Log:
 
 
 class _LookFirst:
-    """Storage whose conditions are a look before the write: enough for one writer, and mostly for telling overlapping ticks apart."""
+    """Storage whose conditions are a look before the write: enough for one writer, and mostly for telling overlapping
+    ticks apart.
+    """
 
     has_atomic_conditions = False
 

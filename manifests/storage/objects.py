@@ -1,7 +1,8 @@
-"""Objects in a bucket, one try a call: what storage must be able to do for `ObjectRunStore`, and the same over any fsspec filesystem.
+"""Objects in a bucket, one try a call: what storage must be able to do for `ObjectRunStore`, and the same over any
+fsspec filesystem.
 
-A key is `bucket/path`, as fsspec has it. A tag is opaque text that changes with an object's bytes (S3: the ETag). `retries.py` repeats what
-ends in TryAgainError; all other errors are final.
+A key is `bucket/path`, as fsspec has it. A tag is opaque text that changes with an object's bytes (S3: the ETag).
+`retries.py` repeats what ends in TryAgainError; all other errors are final.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from manifests.storage.retries import TryAgainError
 
 
 class ConditionFailedError(Exception):
-    """A conditional put was refused, because the object is there, or is not the one that was named. Nothing was written, by this try."""
+    """A conditional put was refused, because the object is there, or is not the one that was named. Nothing was
+    written, by this try.
+    """
 
 
 class Found(NamedTuple):
@@ -37,11 +40,14 @@ class Found(NamedTuple):
 class Objects(Protocol):
     """Storage, one try a call.
 
-    Every verb may raise TryAgainError (throttled, server fault, no answer) and StoreError (refused for good: permissions, no such bucket).
+    Every verb may raise TryAgainError (throttled, server fault, no answer) and StoreError (refused for good:
+    permissions, no such bucket).
     """
 
     has_atomic_conditions: bool
-    """Whether the storage itself decides `is_new` and `tag`, as far as its kind promises; the probe finds out about this very one."""
+    """Whether the storage itself decides `is_new` and `tag`, as far as its kind promises; the probe finds out about
+    this very one.
+    """
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
         """Bytes start..end of an object; from a negative start, its end.
@@ -85,8 +91,8 @@ class Objects(Protocol):
 class FsspecObjects:
     """Any fsspec filesystem.
 
-    `is_new` is the filesystem's `mode="create"`. There is no conditional replace in fsspec: `tag` is a look before the write, so of two
-    that replace at once both may. Only locks use it, and locks only save work.
+    `is_new` is the filesystem's `mode="create"`. There is no conditional replace in fsspec: `tag` is a look before the
+    write, so of two that replace at once both may. Only locks use it, and locks only save work.
     """
 
     def __init__(self, filesystem: Any, where: str) -> None:
@@ -102,7 +108,9 @@ class FsspecObjects:
             if info["type"] == "directory":
                 raise FileNotFoundError(key)
             size = int(info["size"])
-            data = self._filesystem.cat_file(key, start=max(0, size + start) if start is not None and start < 0 else start, end=end)
+            data = self._filesystem.cat_file(
+                key, start=max(0, size + start) if start is not None and start < 0 else start, end=end
+            )
         found = Found(data, _tag(info), size)
         if tag is not None and found.tag != tag:
             raise ConditionFailedError(key)
@@ -151,7 +159,11 @@ def _tag(info: dict[str, Any]) -> str:
     for key in ("etag", "ETag", "md5Hash", "generation", "content_md5"):
         if info.get(key):
             return str(info[key])
-    named = {key: str(value) for key, value in info.items() if key in ("size", "mtime", "created", "last_modified", "LastModified")}
+    named = {
+        key: str(value)
+        for key, value in info.items()
+        if key in ("size", "mtime", "created", "last_modified", "LastModified")
+    }
     return hashlib.sha256(repr(sorted(named.items())).encode()).hexdigest()
 
 

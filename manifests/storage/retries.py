@@ -1,7 +1,8 @@
-"""How long a storage call is tried again: exponential backoff with full jitter, up to a stated limit of tries and seconds.
+"""How long a storage call is tried again: exponential backoff with full jitter, up to a stated limit of tries and
+seconds.
 
-This is the only retry policy there is: those of botocore and s3fs are switched off (`filesystems.py`), so that what is stated here is what
-happens.
+This is the only retry policy there is: those of botocore and s3fs are switched off (`filesystems.py`), so that what is
+stated here is what happens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _limit_s = LIMIT_S
 
 
 class TryAgainError(Exception):
-    """No good answer (throttled, a fault of the server, a broken connection, a time-out). Whether the call acted is not known."""
+    """No good answer (throttled, a fault of the server, a broken connection, a time-out). Whether the call acted is not
+    known.
+    """
 
 
 def use_limit(limit_s: float) -> None:
@@ -54,8 +57,8 @@ class Retries:
     def call(self, function: Callable[[], ResultT], what: str) -> ResultT:
         """Call until it answers.
 
-        The pause before try k + 1 is drawn evenly from 0 to `min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(k - 1))`, so that many workers
-        that were throttled together do not come back together.
+        The pause before try k + 1 is drawn evenly from 0 to `min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(k - 1))`, so that
+        many workers that were throttled together do not come back together.
 
         Args:
             function: may raise TryAgainError; it must be safe to call again then.
@@ -73,7 +76,8 @@ class Retries:
                 pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1)))
                 if number == self.tries or waited + pause > limit:
                     raise StoreUnreachableError(
-                        f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was committed is safe; run "
+                        f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was "
+                        "committed is safe; run "
                         "the same command again."
                     ) from exc
             time.sleep(pause)

@@ -62,7 +62,9 @@ class RunStore(Protocol):
         """
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files right inside a folder, sorted, without temporary ones; empty if there is no such folder."""
+        """Names of the files right inside a folder, sorted, without temporary ones; empty if there
+        is no such folder.
+        """
 
     def marks(self, folder: str) -> dict[str, str]:
         """Names of all files below a folder, sorted, each with a mark that changes when its bytes do. Reads no file."""

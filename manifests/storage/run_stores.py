@@ -1,7 +1,8 @@
 """Where a run keeps what it owns: one set of verbs for a local folder and for object storage.
 
-Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the commit: of many callers
-exactly one gets True. `local_store.py` does this with links and fsync, `object_store.py` with conditional puts.
+Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the
+commit: of many callers exactly one gets True. `local_store.py` does this with links and fsync, `object_store.py` with
+    conditional puts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ def open_run_store(url: str | Path, *, single_writer: bool = False, lease_s: flo
 
     Args:
         url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
-        single_writer: the user vouches that only one process writes, so that a store without conditional writes will do.
+        single_writer: the user vouches that only one process writes, so that a store without conditional writes will
+            do.
         lease_s: time after which a lease that is not renewed is dead, seconds, on stores that have leases.
     Raises:
         MissingExtraError, StoreError: no way to that kind of storage from here.

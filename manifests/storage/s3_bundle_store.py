@@ -1,4 +1,5 @@
-"""A bundle store on S3: conditional puts, multipart uploads with the store's own checks of sha256, ranged reads; retried by the one policy.
+"""A bundle store on S3: conditional puts, multipart uploads with the store's own checks of sha256, ranged reads;
+retried by the one policy.
 
 Every upload carries its sha256, so that a store refuses bytes that changed on the way.
 """
@@ -59,10 +60,14 @@ class S3BundleStore:
         self._prefix = f"{path.strip('/')}/"
         self._part_bytes = part_bytes
         self._retries = Retries()
-        self._records = ObjectRunStore(self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}")
+        self._records = ObjectRunStore(
+            self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}"
+        )
 
     def read(self, name: str) -> Tagged:
-        found = self._retried(functools.partial(self._objects.get, self._key(name), start=0, end=MAX_RECORD_BYTES), name, "reading it")
+        found = self._retried(
+            functools.partial(self._objects.get, self._key(name), start=0, end=MAX_RECORD_BYTES), name, "reading it"
+        )
         check_record_size(f"{self.url}/{name}", found.size_bytes)
         return Tagged(found.data, found.tag)
 
@@ -134,14 +139,20 @@ class S3BundleStore:
 
     def folders(self) -> list[str]:
         pages = self._pages(Prefix=self._inner(""), Delimiter="/")
-        found = [part["Prefix"].removeprefix(self._inner("")).rstrip("/") for page in pages for part in page.get("CommonPrefixes", ())]
+        found = [
+            part["Prefix"].removeprefix(self._inner("")).rstrip("/")
+            for page in pages
+            for part in page.get("CommonPrefixes", ())
+        ]
         return sorted(name for name in found if name != LOCKS)
 
     def now_s(self) -> float:
         reply = self._ask_bucket("list_objects_v2", Prefix=self._inner(""), MaxKeys=1)
         date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
-            raise StoreError(f"{self.url}: the store tells no time (no Date in its replies), so nothing's age is known.")
+            raise StoreError(
+                f"{self.url}: the store tells no time (no Date in its replies), so nothing's age is known."
+            )
         return parsedate_to_datetime(date).timestamp()
 
     def sweep(self, older_s: float) -> int:
@@ -154,7 +165,9 @@ class S3BundleStore:
         return swept
 
     def _upload_parts(self, name: str, source: Path, held: Held, tick: Tick) -> None:
-        begun = self._ask("create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256")
+        begun = self._ask(
+            "create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256"
+        )
         upload = begun["UploadId"]
         found = hashlib.sha256()
         parts: list[dict[str, Any]] = []
@@ -180,10 +193,20 @@ class S3BundleStore:
 
     def _complete(self, name: str, upload: str, parts: list[dict[str, Any]], held: Held) -> None:
         try:
-            self._ask("complete_multipart_upload", name, "completing its upload", UploadId=upload, MultipartUpload={"Parts": parts})
+            self._ask(
+                "complete_multipart_upload",
+                name,
+                "completing its upload",
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+            )
         except (FileNotFoundError, StoreError) as exc:
-            if self.size(name) != held.size_bytes:  # else the reply to our own completion was lost, and the upload is no more
-                raise StoreError(f"{self.url}/{name}: its upload could not be completed. Run the same command again.") from exc
+            if (
+                self.size(name) != held.size_bytes
+            ):  # else the reply to our own completion was lost, and the upload is no more
+                raise StoreError(
+                    f"{self.url}/{name}: its upload could not be completed. Run the same command again."
+                ) from exc
 
     def _abort(self, name: str, upload: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,6 @@
-"""Objects on S3 and on what speaks its protocol, through s3fs: one request a call, conditions and clocks left to the server."""
+"""Objects on S3 and on what speaks its protocol, through s3fs: one request a call, conditions and clocks left to the
+server.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,40 @@ from manifests.storage.retries import TryAgainError
 
 _TRY_AGAIN_CODES = frozenset(
     {
-        "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "ServiceUnavailable", "InternalError",
-        "RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "IncompleteBody", "BadDigest",
-        "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+        "ServiceUnavailable",
+        "InternalError",
+        "RequestTimeout",
+        "ConditionalRequestConflict",
+        "OperationAborted",
+        "IncompleteBody",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "XAmzContentChecksumMismatch",
     }
-)  # fmt: skip
+)
 _FULL_CODES = frozenset(
-    {"InsufficientStorage", "QuotaExceeded", "BucketQuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+    {
+        "InsufficientStorage",
+        "QuotaExceeded",
+        "BucketQuotaExceeded",
+        "XMinioStorageFull",
+        "XMinioAdminBucketQuotaExceeded",
+    }
 )
 _TRY_AGAIN_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _NO_CREDENTIALS = frozenset(
-    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "TokenRetrievalError"}
+    {
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "ProfileNotFound",
+        "TokenRetrievalError",
+    }
 )
 _HINTS = {
     "SignatureDoesNotMatch": "the secret key is not the one of this access key",
@@ -126,7 +151,8 @@ class S3Objects:
             return FileNotFoundError(place)
         if status == 507 or code in _FULL_CODES:
             return DiskFullError(
-                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or raise the quota, and run "
+                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or "
+                "raise the quota, and run "
                 "the same command again."
             )
         if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
@@ -137,10 +163,16 @@ class S3Objects:
             return StoreError(f"{place}: refused ({said}): {_HINTS[code]}.")
         if status in (401, 403):
             return StoreError(
-                f"{place}: no permission ({said}). Check the credentials, and what they allow; docs/storage.md lists what is needed."
+                f"{place}: no permission ({said}). Check the credentials, and what they allow; docs/storage.md "
+                "lists "
+                "what is needed."
             )
         if status == 501:
-            return StoreError(f"{place}: the store does not know this kind of request ({said}). docs/storage.md says what it must know.")
+            return StoreError(
+                f"{place}: the store does not know this kind of request ({said}). docs/storage.md says what it "
+                "must "
+                "know."
+            )
         return StoreError(f"{place}: the store refuses ({said}).")
 
     def _meaning_without_reply(self, exc: Exception, key: str) -> Exception:
@@ -150,7 +182,9 @@ class S3Objects:
             return StoreError(f"{place}: {why}")
         if name in _NO_CREDENTIALS:
             return StoreError(
-                f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options."
+                f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
+                "or "
+                "storage_options."
             )
         if isinstance(exc, FileNotFoundError):
             return exc
@@ -161,14 +195,21 @@ class S3Objects:
 
         if name == "SSLError":
             return StoreError(
-                f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its authority in AWS_CA_BUNDLE."
+                f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its "
+                "authority in "
+                "AWS_CA_BUNDLE."
             )
-        passing = known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
+        passing = (
+            known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
+        )
         if isinstance(exc, passing | ResponseParserError):
             return TryAgainError(name)
         if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
             return StoreError(f"{place}: can't be asked for ({name}). Check the URL, the endpoint and storage_options.")
-        if isinstance(exc, OSError | asyncio.TimeoutError | EOFError) or type(exc).__module__.partition(".")[0] == "aiohttp":
+        if (
+            isinstance(exc, OSError | asyncio.TimeoutError | EOFError)
+            or type(exc).__module__.partition(".")[0] == "aiohttp"
+        ):
             return TryAgainError(name)
         return exc
 

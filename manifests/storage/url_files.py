@@ -1,8 +1,8 @@
 """A file at a URL, read in exactly the ranges that are asked for.
 
-fsspec's own files read ahead by megabytes, which for a few columns of a Parquet file fetches most of it. Here a read is one ranged request,
-retried like every other (`retries.py`) and pinned to the version that was opened, so that a file that is replaced meanwhile is an error and
-never a mixture of two.
+fsspec's own files read ahead by megabytes, which for a few columns of a Parquet file fetches most of it. Here a read is
+one ranged request, retried like every other (`retries.py`) and pinned to the version that was opened, so that a file
+that is replaced meanwhile is an error and never a mixture of two.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class UrlFile(io.RawIOBase):
         self._objects, self._key = objects_of(url)
         self._place = 0
         try:
-            tail = Retries().call(functools.partial(self._objects.get, self._key, start=-TAIL_BYTES), f"{url}: reading its end")
+            tail = Retries().call(
+                functools.partial(self._objects.get, self._key, start=-TAIL_BYTES), f"{url}: reading its end"
+            )
         except EOFError:
             tail = Found(b"", "", 0)
         self._tail, self.tag, self.size_bytes = tail
@@ -83,7 +85,9 @@ class UrlFile(io.RawIOBase):
         return self._fetch(start, end) if start < end else b""
 
     def hold(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Fetch these ranges, those that touch as one, and keep them in place of those held before; reads within them cost no request."""
+        """Fetch these ranges, those that touch as one, and keep them in place of those held before; reads within them
+        cost no request.
+        """
         joined: list[tuple[int, int]] = []
         for start, stop in sorted(spans):
             if joined and start <= joined[-1][1]:
@@ -92,7 +96,9 @@ class UrlFile(io.RawIOBase):
                 joined.append((start, stop))
         self._held = []
         kept_from = self.size_bytes - len(self._tail)
-        self._held = [(start, self._fetch(start, min(stop, self.size_bytes))) for start, stop in joined if start < kept_from]
+        self._held = [
+            (start, self._fetch(start, min(stop, self.size_bytes))) for start, stop in joined if start < kept_from
+        ]
 
     def readall(self) -> bytes:
         """All that is left."""

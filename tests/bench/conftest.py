@@ -21,11 +21,15 @@ def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
     rows = [
         {
-            "query_id": f"q{number % 5}", "query": "red running shoe", "doc_id": f"d{number}", "title": "shoe " * (1 + number % 9),
-            "body": "size 9 kind of blue", "grade": number % 3,
+            "query_id": f"q{number % 5}",
+            "query": "red running shoe",
+            "doc_id": f"d{number}",
+            "title": "shoe " * (1 + number % 9),
+            "body": "size 9 kind of blue",
+            "grade": number % 3,
         }
         for number in range(40)
-    ]  # fmt: skip
+    ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     return path
 

@@ -28,7 +28,13 @@ class MadeUpClock:
 
 
 def served(
-    arrival_s: np.ndarray, batching: Batching, service_s: float, *, stall_at: int = -1, stall_s: float = 0.0, stop_s: float = 1e9
+    arrival_s: np.ndarray,
+    batching: Batching,
+    service_s: float,
+    *,
+    stall_at: int = -1,
+    stall_s: float = 0.0,
+    stop_s: float = 1e9,
 ) -> OpenLoopTimes:
     """A server that takes as long for any batch, and stalls once."""
     clock = MadeUpClock()
@@ -65,14 +71,17 @@ def test_no_time_has_no_arrivals() -> None:
 def test_a_rate_for_which_the_time_is_too_short_is_asked_one_request() -> None:
     asked: list[tuple[int, int]] = []
     for seconds in (0.0, 0.01):
-        point = measure_rate(BenchSpec(), lambda *places: asked.append(places), 0.05, seconds, rows=3, requests=4, batch_s=0.1)
+        point = measure_rate(
+            BenchSpec(), lambda *places: asked.append(places), 0.05, seconds, rows=3, requests=4, batch_s=0.1
+        )
         assert (point["samples"], point["warm_up"], point["unanswered"]) == (1, 0, 0)
         assert point["seconds"] < 1
     assert asked == [(0, 3)] * 2
 
 
 def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
-    """100 requests a second, 1 ms each, and one stall of a second: about a hundred wait, the last of them hardly at all.
+    """100 requests a second, 1 ms each, and one stall of a second: about a hundred wait, the last of them hardly at
+    all.
 
     A closed loop over the same server sees one slow answer in two thousand, and states a p99 of 1 ms.
     """
@@ -106,7 +115,8 @@ def test_waiting_is_that_of_the_textbook_for_fixed_service_times(load: float) ->
 def test_requests_that_wait_together_are_answered_together() -> None:
     arrival_s = np.array([0.0, 0.001, 0.002, 0.003, 0.5, 0.9, 0.901])
     found = served(arrival_s, Batching(max_requests=3, max_wait_s=0.01), 0.1)
-    # the first three fill a batch at 2 ms; the fourth is overdue once that is done; the fifth waits for nobody; the last two share one
+    # the first three fill a batch at 2 ms; the fourth is overdue once that is done; the fifth waits for nobody; the
+    # last two share one
     np.testing.assert_allclose(found.latency_s, [0.102, 0.101, 0.1, 0.199, 0.11, 0.11, 0.109], atol=1e-9)
     assert found.batches == 4
 

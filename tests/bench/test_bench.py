@@ -1,4 +1,6 @@
-"""`relabel bench` on a tiny bundle: what it writes, that the bundle stays whole, and what it says of its own figures."""
+"""`relabel bench` on a tiny bundle: what it writes, that the bundle stays whole, and what it says
+of its own figures.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_a_bench_is_written_into_the_bundle_which_stays_whole(
     table = pq.read_table(bundle / "latency.parquet")
     assert table.schema.equals(LATENCY_SCHEMA)
     rows = table.to_pylist()
-    assert {(row["precision"], row["loop"]) for row in rows} == {(p, loop) for p in ("fp32", "int8") for loop in ("closed", "open")}
+    assert {(row["precision"], row["loop"]) for row in rows} == {
+        (p, loop) for p in ("fp32", "int8") for loop in ("closed", "open")
+    }
     assert rows == [row for model in facts["models"] for row in (*model["closed"], *model["open"])]
     for row in rows:
         is_cut_off = (row["unanswered"] or 0) * 100 > row["samples"]
@@ -137,7 +141,9 @@ def test_a_bench_that_dies_while_it_draws_leaves_page_and_figures_as_they_were(
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"{'export.bench.latency_records' if name == 'seal_bundle' else 'jobs.report.bundle_page'}.{name}", dies)
+    monkeypatch.setattr(
+        f"{'export.bench.latency_records' if name == 'seal_bundle' else 'jobs.report.bundle_page'}.{name}", dies
+    )
     assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", "table3").code == 130
     assert inside(bundle) == before
     assert sorted(path.name for path in bundle.parent.glob("*bundle*")) == [".bundle.relabel-lock", "bundle"]
@@ -148,7 +154,18 @@ def test_results_go_elsewhere_and_leave_the_bundle_alone(
 ) -> None:
     before = inside(bundle)
     shutil.copyfile(bundle / "model.onnx", "same.onnx")
-    sides = ("--against", "torch", "--student", str(student), "--against", "same.onnx", "--pairs", str(pairs_file), "--to", "results")
+    sides = (
+        "--against",
+        "torch",
+        "--student",
+        str(student),
+        "--against",
+        "same.onnx",
+        "--pairs",
+        str(pairs_file),
+        "--to",
+        "results",
+    )
     done = relabel("bench", "bundle", *QUICK, "--preset", "table3,serving", "--precisions", "fp32", *sides)
     assert done.code == 0, done
     assert inside(bundle) == before
@@ -176,14 +193,20 @@ def test_a_missing_provider_is_refused_and_its_fallback_never_silent(
     relabel("bench", "bundle", "--providers", "cuda").refused(4, "CUDAExecutionProvider", "--allow-fallback")
     relabel("bench", "bundle", "--providers", "tensorrt").refused(4, "no engine", "relabel build-engine")
     assert inside(bundle) == before
-    done = relabel("bench", "bundle", *QUICK, "--providers", "cuda", "--allow-fallback", "--precisions", "fp32", "--to", "results")
+    done = relabel(
+        "bench", "bundle", *QUICK, "--providers", "cuda", "--allow-fallback", "--precisions", "fp32", "--to", "results"
+    )
     assert done.code == 0, done
     assert "cpu_fallback" in kinds(done.json)
     assert {row["provider"] for row in pq.read_table("results/latency.parquet").to_pylist()} == {"cpu"}
     # an onnxruntime that says it has CUDA and then takes the CPU: nothing but the session knows
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(
+        "onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     relabel("bench", "bundle", "--providers", "cuda").refused(4, "fell back", "--allow-fallback")
-    done = relabel("bench", "bundle", *QUICK, "--providers", "cuda", "--allow-fallback", "--precisions", "fp32", "--to", "results")
+    done = relabel(
+        "bench", "bundle", *QUICK, "--providers", "cuda", "--allow-fallback", "--precisions", "fp32", "--to", "results"
+    )
     assert done.code == 0, done
     assert "cpu_fallback" in kinds(done.json)
 
@@ -207,8 +230,16 @@ def test_a_gate_on_a_figure_ends_in_five_with_the_results_written(relabel: Calla
         (("--seconds", "0"), 2, ("--seconds",)),
         (("--require", "p99"), 2, ("--require p99",)),
         (("--pairs", "absent.parquet"), 3, ("absent.parquet",)),
-        (("--providers", "cpu", "--require", "cpu.int8/fp32.1x128.rato<=1"), 3, ("cpu.int8/fp32.1x128.rato", "Did you mean", "ratio")),
-        (("--providers", "cpu", "--require", "cpu.fp32.grid.highest_rate>=1"), 3, ("grid.highest_rate",)),  # no bound was named
+        (
+            ("--providers", "cpu", "--require", "cpu.int8/fp32.1x128.rato<=1"),
+            3,
+            ("cpu.int8/fp32.1x128.rato", "Did you mean", "ratio"),
+        ),
+        (
+            ("--providers", "cpu", "--require", "cpu.fp32.grid.highest_rate>=1"),
+            3,
+            ("grid.highest_rate",),
+        ),  # no bound was named
         (("--to", "bundle"), 2, ("--to bundle", "is the bundle or inside it")),
         (("--to", "bundle/sub/../triton"), 2, ("is the bundle or inside it",)),
         (("--to", "link"), 2, ("is the bundle or inside it",)),
@@ -216,7 +247,12 @@ def test_a_gate_on_a_figure_ends_in_five_with_the_results_written(relabel: Calla
     ],
 )
 def test_what_can_be_refused_is_refused_before_anything_is_measured(
-    relabel: Callable[..., Any], bundle: Path, inside: Inside, arguments: tuple[str, ...], code: int, parts: tuple[str, ...]
+    relabel: Callable[..., Any],
+    bundle: Path,
+    inside: Inside,
+    arguments: tuple[str, ...],
+    code: int,
+    parts: tuple[str, ...],
 ) -> None:
     Path("link").symlink_to("bundle")
     shutil.copytree("bundle", "another")
@@ -265,7 +301,15 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_bundle_as_it_was(
 
 def made_up_bench(bundle: Bundle) -> Bench:
     """A bench that measured nothing."""
-    machine: dict[str, Any] = {"cpu": "x", "cores": 1, "usable_cores": 1, "cpu_quota": None, "threads": 1, "gpu": None, "versions": {}}
+    machine: dict[str, Any] = {
+        "cpu": "x",
+        "cores": 1,
+        "usable_cores": 1,
+        "cpu_quota": None,
+        "threads": 1,
+        "gpu": None,
+        "versions": {},
+    }
     workload = {"from": "lengths", "rows": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1}
     facts = {"format": 1, "name": bundle.name, "measured_at": "2026-01-01", "machine": machine, "workload": workload}
     return Bench({**facts, "models": [], "comparisons": [], "findings": []}, [])
@@ -340,7 +384,9 @@ def test_a_bench_of_no_bundle_leaves_nothing_behind(relabel: Callable[..., Any],
     assert not Path("absent").exists()
 
 
-def test_a_bench_whose_time_is_used_up_at_once_still_ends_and_states_no_tail(relabel: Callable[..., Any], bundle: Path) -> None:
+def test_a_bench_whose_time_is_used_up_at_once_still_ends_and_states_no_tail(
+    relabel: Callable[..., Any], bundle: Path
+) -> None:
     done = relabel("bench", "bundle", *QUICK, "--seconds", "0.01", "--slo-ms", "40")
     assert done.code == 0, done
     rows = pq.read_table(bundle / "latency.parquet").to_pylist()

@@ -17,7 +17,9 @@ def test_the_graph_looks_for_no_nan_in_its_attention(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
-def test_a_cpu_session_leaves_out_the_fusion_that_slows_it(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_cpu_session_leaves_out_the_fusion_that_slows_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     options = onnxruntime.SessionOptions
 
     def telling() -> onnxruntime.SessionOptions:

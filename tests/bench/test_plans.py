@@ -35,10 +35,19 @@ from manifests.metrics.gates import judge_gates, parse_flag
 MODELS = [
     {"path": "model.onnx", "format": "onnx", "precision": "fp32"},
     {"path": "model.int8.onnx", "format": "onnx", "precision": "int8"},
-    {"path": "e/fp16.onnx", "format": "tensorrt", "precision": "fp16", "flavour": "tensorrt", "tensorrt": "10.9.0", "capability": "9.0"},
+    {
+        "path": "e/fp16.onnx",
+        "format": "tensorrt",
+        "precision": "fp16",
+        "flavour": "tensorrt",
+        "tensorrt": "10.9.0",
+        "capability": "9.0",
+    },
 ]
 CPU = Machine(None, {}, ["CPUExecutionProvider"])
-GPU = Machine("9.0", {"tensorrt": "10.9.0"}, ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"])
+GPU = Machine(
+    "9.0", {"tensorrt": "10.9.0"}, ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+)
 
 
 def spec(**values: Any) -> BenchSpec:
@@ -53,7 +62,9 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
     assert chosen(GPU) == [("cuda", "fp32"), ("cuda", "int8")]
     assert chosen(GPU, providers="cpu,tensorrt") == [("cpu", "fp32"), ("cpu", "int8"), ("tensorrt", "fp16")]
     assert chosen(CPU, precisions="int8") == [("cpu", "int8")]
-    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == BenchModel("cuda", "cpu", "fp32", "model.onnx")
+    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == BenchModel(
+        "cuda", "cpu", "fp32", "model.onnx"
+    )
     with pytest.raises(MissingExtraError, match="no engine of this bundle fits"):
         choose_models(MODELS, spec(providers="tensorrt"), CPU)
     with pytest.raises(UsageError, match="fp64"):
@@ -123,7 +134,9 @@ def test_a_closed_loop_measures_one_call_however_long_it_takes_and_keeps_to_its_
 
 
 def test_sides_take_turns_and_a_drifting_machine_does_not_move_the_ratio() -> None:
-    """Everything takes longer and longer; ours takes 0.8 of theirs at any moment. Measured one after the other it would be anything."""
+    """Everything takes longer and longer; ours takes 0.8 of theirs at any moment. Measured one after the other it would
+    be anything.
+    """
     time = [0.0]
 
     def side(share: float) -> Any:
@@ -132,7 +145,9 @@ def test_sides_take_turns_and_a_drifting_machine_does_not_move_the_ratio() -> No
 
         return call
 
-    found = take_turns(side(0.8), side(1.0), rounds=20, seconds=0.0, clock=lambda: time[0], cpu_clock=lambda: time[0]).wall
+    found = take_turns(
+        side(0.8), side(1.0), rounds=20, seconds=0.0, clock=lambda: time[0], cpu_clock=lambda: time[0]
+    ).wall
     assert len(found.ratios) == 20
     assert found.median == pytest.approx(0.8, rel=0.02)
     assert found.low is not None
@@ -154,7 +169,9 @@ def test_a_comparison_that_has_no_time_for_its_rounds_ends_with_fewer() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 10), st.floats(0.001, 10)), min_size=1, max_size=60))
-def test_a_ratios_median_lies_in_its_interval_and_turns_over_with_its_sides(measured: list[tuple[float, float]]) -> None:
+def test_a_ratios_median_lies_in_its_interval_and_turns_over_with_its_sides(
+    measured: list[tuple[float, float]],
+) -> None:
     found = ratio_of(measured)
     assert found.median == pytest.approx(np.median([ours / theirs for ours, theirs in measured]))
     assert (found.low is None) == (found.high is None) == (len(measured) < 6)
@@ -166,7 +183,9 @@ def test_a_ratios_median_lies_in_its_interval_and_turns_over_with_its_sides(meas
 
 
 def test_a_slow_side_gets_no_more_calls_a_turn_than_its_time_allows() -> None:
-    """One side is a thousand times as slow; were the fast one to set the calls of a turn, two rounds would take 64 slow calls each."""
+    """One side is a thousand times as slow; were the fast one to set the calls of a turn, two rounds would take 64 slow
+    calls each.
+    """
     time = [0.0]
 
     def side(seconds: float) -> Any:
@@ -175,7 +194,9 @@ def test_a_slow_side_gets_no_more_calls_a_turn_than_its_time_allows() -> None:
 
         return call
 
-    found = take_turns(side(3e-5), side(0.03), rounds=20, seconds=1.0, limit_s=3.0, clock=lambda: time[0], cpu_clock=lambda: time[0])
+    found = take_turns(
+        side(3e-5), side(0.03), rounds=20, seconds=1.0, limit_s=3.0, clock=lambda: time[0], cpu_clock=lambda: time[0]
+    )
     assert time[0] < 3.1
     assert len(found.wall.ratios) >= 6
 
@@ -186,7 +207,9 @@ def test_a_cpu_clock_too_coarse_to_see_a_turn_gives_no_ratio_by_it() -> None:
     def call() -> None:
         time[0] += 1e-4
 
-    found = take_turns(call, call, rounds=20, seconds=0.5, clock=lambda: time[0], cpu_clock=lambda: float(int(time[0] * 10)))
+    found = take_turns(
+        call, call, rounds=20, seconds=0.5, clock=lambda: time[0], cpu_clock=lambda: float(int(time[0] * 10))
+    )
     assert found.cpu is None
     facts = found.facts()
     json.dumps(facts, allow_nan=False)
@@ -195,8 +218,24 @@ def test_a_cpu_clock_too_coarse_to_see_a_turn_gives_no_ratio_by_it() -> None:
 
 
 def compared(**values: Any) -> dict[str, Any]:
-    one = {"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x128", "rounds": 20, "answers_differ_by": None, "ratio": 1.2}
-    one |= {"low": 1.1, "high": 1.3, "cpu_ratio": 1.2, "cpu_low": 1.1, "cpu_high": 1.3, "ours_ms": 1.0, "theirs_ms": 1.0}
+    one = {
+        "provider": "cpu",
+        "ours": "int8",
+        "theirs": "fp32",
+        "cell": "1x128",
+        "rounds": 20,
+        "answers_differ_by": None,
+        "ratio": 1.2,
+    }
+    one |= {
+        "low": 1.1,
+        "high": 1.3,
+        "cpu_ratio": 1.2,
+        "cpu_low": 1.1,
+        "cpu_high": 1.3,
+        "ours_ms": 1.0,
+        "theirs_ms": 1.0,
+    }
     return one | values
 
 
@@ -210,7 +249,10 @@ def test_a_ratio_without_an_interval_is_shown_and_found_without_one_and_fails_it
     assert "3 rounds, too few for an interval (6 needed" in texts["too_few_rounds"]
     assert texts["slower_than_fp32"].endswith("is 1.20.")
     figures = measured_figures({"models": [], "comparisons": [one]}, ["cpu.int8.1x128.p99_ms"])
-    gates = [parse_flag(f"{name}<=9") for name in ("cpu.int8/fp32.1x128.ratio_high", "cpu.int8.1x128.p99_ms", "cpu.int8/fp32.1x128.ratio")]
+    gates = [
+        parse_flag(f"{name}<=9")
+        for name in ("cpu.int8/fp32.1x128.ratio_high", "cpu.int8.1x128.p99_ms", "cpu.int8/fp32.1x128.ratio")
+    ]
     assert [verdict.has_passed for verdict in judge_gates(gates, figures, None)] == [False, False, True]
 
 
@@ -221,7 +263,9 @@ def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     planned = planned_figures(models, cells, bounded, plan_sides(models, Against()), [(1, 128)], may_fall_back=False)
     assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s"} < set(planned)
     assert {"cpu.int8.grid.highest_rate", "cpu.int8.serving.highest_rate_by_mean"} < set(planned)
-    assert {"cpu.int8/fp32.1x128.ratio", "cpu.int8/fp32.1x128.ratio_high", "cpu.int8/fp32.1x128.cpu_ratio"} < set(planned)
+    assert {"cpu.int8/fp32.1x128.ratio", "cpu.int8/fp32.1x128.ratio_high", "cpu.int8/fp32.1x128.cpu_ratio"} < set(
+        planned
+    )
     cuda = choose_models(MODELS, spec(), GPU)
     names = [planned_figures(cuda, cells, [], [], [], may_fall_back=falls) for falls in (False, True)]
     assert all(name.startswith("cuda.") for name in names[0])
@@ -235,7 +279,14 @@ def test_smaller_precisions_are_held_against_fp32_and_all_against_what_is_named(
 
 
 def model_facts(**values: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {"provider": "cpu", "asked_provider": "cpu", "precision": "fp32", "cpu_nodes": {}, "closed": [], "open": []}
+    facts: dict[str, Any] = {
+        "provider": "cpu",
+        "asked_provider": "cpu",
+        "precision": "fp32",
+        "cpu_nodes": {},
+        "closed": [],
+        "open": [],
+    }
     return facts | {"not_run": [], "slo": []} | values
 
 
@@ -251,14 +302,20 @@ def test_findings_are_told_for_what_they_are() -> None:
     noisy = of(closed=[closed("1x20", 20, 0.06), closed("1x30", 30, 0.2), closed("8xreplay", None, 0.9)])
     assert noisy == {"noisy": "calls of 2 of 2 fixed shapes vary by more than 5% of their mean (worst 1x30: 20%)."}
     few = of(closed=[closed("1x20", 20, 0.01, samples=400), closed("1x30", 30, 0.01, samples=300)])
-    assert few["too_few_samples"].startswith("too few samples for p99 (368) in 1 of 2, fewest 300; p99.9 (3,688) in 2 of 2, fewest 300.")
+    assert few["too_few_samples"].startswith(
+        "too few samples for p99 (368) in 1 of 2, fewest 300; p99.9 (3,688) in 2 of 2, fewest 300."
+    )
     assert "1x128" in of(closed=[closed("1x128", 128, 0.0)])["over_max_tokens"]
     assert "cuda was asked for" in of(asked_provider="cuda")["cpu_fallback"]
     assert "cpu_fallback" not in of(asked_provider="auto")
     assert "2 MatMulInteger" in of(cpu_nodes={"MatMulInteger": 2})["cpu_nodes"]
-    rates = [{"offered_rate": rate, "warm_up": 1, "samples": samples} for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))]
+    rates = [
+        {"offered_rate": rate, "warm_up": 1, "samples": samples} for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))
+    ]
     scarce = of(open=rates)["too_few_requests"]
-    assert scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
+    assert (
+        scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
+    )
     assert "slo_missed" in of(slo=[{"preset": "grid", "figure": "p99", "slo_ms": 5.0, "highest_rate": None}])
     missed = of(slo=[{"preset": "serving", "figure": "mean", "slo_ms": 5.0, "highest_rate": None}])["slo_missed"]
     assert missed == "serving: no rate that was tried keeps mean under 5 ms with enough requests to tell."
@@ -282,11 +339,17 @@ def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
     assert [finding.kind for finding in comparison_findings([other], rounds=20)] == ["too_few_rounds", "answers_differ"]
     calm = {"load_before": 0.1, "cores": 2, "cpu_quota": None, "threads": 2}
     assert [finding.kind for finding in machine_findings({**calm, "load_before": 9.0})] == ["busy_machine"]
-    assert machine_findings(calm) == machine_findings({**calm, "load_before": None}) == machine_findings({**calm, "cpu_quota": 2.0}) == []
+    assert (
+        machine_findings(calm)
+        == machine_findings({**calm, "load_before": None})
+        == machine_findings({**calm, "cpu_quota": 2.0})
+        == []
+    )
 
 
 @pytest.mark.parametrize(
-    ("quota", "remedy"), [(1.5, "Take --threads 1, or raise the quota."), (0.5, "Give the container at least one core.")]
+    ("quota", "remedy"),
+    [(1.5, "Take --threads 1, or raise the quota."), (0.5, "Give the container at least one core.")],
 )
 def test_more_threads_than_the_quota_keeps_busy_are_told(quota: float, remedy: str) -> None:
     (finding,) = machine_findings({"load_before": 0.1, "cores": 64, "cpu_quota": quota, "threads": 4})
@@ -334,7 +397,10 @@ def test_the_section_stands_in_a_card_once_and_leaves_the_rest_alone() -> None:
     assert put_section("# x\n", ["one"]) == "# x\n\n## Latency\n\none\n"
 
 
-@given(st.lists(st.sampled_from(["# x", "## Latency", "## Made of", "## Other", "text", ""]), max_size=12), st.integers(0, 3))
+@given(
+    st.lists(st.sampled_from(["# x", "## Latency", "## Made of", "## Other", "text", ""]), max_size=12),
+    st.integers(0, 3),
+)
 def test_the_section_is_put_into_any_card_the_same_way_twice(lines: list[str], number: int) -> None:
     card = "\n".join(lines)
     once = put_section(card, [f"line {number}"])

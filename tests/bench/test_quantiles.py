@@ -36,12 +36,23 @@ def test_figures_are_ordered_and_too_few_latencies_state_no_quantile(latency_s: 
 
 
 def test_samples_needed_are_those_of_a_distribution_free_interval() -> None:
-    assert {name: samples_needed(share) for name, share in QUANTILES.items()} == {"p50": 6, "p90": 36, "p99": 368, "p999": 3688}
+    assert {name: samples_needed(share) for name, share in QUANTILES.items()} == {
+        "p50": 6,
+        "p90": 36,
+        "p99": 368,
+        "p999": 3688,
+    }
 
 
 def test_a_single_latency_has_a_mean_and_no_spread() -> None:
     found = summarize(np.array([0.25]))
-    assert (found["samples"], found["mean_ms"], found["p50_ms"], found["cv"], found["mean_low"]) == (1, 250.0, None, None, None)
+    assert (found["samples"], found["mean_ms"], found["p50_ms"], found["cv"], found["mean_low"]) == (
+        1,
+        250.0,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", ["p50", "p90", "p99", "mean"])
@@ -60,7 +71,9 @@ def test_neighbours_that_are_alike_widen_the_interval() -> None:
     random = np.random.default_rng(1)
     phase = np.repeat(random.permutation([1.0, 2.0] * 25), 40)
     together, apart = summarize(phase, seed=2), summarize(random.permutation(phase), seed=2)
-    width = {name: found["mean_high"] - found["mean_low"] for name, found in {"together": together, "apart": apart}.items()}
+    width = {
+        name: found["mean_high"] - found["mean_low"] for name, found in {"together": together, "apart": apart}.items()
+    }
     assert width["together"] > 3 * width["apart"]
 
 
@@ -68,4 +81,10 @@ def test_a_request_that_was_never_answered_is_worse_than_any_that_was() -> None:
     latency_s = np.full(1000, 0.01)
     latency_s[-20:] = np.inf
     found = summarize(latency_s)
-    assert (found["p50_ms"], found["p99_ms"], found["mean_ms"], found["max_ms"], found["cv"]) == (10.0, None, None, None, None)
+    assert (found["p50_ms"], found["p99_ms"], found["mean_ms"], found["max_ms"], found["cv"]) == (
+        10.0,
+        None,
+        None,
+        None,
+        None,
+    )

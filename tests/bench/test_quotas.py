@@ -23,7 +23,10 @@ def machine(tmp_path: Path) -> Machine:
     """`machine(groups, files)`: a root whose process lies in these groups, with these files below `/sys/fs/cgroup`."""
 
     def make(groups: str, files: dict[str, str]) -> Path:
-        for name, text in {"proc/self/cgroup": groups, **{f"{GROUPS}/{name}": text for name, text in files.items()}}.items():
+        for name, text in {
+            "proc/self/cgroup": groups,
+            **{f"{GROUPS}/{name}": text for name, text in files.items()},
+        }.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
         return tmp_path
@@ -36,10 +39,22 @@ def machine(tmp_path: Path) -> Machine:
     [
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),  # a container with groups of its own
         ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("0::/pods/one/main\n", {"pods/one/main/cpu.max": "max 100000", "pods/one/cpu.max": "50000 20000"}, 2.5),  # around it
-        ("0::/pods/one\n", {"pods/one/cpu.max": "400000 100000", "pods/cpu.max": "100000 100000"}, 1.0),  # the least of them
+        (
+            "0::/pods/one/main\n",
+            {"pods/one/main/cpu.max": "max 100000", "pods/one/cpu.max": "50000 20000"},
+            2.5,
+        ),  # around it
+        (
+            "0::/pods/one\n",
+            {"pods/one/cpu.max": "400000 100000", "pods/cpu.max": "100000 100000"},
+            1.0,
+        ),  # the least of them
         ("0::/../../pods/one\n", {"cpu.max": "200000 100000"}, 2.0),  # what a container sees of a group outside it
-        (V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"}, 0.5),
+        (
+            V1,
+            {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"},
+            0.5,
+        ),
         (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),  # its path is the host's
         (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),  # half of it tells nothing
@@ -48,7 +63,9 @@ def machine(tmp_path: Path) -> Machine:
         ("no groups at all", {"cpu.max": "100000 100000"}, None),
     ],
 )
-def test_the_least_quota_in_force_is_found(machine: Machine, groups: str, files: dict[str, str], quota: float | None) -> None:
+def test_the_least_quota_in_force_is_found(
+    machine: Machine, groups: str, files: dict[str, str], quota: float | None
+) -> None:
     assert cpu_quota(machine(groups, files)) == quota
 
 
@@ -58,7 +75,9 @@ def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.0, 1), (1.9, 1), (3.0, 3), (7.5, 7), (100.0, 8)])
-def test_threads_are_those_that_a_quota_keeps_busy(machine: Machine, monkeypatch: pytest.MonkeyPatch, quota: float, threads: int) -> None:
+def test_threads_are_those_that_a_quota_keeps_busy(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, quota: float, threads: int
+) -> None:
     monkeypatch.setattr(loader, "usable_cores", lambda: 8)
     assert default_threads(machine("0::/\n", {"cpu.max": f"{quota * 100_000:.0f} 100000"})) == threads
 
@@ -96,7 +115,20 @@ def test_a_bench_under_a_quota_takes_its_threads_from_it_and_says_so(
     monkeypatch.setattr("export.bench.machine_facts.cpu_quota", lambda: 1.5)
     monkeypatch.setattr(loader, "cpu_quota", lambda _: 1.5)
     monkeypatch.setattr(loader, "usable_cores", lambda: 8)
-    quick = ("bench", "bundle", "--providers", "cpu", "--precisions", "fp32", "--preset", "table3", "--seconds", "0.5", "--output", "json")
+    quick = (
+        "bench",
+        "bundle",
+        "--providers",
+        "cpu",
+        "--precisions",
+        "fp32",
+        "--preset",
+        "table3",
+        "--seconds",
+        "0.5",
+        "--output",
+        "json",
+    )
     done = relabel(*quick, "--threads", "4", "--to", "results")
     assert (done.json["machine"]["threads"], done.json["machine"]["cpu_quota"]) == (4, 1.5)
     assert "over_quota" in {finding["kind"] for finding in done.json["findings"]}

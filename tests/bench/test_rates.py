@@ -11,14 +11,32 @@ from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, poisson_arrivals, serve
 from export.bench.quantiles import quantile
-from export.bench.rate_sweeps import FEWEST_REQUESTS, HALVINGS, Bound, SweepTime, highest_rate, plan_rates, requests_each, sweep
+from export.bench.rate_sweeps import (
+    FEWEST_REQUESTS,
+    HALVINGS,
+    Bound,
+    SweepTime,
+    highest_rate,
+    plan_rates,
+    requests_each,
+    sweep,
+)
 from tests.bench.test_arrivals import MadeUpClock
 
 SERVICE_S = 0.01
 
 
-def point(rate: float, p99_ms: float | None, unanswered: int = 0, *, mean_ms: float | None = None, samples: int = 400) -> dict[str, Any]:
-    return {"offered_rate": rate, "mean_ms": mean_ms, "p99_ms": p99_ms, "unanswered": unanswered, "samples": samples, "warm_up": 0}
+def point(
+    rate: float, p99_ms: float | None, unanswered: int = 0, *, mean_ms: float | None = None, samples: int = 400
+) -> dict[str, Any]:
+    return {
+        "offered_rate": rate,
+        "mean_ms": mean_ms,
+        "p99_ms": p99_ms,
+        "unanswered": unanswered,
+        "samples": samples,
+        "warm_up": 0,
+    }
 
 
 def served(rate: float) -> dict[str, Any]:
@@ -50,7 +68,9 @@ def test_the_highest_rate_of_a_known_server_is_found_to_a_few_percent() -> None:
 
 
 def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() -> None:
-    """M/D/1: mean = s + s·ρ / (2(1-ρ)). 20 ms at service 10 ms is ρ = 2/3, 66.7 requests/s; p99 is far above 20 ms there."""
+    """M/D/1: mean = s + s·ρ / (2(1-ρ)). 20 ms at service 10 ms is ρ = 2/3, 66.7 requests/s; p99 is far above 20 ms
+    there.
+    """
     bounds = [Bound("mean", 20.0), Bound("p99", 20.0)]
     points = sweep(served, plan_rates(1 / SERVICE_S, ()), bounds)
     by_mean, by_p99 = (highest_rate(points, bound) for bound in bounds)
@@ -66,7 +86,11 @@ def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() ->
 def test_a_mean_of_too_few_requests_neither_holds_nor_breaks() -> None:
     bound = Bound("mean", 10.0)
     few = FEWEST_REQUESTS - 1
-    held = [point(1.0, None, mean_ms=5.0), point(2.0, None, mean_ms=5.0, samples=few), point(3.0, None, mean_ms=50.0, samples=few)]
+    held = [
+        point(1.0, None, mean_ms=5.0),
+        point(2.0, None, mean_ms=5.0, samples=few),
+        point(3.0, None, mean_ms=50.0, samples=few),
+    ]
     found = highest_rate(held, bound)
     assert (found.rate, found.is_at_least) == (1.0, True)
     assert highest_rate([*held, point(4.0, None, mean_ms=11.0)], bound).is_at_least is False
@@ -85,13 +109,20 @@ def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
     assert [point["offered_rate"] for point in points] == asked
 
 
-CURVES = st.lists(st.tuples(st.floats(1, 1e4), st.one_of(st.none(), st.floats(0.1, 1e3)), st.integers(0, 2)), min_size=1, max_size=12)
+CURVES = st.lists(
+    st.tuples(st.floats(1, 1e4), st.one_of(st.none(), st.floats(0.1, 1e3)), st.integers(0, 2)), min_size=1, max_size=12
+)
 
 
 @given(CURVES, st.floats(0.1, 1e3), st.sampled_from(["mean", "p99"]))
-def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(curve: list[Any], slo_ms: float, figure: Any) -> None:
+def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(
+    curve: list[Any], slo_ms: float, figure: Any
+) -> None:
     values = [(rate, None if unanswered else value, unanswered) for rate, value, unanswered in curve]
-    points = [point(rate, value, lost) if figure == "p99" else point(rate, None, lost, mean_ms=value) for rate, value, lost in values]
+    points = [
+        point(rate, value, lost) if figure == "p99" else point(rate, None, lost, mean_ms=value)
+        for rate, value, lost in values
+    ]
     found = highest_rate(points, Bound(figure, slo_ms))
     breaking = [rate for rate, value, lost in values if lost or (value or 0) > slo_ms]
     if found.rate is not None:
@@ -126,7 +157,9 @@ def test_rates_that_were_named_are_the_ones_tried_in_rising_order() -> None:
     assert plan_rates(100.0, ())[-1] == 100.0
 
 
-@given(st.floats(0.1, 1000), st.lists(st.floats(0.01, 500), max_size=4, unique=True), st.floats(0, 200), st.integers(0, 2))
+@given(
+    st.floats(0.1, 1000), st.lists(st.floats(0.01, 500), max_size=4, unique=True), st.floats(0, 200), st.integers(0, 2)
+)
 def test_a_sweep_keeps_to_its_time_though_its_lowest_rate_breaks_the_bound(
     capacity: float, named: list[float], seconds: float, num_bounds: int
 ) -> None:

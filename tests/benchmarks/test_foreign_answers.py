@@ -1,4 +1,6 @@
-"""Reading other tools' free-text answers: stated verdicts are read, all else is refused, and on real answers no parser is gainsaid."""
+"""Reading other tools' free-text answers: stated verdicts are read, all else is refused, and on real answers no parser
+is gainsaid.
+"""
 
 from __future__ import annotations
 
@@ -137,9 +139,44 @@ def test_any_text_is_read_or_refused_and_what_is_read_stands_there(text: str, gr
 
 
 pieces = st.sampled_from(
-    ("score", "Final", ":", "2", "1", "9", " ", "\n", "\n\n", "is", "I would rate", " as ", " of ", "a", "##", "**", "{", '"O"',
-     "}", ".", "/", "-", "O", "M", ",", "<score>", "</score>", "<think>", "</think>", "```", "1. ", "passage:", "or", "Answer", "(")
-)  # fmt: skip
+    (
+        "score",
+        "Final",
+        ":",
+        "2",
+        "1",
+        "9",
+        " ",
+        "\n",
+        "\n\n",
+        "is",
+        "I would rate",
+        " as ",
+        " of ",
+        "a",
+        "##",
+        "**",
+        "{",
+        '"O"',
+        "}",
+        ".",
+        "/",
+        "-",
+        "O",
+        "M",
+        ",",
+        "<score>",
+        "</score>",
+        "<think>",
+        "</think>",
+        "```",
+        "1. ",
+        "passage:",
+        "or",
+        "Answer",
+        "(",
+    )
+)
 
 
 @settings(max_examples=800, deadline=None)
@@ -175,11 +212,36 @@ def test_nothing_around_a_stated_verdict_turns_it_into_another(before: str, afte
 @pytest.mark.parametrize(
     "piece",
     [
-        " ", "\n", "\n\n2", "2", "#", "*", "score ", "score: ", "Score: 2\n", "I would rate ", "I would rate a ", "I rate it a 2 or ",
-        "{", "[", "`", '{"O":', "<score>", "<think>", "</think>", "M: 1, ", "O: 2, T: 1; ", "1. ", "score is ",
-        "Therefore, my final ", "( ", "passage: ", "a_ ", "- ",
+        " ",
+        "\n",
+        "\n\n2",
+        "2",
+        "#",
+        "*",
+        "score ",
+        "score: ",
+        "Score: 2\n",
+        "I would rate ",
+        "I would rate a ",
+        "I rate it a 2 or ",
+        "{",
+        "[",
+        "`",
+        '{"O":',
+        "<score>",
+        "<think>",
+        "</think>",
+        "M: 1, ",
+        "O: 2, T: 1; ",
+        "1. ",
+        "score is ",
+        "Therefore, my final ",
+        "( ",
+        "passage: ",
+        "a_ ",
+        "- ",
     ],
-)  # fmt: skip
+)
 def test_reading_takes_linear_time(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     for hostile in (text, f"##final score: {text}", f"I would rate it{text}2", f"M: 1{text}"):

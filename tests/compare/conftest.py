@@ -32,9 +32,13 @@ def judgments(rows: int, *, seed: int, like: np.ndarray | None = None) -> list[J
 
 @pytest.fixture
 def two_runs(folder: Path) -> Callable[..., tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]]:  # noqa: F811
-    """`two_runs(20, 7)`: pairs of 20 queries of 7 documents in pairs.parquet, labelled in `a` and `b`; the pairs and what each run says."""
+    """`two_runs(20, 7)`: pairs of 20 queries of 7 documents in pairs.parquet, labelled in `a` and `b`; the pairs and
+    what each run says.
+    """
 
-    def make(queries: int = 20, docs: int = 7, *, seed: int = 1) -> tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]:
+    def make(
+        queries: int = 20, docs: int = 7, *, seed: int = 1
+    ) -> tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]:
         pairs = plain_pairs(queries, docs)
         path = write_table(folder / "pairs.parquet", pairs)
         gold = np.array([pair["grade"] for pair in pairs])

@@ -41,7 +41,9 @@ def test_every_row_is_counted_once_by_what_each_run_has_of_it(two_runs: TwoRuns,
     assert counts["quarantined_b_only"] == states.count((True, False)) > 0
     assert counts["quarantined_a_only"] == states.count((False, True)) > 0
     assert counts["quarantined_both"] == states.count((False, False))
-    assert counts["both"] + counts["quarantined_a_only"] + counts["quarantined_b_only"] + counts["quarantined_both"] == len(pairs)
+    assert counts["both"] + counts["quarantined_a_only"] + counts["quarantined_b_only"] + counts[
+        "quarantined_both"
+    ] == len(pairs)
     assert (counts["only_a"], counts["only_b"]) == (0, 0)
 
 
@@ -99,7 +101,9 @@ def test_flips_are_the_rows_that_changed_and_the_largest_come_first_with_their_t
         assert one["b"]["reasoning"] == f"because {one['row_a']}"
 
 
-def test_texts_that_are_gone_are_left_out_and_the_rest_is_shown(two_runs: TwoRuns, compare: Callable[..., Any], folder: Path) -> None:
+def test_texts_that_are_gone_are_left_out_and_the_rest_is_shown(
+    two_runs: TwoRuns, compare: Callable[..., Any], folder: Path
+) -> None:
     two_runs()
     (folder / "pairs.parquet").unlink()
     found = compare("a", "b")
@@ -108,7 +112,9 @@ def test_texts_that_are_gone_are_left_out_and_the_rest_is_shown(two_runs: TwoRun
     assert any("texts of the examples are left out" in note and "no such file" in note for note in found["notes"])
 
 
-def test_human_grades_say_who_is_right(two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]) -> None:
+def test_human_grades_say_who_is_right(
+    two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
     pairs, first, second = two_runs()
     found = compare("a", "b", "--qrels", "pairs.parquet")["gold"]
     rows = [row for row in range(len(pairs)) if first[row].status == second[row].status == "ok"]
@@ -124,7 +130,9 @@ def test_human_grades_say_who_is_right(two_runs: TwoRuns, compare: Callable[...,
     assert found["difference"]["accuracy"]["value"] == pytest.approx(difference)
     assert difference == pytest.approx((only_b - only_a) / len(rows))
     # `evaluate` over the same two sets, the first of which it takes for the teacher: the same rows, the same figures
-    evaluated = relabel("evaluate", "a", "b", "--qrels", "pairs.parquet", "--output", "json").json["comparisons"][0]["against_humans"]
+    evaluated = relabel("evaluate", "a", "b", "--qrels", "pairs.parquet", "--output", "json").json["comparisons"][0][
+        "against_humans"
+    ]
     assert {name: one["value"] for name, one in found["a"]["figures"].items()} == pytest.approx(
         {name: one["value"] for name, one in evaluated["teacher"]["figures"].items()}
     )
@@ -143,12 +151,16 @@ def test_qrels_elsewhere_judge_by_pair_and_null_grades_judge_nothing(
     assert gold["judged"] + gold["unjudged"] + gold["gold_null"] == found["counts"]["both"]
     assert gold["gold_null"] > 0
     (folder / "off.jsonl").write_text(json.dumps(pairs[1] | {"grade": 3}) + "\n")
-    relabel("compare", "a", "b", "--qrels", "off.jsonl").refused(3, "off.jsonl: grade 3 is off the scale 0 to 2", "--map")
+    relabel("compare", "a", "b", "--qrels", "off.jsonl").refused(
+        3, "off.jsonl: grade 3 is off the scale 0 to 2", "--map"
+    )
     (folder / "strange.qrels").write_text("x 0 y 1\n")
     relabel("compare", "a", "b", "--qrels", "strange.qrels").refused(3, "none of the", "has a grade in strange.qrels")
 
 
-def test_without_human_grades_it_says_that_nobody_can_be_called_right(two_runs: TwoRuns, relabel: Callable[..., Any]) -> None:
+def test_without_human_grades_it_says_that_nobody_can_be_called_right(
+    two_runs: TwoRuns, relabel: Callable[..., Any]
+) -> None:
     two_runs()
     done = relabel("compare", "a", "b")
     assert "not available: it needs human grades" in done.out
@@ -156,7 +168,9 @@ def test_without_human_grades_it_says_that_nobody_can_be_called_right(two_runs: 
     assert relabel("compare", "a", "b", "--output", "json").json["gold"] is None
 
 
-def test_a_run_beside_its_twin_agrees_in_everything(two_runs: TwoRuns, compare: Callable[..., Any], folder: Path) -> None:
+def test_a_run_beside_its_twin_agrees_in_everything(
+    two_runs: TwoRuns, compare: Callable[..., Any], folder: Path
+) -> None:
     _, first, _ = two_runs()
     forge_run(folder / "twin", folder / "pairs.parquet", lambda pair: first[pair.row_id], name="run-a", chunk_rows=5)
     found = compare("a", "twin", "--qrels", "pairs.parquet")
@@ -166,16 +180,22 @@ def test_a_run_beside_its_twin_agrees_in_everything(two_runs: TwoRuns, compare: 
     assert found["differences"] == {}
     assert found["flips"] == {"rows": 0, "up": 0, "down": 0, "examples": []}
     assert found["queries"]["moved_most"] == []
-    assert found["tests"]["bowker"]["p"] == found["tests"]["stuart_maxwell"]["p"] == found["gold"]["mcnemar"]["p"] == 1.0
+    assert (
+        found["tests"]["bowker"]["p"] == found["tests"]["stuart_maxwell"]["p"] == found["gold"]["mcnemar"]["p"] == 1.0
+    )
 
 
-def test_what_differs_in_the_making_is_named(two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]) -> None:
+def test_what_differs_in_the_making_is_named(
+    two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]
+) -> None:
     two_runs()
     assert compare("a", "b")["differences"] == {"stages": ["verdict"]}
     assert "differently in stages (verdict)" in relabel("compare", "a", "b").out
 
 
-def test_other_inputs_are_matched_by_ids_and_pairs_that_come_twice_in_order(compare: Callable[..., Any], folder: Path) -> None:
+def test_other_inputs_are_matched_by_ids_and_pairs_that_come_twice_in_order(
+    compare: Callable[..., Any], folder: Path
+) -> None:
     pairs = plain_pairs(4, 3)
     twice = [*pairs, pairs[5] | {"body": "again"}]
     one = write_table(folder / "one.parquet", twice)
@@ -211,7 +231,9 @@ def test_runs_that_can_not_be_compared_are_refused(
     four = write_job({"input": {"path": "pairs.parquet"}, "labeler": {"name": "umbrela"}, "output": "four"})
     assert relabel("run", four).code == 0
     relabel("compare", "a", "four").refused(3, "a has 3 grades, four 4", "--map-labels")
-    others = write_table(folder / "others.parquet", [pair | {"query_id": "x" + pair["query_id"]} for pair in plain_pairs(3, 3)])
+    others = write_table(
+        folder / "others.parquet", [pair | {"query_id": "x" + pair["query_id"]} for pair in plain_pairs(3, 3)]
+    )
     forge_run(folder / "elsewhere", others, lambda pair: Judgment(1), name="elsewhere")
     relabel("compare", "a", "elsewhere").refused(3, "have no labelled row in common", "Did both label the same pairs?")
 
@@ -248,10 +270,15 @@ def test_a_bucket_holds_whole_queries_in_the_order_in_which_they_come(tmp_path: 
     polars.DataFrame({"row": range(500), "query_id": names}).write_parquet(file)
     seen = list(query_buckets(polars, (file,), lambda frame, _: frame, tmp_path / "buckets", bucket_rows=50))
     assert 5 < len(seen) <= 10
-    assert [name for bucket in seen for name in bucket["query_id"].unique(maintain_order=True)] == list(dict.fromkeys(names))
+    assert [name for bucket in seen for name in bucket["query_id"].unique(maintain_order=True)] == list(
+        dict.fromkeys(names)
+    )
     assert sorted(row for bucket in seen for row in bucket["row"]) == list(range(500))
     assert all(bucket["row"].to_list() == bucket.sort("query", "row")["row"].to_list() for bucket in seen)
-    assert list(query_buckets(polars, (file,), lambda frame, _: frame.filter(polars.col("row") < 0), tmp_path / "none")) == []
+    assert (
+        list(query_buckets(polars, (file,), lambda frame, _: frame.filter(polars.col("row") < 0), tmp_path / "none"))
+        == []
+    )
 
 
 def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
@@ -262,7 +289,14 @@ def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     assert done.json["html"] == "page.html"
     assert "wrote page.html" in done.err
     page = (folder / "page.html").read_text(encoding="utf-8")
-    for word in ("run-a beside run-b", "Cohen kappa", "Stuart–Maxwell", "McNemar", "The largest flips", "Queries that moved furthest"):
+    for word in (
+        "run-a beside run-b",
+        "Cohen kappa",
+        "Stuart–Maxwell",
+        "McNemar",
+        "The largest flips",
+        "Queries that moved furthest",
+    ):
         assert word in page
     assert f"{done.json['figures']['agreement']['value']:.4f}" in page
     relabel("compare", "a", "b", "--html", "page.html").refused(2, "page.html: is there already", "--force")
@@ -270,7 +304,9 @@ def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     relabel("compare", "a", "b", "--html", "a/page.html").refused(2, "lies in the input a")
 
 
-def test_hostile_texts_run_nowhere_on_the_page(relabel: Callable[..., Any], folder: Path, open_page: Callable[..., Any]) -> None:
+def test_hostile_texts_run_nowhere_on_the_page(
+    relabel: Callable[..., Any], folder: Path, open_page: Callable[..., Any]
+) -> None:
     pairs = [
         {
             key: f"{value} {BAITS[(row + place) % len(BAITS)]}" if key != "grade" else value
@@ -283,7 +319,9 @@ def test_hostile_texts_run_nowhere_on_the_page(relabel: Callable[..., Any], fold
         forge_run(
             folder / name,
             path,
-            lambda pair, number=number: Judgment((pair.row_id + number) % 3, (0.2, 0.3, 0.5), reasoning=BAITS[pair.row_id % len(BAITS)]),
+            lambda pair, number=number: Judgment(
+                (pair.row_id + number) % 3, (0.2, 0.3, 0.5), reasoning=BAITS[pair.row_id % len(BAITS)]
+            ),
             name=f"{name} {BAITS[number]}",
         )
     done = relabel("compare", "a", "b", "--qrels", "pairs.parquet", "--html", "page.html")
@@ -359,14 +397,18 @@ def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
     two_runs()
     before = (folder / "pairs.parquet").read_bytes()
     for gold in ("pairs.parquet", "pair*.parquet"):
-        relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(2, "lies in the input")
+        relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(
+            2, "lies in the input"
+        )
     assert (folder / "pairs.parquet").read_bytes() == before
     for flags in (("--grade", "g"), ("--by", "q"), ("--doc", "d"), ("--map", "0=0,1=1"), ("--duplicates", "first")):
         relabel("report", "a", *flags).refused(2, "speak of --gold, which is not given")
         relabel("compare", "a", "b", *flags).refused(2, "speak of --qrels, which is not given")
 
 
-def test_a_path_beyond_utf8_gives_a_page_all_the_same(two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path) -> None:
+def test_a_path_beyond_utf8_gives_a_page_all_the_same(
+    two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path
+) -> None:
     two_runs()
     (folder / "a").rename(folder / "a\udcff")
     done = relabel("compare", "a\udcff", "b", "--html", "page.html")
@@ -385,7 +427,9 @@ def test_a_long_query_of_a_flip_is_cut(compare: Callable[..., Any], folder: Path
 def test_what_is_printed_is_golden_down_to_the_order_of_keys(
     two_runs: TwoRuns, relabel: Callable[..., Any], golden: Callable[[str, str], None], qrels: tuple[str, ...]
 ) -> None:
-    """Floats to 9 digits: the last ones are the processor's. Fingerprints hold the version of pyarrow that wrote the input."""
+    """Floats to 9 digits: the last ones are the processor's. Fingerprints hold the version of pyarrow that wrote the
+    input.
+    """
     two_runs(8, 5)
     options = ("a", "b", *qrels, "--examples", "3", "--queries", "3", "--resamples", "50")
     name = "judged" if qrels else "alone"
@@ -394,5 +438,8 @@ def test_what_is_printed_is_golden_down_to_the_order_of_keys(
     found = re.sub(r'"fingerprint": "[0-9a-f]{64}"', '"fingerprint": "…"', found)
     golden(
         f"compare/{name}.json",
-        json.dumps(json.loads(found, parse_float=lambda text: float(f"{float(text):.9g}")), ensure_ascii=False, indent=1) + "\n",
+        json.dumps(
+            json.loads(found, parse_float=lambda text: float(f"{float(text):.9g}")), ensure_ascii=False, indent=1
+        )
+        + "\n",
     )

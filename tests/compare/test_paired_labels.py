@@ -1,4 +1,6 @@
-"""The figures of two label sets against scikit-learn, scipy and plain loops; and that cutting the rows otherwise changes nothing."""
+"""The figures of two label sets against scikit-learn, scipy and plain loops; and that cutting the rows otherwise
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -60,18 +62,29 @@ def test_figures_are_those_of_the_libraries(seed: int) -> None:
     assert found["mean_grade_difference"] == pytest.approx(second.mean() - first.mean(), abs=1e-9)
     both = ~np.isnan(rows.expected[0]) & ~np.isnan(rows.expected[1])
     if both.any():
-        assert found["mean_expected_difference"] == pytest.approx((rows.expected[1] - rows.expected[0])[both].mean(), abs=1e-9)
+        assert found["mean_expected_difference"] == pytest.approx(
+            (rows.expected[1] - rows.expected[0])[both].mean(), abs=1e-9
+        )
         ours, theirs = rows.probs[0][both], rows.probs[1][both]
-        assert found["js"] == pytest.approx(np.mean([jensenshannon(p, q) ** 2 for p, q in zip(ours, theirs, strict=True)]), abs=1e-9)
-        assert found["kl_a_b"] == pytest.approx(np.mean([stats.entropy(p, q) for p, q in zip(ours, theirs, strict=True)]), abs=1e-7)
-        assert found["kl_b_a"] == pytest.approx(np.mean([stats.entropy(q, p) for p, q in zip(ours, theirs, strict=True)]), abs=1e-7)
+        assert found["js"] == pytest.approx(
+            np.mean([jensenshannon(p, q) ** 2 for p, q in zip(ours, theirs, strict=True)]), abs=1e-9
+        )
+        assert found["kl_a_b"] == pytest.approx(
+            np.mean([stats.entropy(p, q) for p, q in zip(ours, theirs, strict=True)]), abs=1e-7
+        )
+        assert found["kl_b_a"] == pytest.approx(
+            np.mean([stats.entropy(q, p) for p, q in zip(ours, theirs, strict=True)]), abs=1e-7
+        )
     taus, stayed, changed = [], [], []
     for query in range(int(rows.query[-1]) + 1):
         here = np.flatnonzero(rows.query == query)
         scores = [side[here] for side in rows.scores]
         if np.ptp(scores[0]) > 0 and np.ptp(scores[1]) > 0:
             taus.append(stats.kendalltau(*scores).statistic)
-        tops = [sorted(range(len(here)), key=lambda row: (score[row], rows.docs[here[row]]), reverse=True)[:3] for score in scores]
+        tops = [
+            sorted(range(len(here)), key=lambda row: (score[row], rows.docs[here[row]]), reverse=True)[:3]
+            for score in scores
+        ]
         stayed.append(len(set(tops[0]) & set(tops[1])) / min(3, len(here)))
         changed.append(tops[0][0] != tops[1][0])
     assert found["kendall_tau"] == pytest.approx(np.mean(taus)) if taus else found["kendall_tau"] is None
@@ -103,7 +116,9 @@ def test_the_interval_of_a_difference_is_a_paired_bootstrap_over_queries() -> No
     found = sums.figures(resamples=200, seed=11)["mean_grade_difference"]
     step = rows.grades[1] - rows.grades[0]
     drawn = [
-        float((weights[rows.query] * step).sum() / weights[rows.query].sum()) for block in draw_weights(8, 200, 11) for weights in block
+        float((weights[rows.query] * step).sum() / weights[rows.query].sum())
+        for block in draw_weights(8, 200, 11)
+        for weights in block
     ]
     by_hand = interval_of(np.array(drawn))
     assert (found.low, found.high) == (pytest.approx(by_hand.low), pytest.approx(by_hand.high))
@@ -119,6 +134,8 @@ def test_js_lies_between_nothing_and_ln_2() -> None:
 def test_equal_scores_keep_the_order_of_ids_so_that_nothing_seems_to_move() -> None:
     nothing = np.full((4, GRADES), np.nan)
     flat = np.array([1, 1, 1, 1])
-    rows = PairedRows(np.zeros(4, dtype=int), ["b", "a", "d", "c"], (flat, flat), (nothing[:, 0], nothing[:, 0]), (nothing, nothing))
+    rows = PairedRows(
+        np.zeros(4, dtype=int), ["b", "a", "d", "c"], (flat, flat), (nothing[:, 0], nothing[:, 0]), (nothing, nothing)
+    )
     moves = query_moves(rows, 1, depth=2)
     assert (moves.entered.tolist(), moves.top_changed.tolist(), math.isnan(moves.tau[0])) == ([0], [False], True)

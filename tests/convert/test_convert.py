@@ -1,4 +1,6 @@
-"""`relabel convert`: what each form holds, what is left out and counted, and what is refused, with the row and what to do."""
+"""`relabel convert`: what each form holds, what is left out and counted, and what is refused, with the row and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def test_labels_become_qrels_that_ir_measures_reads_as_they_are(
 ) -> None:
     run()
     found = convert("out/ecom", "ecom.qrels")
-    assert (found["source_format"], found["target_format"], found["written"], found["nulls"]) == ("labels", "qrels", 24, 0)
+    assert (found["source_format"], found["target_format"], found["written"], found["nulls"]) == (
+        "labels",
+        "qrels",
+        24,
+        0,
+    )
     held = {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels("ecom.qrels")}
     assert held == {(row["query_id"], row["doc_id"]): row["grade"] for row in committed().values()}
 
@@ -51,7 +58,9 @@ def test_labels_become_a_run_ranked_by_expected_grade_with_ties_as_trec_eval_bre
         wanted = []
         for query, rows in by_query.items():
             ranked = sorted(rows, key=lambda row: (row[score], row["doc_id"].encode()), reverse=True)
-            wanted += [(query, "Q0", row["doc_id"], str(place), row[score], tag) for place, row in enumerate(ranked, start=1)]
+            wanted += [
+                (query, "Q0", row["doc_id"], str(place), row[score], tag) for place, row in enumerate(ranked, start=1)
+            ]
         fields = [line.split(" ") for line in Path(name).read_text().splitlines()]
         # a float32 is written as shortly as it can be told from its neighbours
         assert [(*line[:4], pytest.approx(float(line[4]), rel=1e-6), line[5]) for line in fields] == wanted
@@ -117,24 +126,33 @@ def test_quarantined_rows_are_counted_and_never_written(
 def test_null_grades_are_left_out_and_counted_and_never_written_as_zero(
     write_rows: Callable[..., str], relabel: Callable[..., Any], missing: str | None
 ) -> None:
-    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": grade} for row, grade in enumerate([missing, 1, missing, 0])])
+    path = write_rows(
+        [{"query_id": "q", "doc_id": f"d{row}", "grade": grade} for row, grade in enumerate([missing, 1, missing, 0])]
+    )
     for name in ("x.qrels", "x.run", "x.parquet", "x.jsonl"):
         done = relabel("convert", path, name, "--output", "json", *(["--score", "grade"] if name == "x.run" else []))
         assert (done.json["rows"], done.json["nulls"], done.json["written"]) == (4, 2, 2), done
         assert "2 rows without a" in done.err
     assert Path("x.qrels").read_text() == "q 0 d1 1\nq 0 d3 0\n"
-    assert [row["doc_id"] for row in rows_of("x.parquet")] == [row["doc_id"] for row in rows_of("x.jsonl")] == ["d1", "d3"]
+    assert (
+        [row["doc_id"] for row in rows_of("x.parquet")] == [row["doc_id"] for row in rows_of("x.jsonl")] == ["d1", "d3"]
+    )
 
 
 def test_a_nan_in_parquet_is_a_missing_grade(convert: Callable[..., Any], folder: Path) -> None:
-    table = {"query_id": ["q"] * 3, "doc_id": ["a", "b", "c"], "grade": pa.array([1.0, float("nan"), None], pa.float32())}
+    table = {
+        "query_id": ["q"] * 3,
+        "doc_id": ["a", "b", "c"],
+        "grade": pa.array([1.0, float("nan"), None], pa.float32()),
+    }
     pq.write_table(pa.table(table), "x.parquet")
     assert convert("x.parquet", "x.qrels")["nulls"] == 2
     assert Path("x.qrels").read_text() == "q 0 a 1\n"
 
 
 @pytest.mark.parametrize(
-    ("grade", "shown"), [(1.5, "1.5"), ("one", "one"), ("1e3", "1e3"), ("2 of 3", "2 of 3"), (12345678901, "12345678901")]
+    ("grade", "shown"),
+    [(1.5, "1.5"), ("one", "one"), ("1e3", "1e3"), ("2 of 3", "2 of 3"), (12345678901, "12345678901")],
 )
 def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
     write_rows: Callable[..., str], relabel: Callable[..., Any], grade: Any, shown: str
@@ -145,7 +163,9 @@ def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
-def test_floats_that_are_whole_are_grades_and_others_are_refused(relabel: Callable[..., Any], folder: Path, kind: pa.DataType) -> None:
+def test_floats_that_are_whole_are_grades_and_others_are_refused(
+    relabel: Callable[..., Any], folder: Path, kind: pa.DataType
+) -> None:
     values = pa.array([2.0, -1.0, 0.0]).cast(kind)
     ids = {"query_id": ["q"] * 3, "doc_id": ["a", "b", "c"]}
     pq.write_table(pa.table({**ids, "grade": values}), "whole.parquet")
@@ -156,7 +176,9 @@ def test_floats_that_are_whole_are_grades_and_others_are_refused(relabel: Callab
 
 
 @pytest.mark.parametrize(("grade", "why"), [(True, "bool"), ([1], "list"), ({"a": 1}, "struct")])
-def test_a_column_that_can_hold_no_number_is_refused(relabel: Callable[..., Any], folder: Path, grade: Any, why: str) -> None:
+def test_a_column_that_can_hold_no_number_is_refused(
+    relabel: Callable[..., Any], folder: Path, grade: Any, why: str
+) -> None:
     pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [grade]}), "x.parquet")
     relabel("convert", "x.parquet", "x.qrels").refused(3, "column `grade` holds", "--grade")
 
@@ -169,21 +191,27 @@ def test_an_id_that_would_fall_apart_is_refused_by_trec_forms_and_kept_by_tables
 ) -> None:
     row = {"query_id": "q", "doc_id": "d", "grade": 1, "score": 0.5}
     path = write_rows([row, row | {"doc_id": "e", column: identity}])
-    relabel("convert", path, target).refused(3, f"rows.jsonl: row 1: `{column}` is", "a TREC file can't hold", ".jsonl or .parquet")
+    relabel("convert", path, target).refused(
+        3, f"rows.jsonl: row 1: `{column}` is", "a TREC file can't hold", ".jsonl or .parquet"
+    )
     assert not Path(target).exists()
     assert relabel("convert", path, "x.parquet").code == 0
     assert rows_of("x.parquet")[1][column] == identity
 
 
 def test_our_white_space_is_pythons(folder: Path) -> None:
-    """ir_measures and most others split lines with `str.split()`; what it takes for a separator must be one for us, and nothing else."""
+    """ir_measures and most others split lines with `str.split()`; what it takes for a separator must be one for us, and
+    nothing else.
+    """
     characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
     frame = polars.DataFrame({"text": characters}).select(
         field=polars.col("text").str.contains(f"^{FIELD}$"), unwritable=polars.col("text").str.contains(UNWRITABLE)
     )
     spaces = [not character.strip() for character in characters]
     assert [not value for value in frame["field"]] == spaces
-    assert [value and character != "\ufeff" for value, character in zip(frame["unwritable"], characters, strict=True)] == spaces
+    assert [
+        value and character != "\ufeff" for value, character in zip(frame["unwritable"], characters, strict=True)
+    ] == spaces
 
 
 def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_told(
@@ -197,16 +225,24 @@ def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unles
     rows += [("q2", "a", 3), ("q2", "a", 0)]
     path = write_rows([dict(zip(("query_id", "doc_id", "grade"), row, strict=True)) for row in rows], "other.jsonl")
     for target in ("x.qrels", "x.jsonl", "x.parquet"):
-        relabel("convert", path, target).refused(3, "1 pairs have several grades", "query q2, document a: 0, 3, 0", "--duplicates first")
+        relabel("convert", path, target).refused(
+            3, "1 pairs have several grades", "query q2, document a: 0, 3, 0", "--duplicates first"
+        )
         assert not Path(target).exists()
-    relabel("convert", path, "x.run", "--score", "grade").refused(3, "1 pairs have several scores", "query q2, document a")
+    relabel("convert", path, "x.run", "--score", "grade").refused(
+        3, "1 pairs have several scores", "query q2, document a"
+    )
     assert not Path("x.run").exists()
     for rule, grade in (("first", 0), ("mean", 1)):
         for target in ("x.qrels", "x.jsonl", "x.parquet"):
             found = convert(path, target, "--duplicates", rule, "--force")
             assert (found["written"], found["duplicates"], found["conflicts"]) == (3, 3, 1)
         assert Path("x.qrels").read_text() == f"q1 0 a 1\nq2 0 a {grade}\nq1 0 b 2\n"
-        assert [row["grade"] for row in rows_of("x.parquet")] == [row["grade"] for row in rows_of("x.jsonl")] == [1, grade, 2]
+        assert (
+            [row["grade"] for row in rows_of("x.parquet")]
+            == [row["grade"] for row in rows_of("x.jsonl")]
+            == [1, grade, 2]
+        )
     found = convert(path, "x.run", "--score", "grade", "--duplicates", "mean")
     assert [line.split()[:5] for line in Path("x.run").read_text().splitlines()] == [
         ["q1", "Q0", "b", "1", "2.0"],
@@ -218,7 +254,9 @@ def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unles
 def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
     write_rows: Callable[..., str], convert: Callable[..., Any]
 ) -> None:
-    path = write_rows([{"query_id": "q", "doc_id": doc, "grade": grade} for doc, grade in [("a", 0), ("a", 1), ("b", -2), ("b", -1)]])
+    path = write_rows(
+        [{"query_id": "q", "doc_id": doc, "grade": grade} for doc, grade in [("a", 0), ("a", 1), ("b", -2), ("b", -1)]]
+    )
     convert(path, "x.qrels", "--duplicates", "mean")
     assert Path("x.qrels").read_text() == "q 0 a 1\nq 0 b -1\n"
 
@@ -226,7 +264,12 @@ def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
 def test_tables_keep_every_row_where_they_are_told_to(
     write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
 ) -> None:
-    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": grade, "judge": name} for grade, name in [(0, "x"), (1, "y"), (0, "z")]])
+    path = write_rows(
+        [
+            {"query_id": "q", "doc_id": "a", "grade": grade, "judge": name}
+            for grade, name in [(0, "x"), (1, "y"), (0, "z")]
+        ]
+    )
     assert convert(path, "x.parquet", "--duplicates", "keep")["written"] == 3
     assert [row["judge"] for row in rows_of("x.parquet")] == ["x", "y", "z"]
     relabel("convert", path, "x.qrels", "--duplicates", "keep").refused(2, "a pair stands once in a TREC file")
@@ -248,7 +291,9 @@ def test_tables_keep_all_their_columns_and_types(convert: Callable[..., Any], fo
     convert("x.parquet", "y.jsonl")
     assert rows_of("y.jsonl")[0] == {"query_id": 7, "doc_id": "a", "grade": 1, "probs": [0.5, 0.5], "about": {"x": 1}}
     convert("y.jsonl", "z.parquet")
-    assert pq.read_table("z.parquet").to_pylist() == [row | {"query_id": str(row["query_id"])} for row in table.to_pylist()]
+    assert pq.read_table("z.parquet").to_pylist() == [
+        row | {"query_id": str(row["query_id"])} for row in table.to_pylist()
+    ]
 
 
 def test_keys_that_come_late_in_a_long_file_are_not_lost(
@@ -263,12 +308,17 @@ def test_keys_that_come_late_in_a_long_file_are_not_lost(
     convert(write_rows(rows), "x.parquet")
     found = rows_of("x.parquet")
     assert [row["odd"] for row in found if row["odd"] is not None] == [1.0, 0.5]
-    assert [row["nest"] for row in found if row["nest"] is not None] == [{"a": [1.0], "b": None}, {"a": [0.5], "b": "x"}]
+    assert [row["nest"] for row in found if row["nest"] is not None] == [
+        {"a": [1.0], "b": None},
+        {"a": [0.5], "b": "x"},
+    ]
     assert found[199]["late"] == "yes"
     assert [row["doc_id"] for row in found] == [f"d{row}" for row in range(200)]
 
 
-def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(convert: Callable[..., Any], folder: Path) -> None:
+def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(
+    convert: Callable[..., Any], folder: Path
+) -> None:
     (folder / "x.qrels").write_bytes(b"\xef\xbb\xbfq1\t0\td1\t2\r\n\r\n  q1 0   d2 0 \r\n\nq2 0 d1 -1")
     assert convert("x.qrels", "x.jsonl")["rows"] == 3
     assert rows_of("x.jsonl") == [
@@ -282,13 +332,17 @@ def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(convert:
 
 @pytest.mark.parametrize("target", ["x.qrels", "x.run", "x.jsonl", "x.parquet"])
 @pytest.mark.parametrize("source", ["e.qrels", "e.run", "e.jsonl", "e.parquet"])
-def test_an_empty_source_gives_an_empty_target(convert: Callable[..., Any], folder: Path, source: str, target: str) -> None:
+def test_an_empty_source_gives_an_empty_target(
+    convert: Callable[..., Any], folder: Path, source: str, target: str
+) -> None:
     if source == "e.parquet":
         text, number = pa.array([], pa.string()), pa.array([], pa.float64())
         pq.write_table(pa.table({"query_id": text, "doc_id": text, "grade": number, "score": number}), source)
     else:
         (folder / source).write_bytes(b"")
-    options = {"e.qrels": {"x.run": ["--score", "grade"]}, "e.run": {"x.qrels": ["--grade", "score"]}}.get(source, {}).get(target, [])
+    options = {"e.qrels": {"x.run": ["--score", "grade"]}, "e.run": {"x.qrels": ["--grade", "score"]}}.get(
+        source, {}
+    ).get(target, [])
     found = convert(source, target, *options)
     assert (found["rows"], found["written"]) == (0, 0)
     if target == "x.parquet":
@@ -316,7 +370,9 @@ def test_an_empty_source_gives_an_empty_target(convert: Callable[..., Any], fold
         ("x.parquet", "no parquet", ["x.parquet"]),
     ],
 )
-def test_what_is_off_is_told_with_its_line(relabel: Callable[..., Any], folder: Path, name: str, text: str, told: list[str]) -> None:
+def test_what_is_off_is_told_with_its_line(
+    relabel: Callable[..., Any], folder: Path, name: str, text: str, told: list[str]
+) -> None:
     (folder / name).write_text(text)
     relabel("convert", name, "y.jsonl").refused(3, *told)
     assert not (folder / "y.jsonl").exists()
@@ -328,7 +384,9 @@ def test_text_that_is_no_utf8_is_told_with_its_line(relabel: Callable[..., Any],
     relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is no UTF-8")
 
 
-def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(relabel: Callable[..., Any], folder: Path) -> None:
+def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(
+    relabel: Callable[..., Any], folder: Path
+) -> None:
     (folder / "qrels.txt").write_text(QRELS)
     relabel("convert", "qrels.txt", "y.jsonl").refused(2, "qrels.txt", "--from labels|qrels|run|jsonl|parquet")
     relabel("convert", "qrels.txt", "y.txt", "--from", "qrels").refused(2, "y.txt", "--to qrels|run|jsonl|parquet")
@@ -340,7 +398,9 @@ def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(relabel: 
     relabel("convert", "qrels.txt", "z.run", "--from", "qrels").refused(3, "no column `score`", "--score")
     relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--score", "x").refused(2, "qrels hold grades")
     relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--tag", "x").refused(2, "only run files have one")
-    relabel("convert", "qrels.txt", "z.run", "--from", "qrels", "--score", "grade", "--tag", "a b").refused(2, "--tag 'a b'")
+    relabel("convert", "qrels.txt", "z.run", "--from", "qrels", "--score", "grade", "--tag", "a b").refused(
+        2, "--tag 'a b'"
+    )
 
 
 def test_a_target_that_is_there_is_left_alone_unless_forced(relabel: Callable[..., Any], folder: Path) -> None:
@@ -369,7 +429,10 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
 
 
 def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], convert: Callable[..., Any]
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    convert: Callable[..., Any],
 ) -> None:
     write_pairs()
     job = write_job({"shards": 2})
@@ -380,7 +443,9 @@ def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
     assert "is not finished" in found["notes"][0]
 
 
-def test_a_label_file_whose_bytes_changed_is_no_source(run: Callable[..., None], relabel: Callable[..., Any], folder: Path) -> None:
+def test_a_label_file_whose_bytes_changed_is_no_source(
+    run: Callable[..., None], relabel: Callable[..., Any], folder: Path
+) -> None:
     run()
     file = next((folder / "out/ecom/labels").rglob("*.parquet"))
     data = bytearray(file.read_bytes())
@@ -408,7 +473,9 @@ def test_many_queries_in_many_buckets_come_out_as_from_one(
     assert list(counted) == list(dict.fromkeys(line.split()[0] for line in lines))
 
 
-def test_urls_are_read_and_written_as_paths_are(convert: Callable[..., Any], relabel: Callable[..., Any], folder: Path) -> None:
+def test_urls_are_read_and_written_as_paths_are(
+    convert: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+) -> None:
     (folder / "x.qrels").write_text(QRELS)
     convert(f"file://{folder}/x.qrels", f"file://{folder}/y.jsonl")
     convert("y.jsonl", "memory://bucket/z.parquet")
@@ -467,14 +534,18 @@ def test_a_pipe_that_has_no_name_of_its_own_is_no_target(relabel: Callable[..., 
     reader, writer = os.pipe()
     try:
         (folder / "y.jsonl").symlink_to(f"/proc/self/fd/{writer}")
-        relabel("convert", "x.qrels", "y.jsonl", "--force").refused(2, "y.jsonl: is no regular file", "Give the name of a file")
+        relabel("convert", "x.qrels", "y.jsonl", "--force").refused(
+            2, "y.jsonl: is no regular file", "Give the name of a file"
+        )
         assert (folder / "y.jsonl").is_symlink()
     finally:
         os.close(reader)
         os.close(writer)
 
 
-def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(relabel: Callable[..., Any], folder: Path) -> None:
+def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(
+    relabel: Callable[..., Any], folder: Path
+) -> None:
     (folder / "x.qrels").write_text(QRELS)
     (folder / "kept").mkdir()
     (folder / "kept/real.jsonl").write_text("mine")
@@ -487,12 +558,17 @@ def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(relabel: 
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.float32(), pa.decimal128(4, 1), pa.string()])
-def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(convert: Callable[..., Any], folder: Path, kind: pa.DataType) -> None:
+def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(
+    convert: Callable[..., Any], folder: Path, kind: pa.DataType
+) -> None:
     rows = {"query_id": ["q"] * 3, "doc_id": ["a", "a", "b"], "score": pa.array([1, 2, 5], pa.int8()).cast(kind)}
     pq.write_table(pa.table(rows), "x.parquet")
     for target in ("x.run", "y.parquet", "y.jsonl"):
         assert convert("x.parquet", target, "--duplicates", "mean")["conflicts"] == 1
-    assert [line.split()[2:5] for line in Path("x.run").read_text().splitlines()] == [["b", "1", "5.0"], ["a", "2", "1.5"]]
+    assert [line.split()[2:5] for line in Path("x.run").read_text().splitlines()] == [
+        ["b", "1", "5.0"],
+        ["a", "2", "1.5"],
+    ]
     for target in ("y.parquet", "y.jsonl"):
         assert [float(row["score"]) for row in rows_of(target)] == [1.5, 5.0]
 
@@ -534,7 +610,9 @@ def test_a_column_of_empty_objects_is_refused_by_its_name(
 ) -> None:
     path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "e": value}])
     for target in ("x.parquet", "x.jsonl"):
-        relabel("convert", path, target).refused(3, f"rows.jsonl: column `{name}` holds only empty objects", "Leave it out")
+        relabel("convert", path, target).refused(
+            3, f"rows.jsonl: column `{name}` holds only empty objects", "Leave it out"
+        )
     assert relabel("convert", path, "x.qrels").code == 0
 
 
@@ -544,7 +622,9 @@ def test_ids_that_are_fractions_are_refused_by_trec_forms_and_kept_by_tables(
     relabel: Callable[..., Any], folder: Path, kind: pa.DataType, column: str
 ) -> None:
     """As pandas makes them of whole numbers with a gap: 7 would be written 7.0 and match nothing."""
-    rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {column: pa.array([7], pa.int8()).cast(kind)}
+    rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {
+        column: pa.array([7], pa.int8()).cast(kind)
+    }
     pq.write_table(pa.table(rows), "x.parquet")
     for target in ("x.qrels", "x.run"):
         relabel("convert", "x.parquet", target).refused(3, f"column `{column}`", "7.0", "as integers or text")
@@ -594,12 +674,16 @@ def test_columns_that_a_trec_file_does_not_want_may_hold_anything(
         assert convert(path, "x.qrels", "--force")["written"] == convert(path, "x.run", "--force")["written"] == 4
 
 
-def test_kinds_that_can_not_stand_in_one_column_are_told_with_the_line(write_rows: Callable[..., str], relabel: Callable[..., Any]) -> None:
+def test_kinds_that_can_not_stand_in_one_column_are_told_with_the_line(
+    write_rows: Callable[..., str], relabel: Callable[..., Any]
+) -> None:
     rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "x": row / 2} for row in range(5)]
     for row, text in zip(rows, ("a", 1, True, None, "b"), strict=True):
         row["any"] = text
     rows[3]["x"] = True
-    relabel("convert", write_rows(rows), "x.parquet").refused(3, "rows.jsonl: line 4: `x` is true", "a number before", "line 1")
+    relabel("convert", write_rows(rows), "x.parquet").refused(
+        3, "rows.jsonl: line 4: `x` is true", "a number before", "line 1"
+    )
 
 
 def test_a_folder_of_parquet_without_a_suffix_is_told_how_to_be_read(relabel: Callable[..., Any], folder: Path) -> None:
@@ -616,17 +700,27 @@ def test_a_whole_number_that_a_column_of_fractions_would_change_is_refused(
     """Also where the fraction first comes in a later block."""
     monkeypatch.setattr("jobs.convert.text_blocks.BLOCK_BYTES", 1 << 16)
     values = [2**53 + 1, *([3] * rows_between), 0.5, 2**60, 1e300]
-    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values)])
-    relabel("convert", path, "x.parquet").refused(3, "rows.jsonl: line 1: `x` is 9007199254740993", "9007199254740992", "as text")
+    path = write_rows(
+        [{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values)]
+    )
+    relabel("convert", path, "x.parquet").refused(
+        3, "rows.jsonl: line 1: `x` is 9007199254740993", "9007199254740992", "as text"
+    )
     assert relabel("convert", path, "x.qrels").code == 0
-    path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values[1:])])
+    path = write_rows(
+        [{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values[1:])]
+    )
     assert relabel("convert", path, "x.parquet").code == 0
     assert [row["x"] for row in rows_of("x.parquet")] == values[1:]
 
 
 @pytest.mark.parametrize("value", [2**64, [2**70], {"a": -(2**80)}])
-def test_whole_numbers_that_no_column_holds_are_refused(write_rows: Callable[..., str], relabel: Callable[..., Any], value: Any) -> None:
+def test_whole_numbers_that_no_column_holds_are_refused(
+    write_rows: Callable[..., str], relabel: Callable[..., Any], value: Any
+) -> None:
     path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "x": value}])
     for target in ("x.parquet", "x.jsonl"):
-        relabel("convert", path, target).refused(3, "rows.jsonl: column `x` holds whole numbers beyond 64 bits", "as text")
+        relabel("convert", path, target).refused(
+            3, "rows.jsonl: column `x` holds whole numbers beyond 64 bits", "as text"
+        )
     assert relabel("convert", path, "x.qrels").code == 0

@@ -10,18 +10,26 @@ import polars
 import pytest
 
 SLACK_KIB = 320 * 1024
-"""What an allocator and threads that run ahead may keep. Seven million rows are 400 MB in a frame, and 900 where a sink held them."""
+"""What an allocator and threads that run ahead may keep. Seven million rows are 400 MB in a frame, and 900 where a sink
+held them.
+"""
 
 
 def peak_kib(*arguments: str | Path) -> int:
-    """Peak resident memory of a conversion in a process of its own. Not getrusage's, which starts from the parent's at the fork."""
+    """Peak resident memory of a conversion in a process of its own. Not getrusage's, which starts from the parent's at
+    the fork.
+    """
     code = (
         "import pathlib, re, sys\nfrom jobs.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "convert", *map(str, arguments)], capture_output=True, text=True, check=True, timeout=280
+        [sys.executable, "-c", code, "convert", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=280,
     )
     return int(done.stderr.split()[-1])
 

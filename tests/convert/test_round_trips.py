@@ -55,8 +55,12 @@ def test_grades_come_back_from_qrels_from_jsonl_and_from_parquet(pairs: dict[tup
         assert (folder / "b.qrels").read_bytes() == (folder / "d.qrels").read_bytes()
         assert list(_read(folder / "g.jsonl", "grade").items()) == list(pairs.items())
         lines = (folder / "b.qrels").read_text(encoding="utf-8").split("\n")
-        assert [tuple(line.split()) for line in lines if line] == [(query, "0", doc, str(grade)) for (query, doc), grade in pairs.items()]
-        found_there = {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels(str(folder / "b.qrels"))}
+        assert [tuple(line.split()) for line in lines if line] == [
+            (query, "0", doc, str(grade)) for (query, doc), grade in pairs.items()
+        ]
+        found_there = {
+            (one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels(str(folder / "b.qrels"))
+        }
         assert found_there == pairs
 
 
@@ -99,7 +103,9 @@ def test_what_is_null_is_missing_from_every_form_and_nothing_else_is(pairs: dict
             found = convert(str(folder / "a.jsonl"), str(folder / target), options=PLAIN)
             assert (found.written, found.nulls) == (len(kept), len(pairs) - len(kept))
         assert _read(folder / "b.parquet", "grade") == _read(folder / "b.jsonl", "grade") == kept
-        assert {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels(str(folder / "b.qrels"))} == kept
+        assert {
+            (one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels(str(folder / "b.qrels"))
+        } == kept
 
 
 @FEW

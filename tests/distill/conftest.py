@@ -38,15 +38,25 @@ def word_tokenizer(*, has_types: bool) -> Any:
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = [*special, *SUBJECTS, *ATTRIBUTES, *FILLER, *MARKS, *"abcdefghijklmnopqrstuvwxyz[]"]
-    backend = Tokenizer(models.WordLevel({word: place for place, word in enumerate(dict.fromkeys(words))}, unk_token="[UNK]"))
+    backend = Tokenizer(
+        models.WordLevel({word: place for place, word in enumerate(dict.fromkeys(words))}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
     ids = [("[CLS]", 2), ("[SEP]", 3)]
-    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids)
+    backend.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
     names = ["input_ids", "token_type_ids", "attention_mask"] if has_types else ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-        model_input_names=names, model_max_length=64,
-    )  # fmt: skip
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_input_names=names,
+        model_max_length=64,
+    )
 
 
 def tiny_encoder(kind: str, vocab_size: int) -> Any:
@@ -54,16 +64,23 @@ def tiny_encoder(kind: str, vocab_size: int) -> Any:
     import transformers as tf
 
     shape: dict[str, Any] = {
-        "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "max_position_embeddings": 64, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
     torch.manual_seed(3)
     if kind == "bert":
         return tf.BertModel(tf.BertConfig(**shape))
     if kind == "xlm-roberta":
         return tf.XLMRobertaModel(tf.XLMRobertaConfig(**{**shape, "max_position_embeddings": 66}, type_vocab_size=1))
     if kind == "deberta-v2":
-        return tf.DebertaV2Model(tf.DebertaV2Config(**shape, relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0))
+        return tf.DebertaV2Model(
+            tf.DebertaV2Config(**shape, relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0)
+        )
     special = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
     return tf.ModernBertModel(tf.ModernBertConfig(**shape, **special, local_attention=16, attn_implementation="sdpa"))
 
@@ -98,9 +115,15 @@ def decoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
             tokenizer.save_pretrained(folder)
             torch.manual_seed(3)
             config = Qwen2Config(
-                vocab_size=len(tokenizer) + 5, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-            )  # fmt: skip
+                vocab_size=len(tokenizer) + 5,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=512,
+                tie_word_embeddings=True,
+            )
             Qwen2ForCausalLM(config).save_pretrained(folder)
             made[template] = folder
         return made[template]
@@ -109,7 +132,9 @@ def decoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 
 def make_pairs(seed: int = 5) -> list[dict[str, Any]]:
-    """Pairs with subject and attribute scores that follow from marks in the document, and the grade that φ makes of them."""
+    """Pairs with subject and attribute scores that follow from marks in the document, and the grade that φ makes of
+    them.
+    """
     chance = np.random.default_rng(seed)
     rows = []
     for query in range(NUM_QUERIES):
@@ -137,7 +162,9 @@ def softened(grade: int, width: int, sure: float = 0.8) -> list[float]:
     return [sure if place == grade else (1 - sure) / (width - 1) for place in range(width)]
 
 
-def label_rows(pairs: list[dict[str, Any]], *, has_nodes: bool = True, has_probs: bool = True, **changes: Any) -> list[dict[str, Any]]:
+def label_rows(
+    pairs: list[dict[str, Any]], *, has_nodes: bool = True, has_probs: bool = True, **changes: Any
+) -> list[dict[str, Any]]:
     rows = []
     for number, pair in enumerate(pairs):
         nodes: dict[str, Any] = {}
@@ -146,10 +173,20 @@ def label_rows(pairs: list[dict[str, Any]], *, has_nodes: bool = True, has_probs
             if has_probs:
                 nodes |= {f"{name}_probs": softened(pair[name], 5) for name in ("subject", "attribute")}
         row: dict[str, Any] = dict.fromkeys(LABELS.names) | {
-            "row_id": number, "query_id": pair["query_id"], "doc_id": pair["doc_id"], "status": "ok", "grade": pair["grade"],
-            "probs": softened(pair["grade"], 3) if has_probs else None, "outside_mass": 0.1 if has_probs else None, **nodes,
-            "evidence": [], "flags": [], "prompt_tokens": 1, "output_tokens": 1, "reused": False,
-        }  # fmt: skip
+            "row_id": number,
+            "query_id": pair["query_id"],
+            "doc_id": pair["doc_id"],
+            "status": "ok",
+            "grade": pair["grade"],
+            "probs": softened(pair["grade"], 3) if has_probs else None,
+            "outside_mass": 0.1 if has_probs else None,
+            **nodes,
+            "evidence": [],
+            "flags": [],
+            "prompt_tokens": 1,
+            "output_tokens": 1,
+            "reused": False,
+        }
         rows.append(row | changes)
     return rows
 
@@ -184,7 +221,9 @@ def small_spec(encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: 
             "split": {"dev": 0.2, "test": 0.2},
         }
         for key, value in changes.items():
-            values[key] = {**values[key], **value} if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+            values[key] = (
+                {**values[key], **value} if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+            )
         return values
 
     return make

@@ -1,8 +1,9 @@
-"""Several trainings by the same processes, so that torch is imported once in each: `torchrun sharded_runs.py PLAN.json`.
+"""Several trainings by the same processes, so that torch is imported once in each: `torchrun sharded_runs.py
+PLAN.json`.
 
-The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit), `copies` (a folder that
-becomes the output before it starts) and `disagrees` (the second process sees other figures on dev). Each process writes what it saw to
-`seen-<rank>.json` beside the plan.
+The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit),
+`copies` (a folder that becomes the output before it starts) and `disagrees` (the second process sees other figures on
+dev). Each process writes what it saw to `seen-<rank>.json` beside the plan.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def shares(tensors: Iterable[Any]) -> tuple[int, int]:
 
 def moments(optimizer: Any) -> list[Any]:
     """An optimizer's tensors but its counts of steps."""
-    return [value for values in optimizer.state.values() for value in values.values() if value.dim()] if optimizer is not None else []
+    return (
+        [value for values in optimizer.state.values() for value in values.values() if value.dim()]
+        if optimizer is not None
+        else []
+    )
 
 
 def dying_at(place: str | None) -> Callable[[str], None]:
@@ -61,7 +66,11 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
 
     def noting(trainer: Any, **options: Any) -> Any:
         outcome = whole_train(trainer, **options)
-        seen.update(weights=shares(trainer.model.parameters()), moments=shares(moments(trainer.optimizer)), best_step=outcome.best_step)
+        seen.update(
+            weights=shares(trainer.model.parameters()),
+            moments=shares(moments(trainer.optimizer)),
+            best_step=outcome.best_step,
+        )
         return outcome
 
     def upside_down(*args: Any) -> dict[str, float]:
@@ -74,12 +83,18 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
-        report = distill.students.distilling.distill(spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first)
+        report = distill.students.distilling.distill(
+            spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first
+        )
         seen["metrics"] = report.manifest["metrics"]
     except Killed:
         seen["died"] = True
     finally:
-        distill.students.loop.train, failpoints.hit, distill.students.distilling._dev = whole_train, whole_hit, whole_dev
+        distill.students.loop.train, failpoints.hit, distill.students.distilling._dev = (
+            whole_train,
+            whole_hit,
+            whole_dev,
+        )
     return {**seen, "said": said}
 
 

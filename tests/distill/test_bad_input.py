@@ -40,7 +40,10 @@ def label_run(tmp_path: Path, pairs_file: Path) -> Callable[..., Path]:
         text = JOB.format(pairs=pairs_file, output=output, garbage=garbage).replace("graph-grpo", labeler)
         file.write_text(text)
         CliRunner().invoke(
-            relabel, ["run", str(file), *(["--shard", shard] if shard else [])], standalone_mode=False, catch_exceptions=False
+            relabel,
+            ["run", str(file), *(["--shard", shard] if shard else [])],
+            standalone_mode=False,
+            catch_exceptions=False,
         )
         return output
 
@@ -80,7 +83,9 @@ def test_a_run_that_fails_verify_is_refused(run: Callable[..., Any], label_run: 
         run(labels=[str(output)])
 
 
-def test_a_run_over_its_limit_is_refused_unless_allowed(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+def test_a_run_over_its_limit_is_refused_unless_allowed(
+    run: Callable[..., Any], label_run: Callable[..., Path]
+) -> None:
     output = label_run(garbage=0.95)
     with pytest.raises(ManifestError, match=r"over its limit.*allow_over_limit"):
         run(labels=[str(output)])
@@ -101,7 +106,9 @@ def test_inputs_that_changed_since_the_run_are_refused(
         pairs_file.write_bytes(held)
 
 
-def test_labels_about_queries_train_no_student_of_pairs(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
+def test_labels_about_queries_train_no_student_of_pairs(
+    run: Callable[..., Any], label_run: Callable[..., Path]
+) -> None:
     with pytest.raises(InputError, match="about queries"):
         run(labels=[str(label_run(labeler="complexity"))])
 
@@ -146,7 +153,9 @@ def test_labels_that_teach_nothing_or_are_wrong_are_refused(
         run(labels=labels(path, pairs_file))
 
 
-def test_a_head_that_is_named_and_has_no_rows_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+def test_a_head_that_is_named_and_has_no_rows_is_refused(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
     path = write_labels(tmp_path / "labels.parquet", label_rows(make_pairs(), has_nodes=False))
     with pytest.raises(InputError, match="names subject, attribute, and no row"):
         run(labels=labels(path, pairs_file), student={"heads": {"relevance": 3, "subject": 5, "attribute": 5}})
@@ -169,7 +178,9 @@ def test_an_encoder_is_no_decoder_and_a_decoder_no_encoder(
         run(student={"kind": "encoder", "model": str(decoder_dir())})
 
 
-def test_a_tokenizer_without_the_grade_tokens_is_refused(run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_tokenizer_without_the_grade_tokens_is_refused(
+    run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path
+) -> None:
     import shutil
 
     from tests.distill.conftest import word_tokenizer
@@ -189,7 +200,9 @@ def test_max_tokens_over_the_models_limit_is_refused(run: Callable[..., Any], en
         run(student={"model": str(encoder_dir("xlm-roberta"))}, train={"max_tokens": 66})
 
 
-def test_weights_that_are_pickle_are_refused(run: Callable[..., Any], encoder_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_weights_that_are_pickle_are_refused(
+    run: Callable[..., Any], encoder_dir: Callable[..., Path], tmp_path: Path
+) -> None:
     import shutil
 
     import torch
@@ -233,6 +246,8 @@ def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
         ({"train": {"class_balance": "sampler", "tokens_per_batch": 64}}, "does not go with a budget of tokens"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused(spec: Callable[..., dict[str, Any]], changes: dict[str, Any], says: str) -> None:
+def test_a_spec_that_contradicts_itself_is_refused(
+    spec: Callable[..., dict[str, Any]], changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         validate_spec(DistillSpec, spec(**changes), where="student.yaml")

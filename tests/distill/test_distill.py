@@ -1,4 +1,6 @@
-"""A distillation from end to end on tiny models: what is in the folder, and that a loaded student says what the trained one said."""
+"""A distillation from end to end on tiny models: what is in the folder, and that a loaded student says what the trained
+one said.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,19 @@ def trained(
     return output, report, said
 
 
-def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pickle(trained: tuple[Path, Any, list[str]]) -> None:
+def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pickle(
+    trained: tuple[Path, Any, list[str]],
+) -> None:
     output, report, _ = trained
     names = {file.name for file in output.iterdir()}
-    assert {"student.json", "config.json", "model.safetensors", "heads.safetensors", "tokenizer.json", "manifest.json"} <= names
+    assert {
+        "student.json",
+        "config.json",
+        "model.safetensors",
+        "heads.safetensors",
+        "tokenizer.json",
+        "manifest.json",
+    } <= names
     assert {"curves.parquet", "curves.svg", "README.md"} <= names
     assert "checkpoints" not in names
     assert_no_pickle(output)
@@ -86,7 +97,13 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     losses = [row["value"] for row in rows if (row["split"], row["name"]) == ("train", "loss")]
     assert len(losses) == report.manifest["training"]["steps"]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
-    assert {row["name"] for row in rows if row["split"] == "train"} >= {"relevance", "subject", "attribute", "consistency", "learning_rate"}
+    assert {row["name"] for row in rows if row["split"] == "train"} >= {
+        "relevance",
+        "subject",
+        "attribute",
+        "consistency",
+        "learning_rate",
+    }
     assert {row["name"] for row in rows if row["split"] == "dev"} >= {"loss", "f1_macro"}
     assert (output / "curves.svg").read_text().startswith("<?xml")
 
@@ -105,7 +122,11 @@ def test_a_loaded_student_gives_calibrated_rows_that_depend_on_no_batch(trained:
     student = load_student(output)
     pairs = [(row["query"], row["document"]) for row in make_pairs()[:17]]
     found = student.probabilities(pairs)
-    assert {name: values.shape for name, values in found.items()} == {"relevance": (17, 3), "subject": (17, 5), "attribute": (17, 5)}
+    assert {name: values.shape for name, values in found.items()} == {
+        "relevance": (17, 3),
+        "subject": (17, 5),
+        "attribute": (17, 5),
+    }
     np.testing.assert_allclose(found["relevance"].sum(1), 1.0, rtol=1e-6)
     one_by_one = np.concatenate([student.probabilities([pair])["relevance"] for pair in pairs])
     np.testing.assert_allclose(found["relevance"], one_by_one, atol=1e-6)
@@ -190,7 +211,11 @@ def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callabl
     from safetensors.numpy import load_file
 
     first = run(loss={"targets": "hard"}, train={"max_steps": 3}, output=str(tmp_path / "one"))
-    second = run(student={"model": str(first.output)}, train={"max_steps": 1, "learning_rate": 1e-12}, output=str(tmp_path / "two"))
+    second = run(
+        student={"model": str(first.output)},
+        train={"max_steps": 1, "learning_rate": 1e-12},
+        output=str(tmp_path / "two"),
+    )
     heads = [load_file(report.output / "heads.safetensors")["relevance.weight"] for report in (first, second)]
     np.testing.assert_allclose(heads[0], heads[1], atol=1e-8)
     assert second.manifest["model"]["reference"] == str(first.output)
@@ -199,7 +224,9 @@ def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callabl
 def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    """From a label-only student to all three heads: relevance goes on, the others begin; another number of grades begins too."""
+    """From a label-only student to all three heads: relevance goes on, the others begin; another number of grades
+    begins too.
+    """
     from safetensors.torch import load_file
 
     from distill.students.bases import build_module, check_base, make_record
@@ -211,7 +238,9 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
     first = run(loss=alone, train={"max_steps": 2}).output
     held = load_file(first / "heads.safetensors")["relevance.weight"]
-    values = validate_spec(DistillSpec, spec(student={"model": str(first)}, output=str(tmp_path / "second")), where="student.yaml")
+    values = validate_spec(
+        DistillSpec, spec(student={"model": str(first)}, output=str(tmp_path / "second")), where="student.yaml"
+    )
     base = check_base(values, resolve_model(str(first), cache_dir=tmp_path))
     for grades, is_taken in ((3, True), (4, False)):
         heads = {"relevance": grades, "subject": 5, "attribute": 5}
@@ -222,7 +251,13 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
 
 def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
     report = run(
-        train={"epochs": 30, "eval_every": 2, "learning_rate": 3e-2, "early_stopping": {"metric": "loss", "patience": 1}, "warmup": 0.0}
+        train={
+            "epochs": 30,
+            "eval_every": 2,
+            "learning_rate": 3e-2,
+            "early_stopping": {"metric": "loss", "patience": 1},
+            "warmup": 0.0,
+        }
     )
     training = report.manifest["training"]
     rows = pq.read_table(report.output / "curves.parquet").to_pylist()

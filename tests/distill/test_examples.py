@@ -52,7 +52,9 @@ def test_soft_targets_are_the_teachers_and_hard_ones_the_grade_that_it_wrote(exa
         ({}, set()),
     ],
 )
-def test_each_head_may_have_targets_of_its_own_kind(examples: Callable[..., Examples], targets: Any, hard: set[str]) -> None:
+def test_each_head_may_have_targets_of_its_own_kind(
+    examples: Callable[..., Examples], targets: Any, hard: set[str]
+) -> None:
     found = examples(loss={"targets": targets})
     for row, pair in enumerate(make_pairs()):
         for head, name, width in (("relevance", "grade", 3), ("subject", "subject", 5), ("attribute", "attribute", 5)):
@@ -75,19 +77,25 @@ def test_targets_that_are_none_are_named(examples: Callable[..., Examples], targ
         examples(loss={"targets": targets})
 
 
-def test_four_grades_want_a_rule_map_of_their_own(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+def test_four_grades_want_a_rule_map_of_their_own(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
+) -> None:
     """The built-in one stops at 2, and the consistency loss would pull the student off grade 3."""
     rows = label_rows(make_pairs())
     for row in rows:
         row["probs"] = [*row["probs"], 0.0]
     labels = [source(write_labels(tmp_path / "l.parquet", rows), pairs_file)]
-    with pytest.raises(ConfigError, match=r"`phi` is missing: the built-in rule map gives grades 0 to 2, and there are 4"):
+    with pytest.raises(
+        ConfigError, match=r"`phi` is missing: the built-in rule map gives grades 0 to 2, and there are 4"
+    ):
         examples(labels=labels)
     alone = examples(labels=labels, loss={"subject": 0.0, "attribute": 0.0, "consistency": 0.0})
     assert alone.targets["relevance"].shape[1] == 4
 
 
-def test_rows_without_a_node_are_masked_and_not_guessed(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+def test_rows_without_a_node_are_masked_and_not_guessed(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
+) -> None:
     rows = label_rows(make_pairs())
     for row in rows[::2]:
         row |= dict.fromkeys(NODES)
@@ -113,7 +121,9 @@ def test_gold_is_mixed_into_the_target_and_rows_with_gold_alone_weigh_its_share(
     assert found.gold.tolist() == [pair["grade"] for pair in pairs]
 
 
-def test_gold_that_only_judges_is_no_row_to_learn_from(examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path) -> None:
+def test_gold_that_only_judges_is_no_row_to_learn_from(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
+) -> None:
     labelled = write_labels(tmp_path / "l.parquet", label_rows(make_pairs())[:100])
     found = examples(labels=[source(labelled, pairs_file)], gold={"path": str(pairs_file)})
     assert len(found.texts) == 100
@@ -126,7 +136,8 @@ def test_rows_weigh_what_source_confidence_and_outside_mass_say(
     one = write_labels(tmp_path / "one.parquet", label_rows(make_pairs())[:72])
     two = write_labels(tmp_path / "two.parquet", label_rows(make_pairs(), has_probs=False)[72:])
     found = examples(
-        labels=[source(one, pairs_file, weight=2.0), source(two, pairs_file)], loss={"weight_by": ["confidence", "outside_mass"]}
+        labels=[source(one, pairs_file, weight=2.0), source(two, pairs_file)],
+        loss={"weight_by": ["confidence", "outside_mass"]},
     )
     np.testing.assert_allclose(found.weights["relevance"][:72], 2.0 * 0.8 * 0.9, rtol=1e-6)
     np.testing.assert_allclose(found.weights["relevance"][72:], 1.0)
@@ -194,7 +205,12 @@ def test_the_docs_have_specs_and_the_schema_accepts_each() -> None:
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted(STUDENTS.glob("*.yaml"))])
 def test_every_spec_of_the_docs_runs(
-    name: str, tmp_path: Path, encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
+    name: str,
+    tmp_path: Path,
+    encoder_dir: Callable[..., Path],
+    decoder_dir: Callable[..., Path],
+    labels_file: Path,
+    pairs_file: Path,
 ) -> None:
     """With tiny models, made-up labels and one step; all other keys as they stand."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():

@@ -25,7 +25,9 @@ class Killed(BaseException):
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder behind `URL`."""
-    monkeypatch.setattr(output_locations, "open_bundle_store", lambda url: LocalBundleStore(tmp_path / url.removeprefix("s3://")))
+    monkeypatch.setattr(
+        output_locations, "open_bundle_store", lambda url: LocalBundleStore(tmp_path / url.removeprefix("s3://"))
+    )
     return tmp_path / "bucket/students/ecom"
 
 
@@ -60,7 +62,9 @@ def die_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int = 1) -> None:
     monkeypatch.setattr("manifests.failpoints.hit", hit)
 
 
-def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(there: Path, trained: Callable[..., OutputLocation]) -> None:
+def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(
+    there: Path, trained: Callable[..., OutputLocation]
+) -> None:
     trained("first").deliver(is_replacing=False)
     before = contents(there)
     late = trained("late", "of_the_late_one.txt")
@@ -180,7 +184,9 @@ def test_a_restart_killed_as_its_manifest_was_written_is_finished(
     assert (tmp_path / "out/manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(("meanwhile", "told"), [(NEW, "finished this student meanwhile"), (OLD, "another spec, model or data")])
+@pytest.mark.parametrize(
+    ("meanwhile", "told"), [(NEW, "finished this student meanwhile"), (OLD, "another spec, model or data")]
+)
 def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], told: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""Every loss against an independent computation: numpy loops, cases made by hand, torch's own functions, gradcheck in float64."""
+"""Every loss against an independent computation: numpy loops, cases made by hand, torch's own functions, gradcheck in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_hard_targets_are_torchs_cross_entropy() -> None:
     logits, grade = torch.tensor(draw(8, 4)), torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
     one_hot = torch.nn.functional.one_hot(grade, 4).double()
     ours = cross_entropy(logits, soft_targets(one_hot, smoothing=0.1))
-    torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(logits, grade, reduction="none", label_smoothing=0.1))
+    torch.testing.assert_close(
+        ours, torch.nn.functional.cross_entropy(logits, grade, reduction="none", label_smoothing=0.1)
+    )
 
 
 def test_soft_targets_differ_from_torchs_kl_by_the_teachers_entropy() -> None:
@@ -102,7 +106,9 @@ logit_rows = st.lists(st.floats(-8, 8), min_size=5, max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(subject=logit_rows, attribute=logit_rows, shift=st.floats(-5, 5), nudge=st.floats(0.05, 4), grade=st.integers(0, 2))
+@given(
+    subject=logit_rows, attribute=logit_rows, shift=st.floats(-5, 5), nudge=st.floats(0.05, 4), grade=st.integers(0, 2)
+)
 def test_consistency_is_zero_iff_both_distributions_agree(
     subject: list[float], attribute: list[float], shift: float, nudge: float, grade: int
 ) -> None:
@@ -127,9 +133,13 @@ def test_a_grade_that_no_cell_gives_costs_nothing_and_has_a_finite_gradient() ->
 
 @pytest.mark.parametrize("direction", ["induced_to_direct", "direct_to_induced"])
 def test_gradients_are_those_of_finite_differences(direction: str) -> None:
-    relevance, subject, attribute = (torch.tensor(draw(3, width, seed=width), requires_grad=True) for width in (3, 5, 5))
+    relevance, subject, attribute = (
+        torch.tensor(draw(3, width, seed=width), requires_grad=True) for width in (3, 5, 5)
+    )
     target = torch.softmax(torch.tensor(draw(3, 3, seed=9)), -1)
-    assert torch.autograd.gradcheck(lambda *heads: consistency(*heads, MASK, direction=direction), (relevance, subject, attribute))
+    assert torch.autograd.gradcheck(
+        lambda *heads: consistency(*heads, MASK, direction=direction), (relevance, subject, attribute)
+    )
     assert torch.autograd.gradcheck(lambda z: cross_entropy(z, target, temperature=1.7), (relevance,))
 
 
@@ -144,9 +154,18 @@ def test_a_masked_row_can_be_anything() -> None:
 
 def batch(rows: int = 4, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     widths = {"relevance": 3, "subject": 5, "attribute": 5}
-    logits = {name: torch.tensor(draw(rows, width, seed=seed + place)) for place, (name, width) in enumerate(widths.items())}
-    targets = {name: torch.softmax(torch.tensor(draw(rows, width, seed=seed + 10 + width)), -1) for name, width in widths.items()}
-    weights = {"relevance": torch.tensor([1.0, 2.0, 0.5, 1.0]), "subject": torch.tensor([1.0, 0.0, 0.0, 3.0]), "attribute": torch.ones(4)}
+    logits = {
+        name: torch.tensor(draw(rows, width, seed=seed + place)) for place, (name, width) in enumerate(widths.items())
+    }
+    targets = {
+        name: torch.softmax(torch.tensor(draw(rows, width, seed=seed + 10 + width)), -1)
+        for name, width in widths.items()
+    }
+    weights = {
+        "relevance": torch.tensor([1.0, 2.0, 0.5, 1.0]),
+        "subject": torch.tensor([1.0, 0.0, 0.0, 3.0]),
+        "attribute": torch.ones(4),
+    }
     held = {"targets": targets, "weights": {name: values.double() for name, values in weights.items()}}
     return logits, {**held, "row_weight": torch.tensor([1.0, 2.0, 0.5, 1.0]).double()}
 
@@ -171,10 +190,17 @@ def test_objective_is_equations_16_to_19_with_masks_and_weights() -> None:
 
 
 def test_label_smoothing_softens_the_grade_and_no_node() -> None:
-    """By hand: p_r = (1/2, 1/4, 1/4), grade 0, ε = 0.3: the target is (0.8, 0.1, 0.1). The nodes' targets stay one-hot."""
-    logits = {"relevance": torch.log(torch.tensor([[0.5, 0.25, 0.25]])), "subject": torch.tensor([[4.0, 0, 0, 0, 0]]).log_softmax(-1)}
+    """By hand: p_r = (1/2, 1/4, 1/4), grade 0, ε = 0.3: the target is (0.8, 0.1, 0.1). The nodes'
+    targets stay one-hot.
+    """
+    logits = {
+        "relevance": torch.log(torch.tensor([[0.5, 0.25, 0.25]])),
+        "subject": torch.tensor([[4.0, 0, 0, 0, 0]]).log_softmax(-1),
+    }
     logits["attribute"] = torch.log(torch.tensor([[0.6, 0.1, 0.1, 0.1, 0.1]]))
-    hard = {name: torch.nn.functional.one_hot(torch.tensor([0]), values.shape[1]).float() for name, values in logits.items()}
+    hard = {
+        name: torch.nn.functional.one_hot(torch.tensor([0]), values.shape[1]).float() for name, values in logits.items()
+    }
     held = {"targets": hard, "weights": {name: torch.ones(1) for name in logits}, "row_weight": torch.ones(1)}
     spec = LossSection(label_smoothing=0.3, consistency=0)
     found = Objective(spec, {name: values.shape[1] for name, values in logits.items()}, DEFAULT_PHI).sums(logits, held)

@@ -1,4 +1,6 @@
-"""Slips of a tired hand: each is refused before it costs training time or somebody's files, and the message says what to do."""
+"""Slips of a tired hand: each is refused before it costs training time or somebody's files, and the message says what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ SHORT = {"max_steps": 1}
 
 
 def labels(path: Path, pairs: Path, **changes: Any) -> list[dict[str, Any]]:
-    return [{"path": str(write_labels(path / "labels.parquet", label_rows(make_pairs(), **changes))), "pairs": {"path": str(pairs)}}]
+    return [
+        {
+            "path": str(write_labels(path / "labels.parquet", label_rows(make_pairs(), **changes))),
+            "pairs": {"path": str(pairs)},
+        }
+    ]
 
 
 def gold_file(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -38,7 +45,9 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("start", ["new", "restart", "resume"])
-def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(run: Callable[..., Any], tmp_path: Path, start: str) -> None:
+def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(
+    run: Callable[..., Any], tmp_path: Path, start: str
+) -> None:
     folder = tmp_path / "project"
     (folder / "checkpoints" / "other").mkdir(parents=True)
     (folder / "README.md").write_text("mine")
@@ -49,8 +58,12 @@ def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(run: Callable[...
     assert bytes_of(folder) == before
 
 
-def test_what_killed_calls_leave_is_not_somebody_elses(run: Callable[..., Any], spec: Callable[..., dict[str, Any]]) -> None:
-    """One killed before it claimed the folder, and a --restart killed while it removed checkpoints beside a half-written student."""
+def test_what_killed_calls_leave_is_not_somebody_elses(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]]
+) -> None:
+    """One killed before it claimed the folder, and a --restart killed while it removed checkpoints beside a
+    half-written student.
+    """
     checkpoints = Path(spec()["output"]) / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "distill.lock").touch()
@@ -63,7 +76,9 @@ def test_what_killed_calls_leave_is_not_somebody_elses(run: Callable[..., Any], 
     assert not run(start="restart", train=SHORT).was_done
 
 
-def test_a_base_model_is_never_overwritten_by_its_student(run: Callable[..., Any], encoder_dir: Callable[..., Path]) -> None:
+def test_a_base_model_is_never_overwritten_by_its_student(
+    run: Callable[..., Any], encoder_dir: Callable[..., Path]
+) -> None:
     before = bytes_of(encoder_dir())
     with pytest.raises(StaleRunError, match="no student"):
         run(output=str(encoder_dir()), train=SHORT)
@@ -93,29 +108,43 @@ def test_a_loss_that_no_label_of_these_trains_is_refused(
 ) -> None:
     student = {"kind": "decoder", "model": str(decoder_dir())} if kind == "decoder" else {}
     with pytest.raises(InputError, match=r"nothing trains the relevance head.*loss\.relevance"):
-        run(labels=labels(tmp_path, pairs_file, has_nodes=False), loss={"relevance": 0.0, "consistency": 1.0}, student=student)
+        run(
+            labels=labels(tmp_path, pairs_file, has_nodes=False),
+            loss={"relevance": 0.0, "consistency": 1.0},
+            student=student,
+        )
 
 
-def test_a_lone_node_that_nothing_trains_gets_no_head(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+def test_a_lone_node_that_nothing_trains_gets_no_head(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
     """Consistency needs both nodes, so it trains no lone one."""
     sources = labels(tmp_path, pairs_file, attribute=None, attribute_probs=None)
     assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest["heads"] == {"relevance": 3}
 
 
 @pytest.mark.parametrize("mass", [float("nan"), -0.5, 1.5, float("inf")])
-def test_an_outside_mass_that_is_no_share_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path, mass: float) -> None:
+def test_an_outside_mass_that_is_no_share_is_refused(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path, mass: float
+) -> None:
     with pytest.raises(InputError, match=r"label 0 has the outside mass .*from 0 to 1"):
         run(labels=labels(tmp_path, pairs_file, outside_mass=mass), loss={"weight_by": ["outside_mass"]}, train=SHORT)
 
 
-def test_rows_that_all_weigh_nothing_are_told_as_that(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
+def test_rows_that_all_weigh_nothing_are_told_as_that(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
     with pytest.raises(InputError, match=r"head relevance.*weigh 0.*weight_by"):
         run(labels=labels(tmp_path, pairs_file, outside_mass=1.0), loss={"weight_by": ["outside_mass"]}, train=SHORT)
 
 
-def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
-    with pytest.raises(InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"):
+    with pytest.raises(
+        InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"
+    ):
         run(gold=gold_file(tmp_path, strangers), train=SHORT)
     nulls = [{**pair, "grade": None} for pair in make_pairs()]
     with pytest.raises(InputError, match="none of its grades"):
@@ -137,10 +166,17 @@ def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_befor
     monkeypatch.setattr(StudentTrainer, "compute_loss", lambda *_args, **_kwargs: pytest.fail("trained"))
     strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
     with pytest.raises(InputError, match=r"teacher.*test split.*both"):
-        run(gold=gold_file(tmp_path, strangers), loss={"gold_weight": 0.5}, require={"macro_f1": ">=0.5*teacher"}, train=SHORT)
+        run(
+            gold=gold_file(tmp_path, strangers),
+            loss={"gold_weight": 0.5},
+            require={"macro_f1": ">=0.5*teacher"},
+            train=SHORT,
+        )
 
 
-def test_a_plain_gate_is_judged_on_all_rows_beside_one_against_the_teacher(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_plain_gate_is_judged_on_all_rows_beside_one_against_the_teacher(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     known = [pair for pair in make_pairs() if pair["doc_id"] != "d5"]
     new = [{**pair, "doc_id": f"n{pair['doc_id']}"} for pair in make_pairs()]
     gates = {"accuracy": ">=0", "macro_f1": ">=0*teacher"}
@@ -197,7 +233,9 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
         run(train=SHORT)
 
 
-def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -209,7 +247,9 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(run: Callable[..., 
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_training_that_is_told_to_stop_says_how_to_go_on(spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int) -> None:
+def test_a_training_that_is_told_to_stop_says_how_to_go_on(
+    spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int
+) -> None:
     values = spec(train={"epochs": 5000, "save_every": 5})
     file = tmp_path / "student.yaml"
     file.write_text(yaml.safe_dump(values))

@@ -1,4 +1,6 @@
-"""`train.strategy: fsdp`: two processes with half of the weights each train the student that one process trains, and write its files."""
+"""`train.strategy: fsdp`: two processes with half of the weights each train the student that one process trains, and
+write its files.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,15 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "sharded_runs.py"
 TEXTS = [(pair["query"], pair["document"]) for pair in make_pairs()[:24]]
 STEPS = {"max_steps": 6, "batch_size": 8, "learning_rate": 1e-3, "save_every": 2, "eval_every": 2}
-TOO_FAST = {"learning_rate": 0.3, "early_stopping": {"metric": "loss", "patience": 1}, "max_steps": 12, "save_every": 12}
-"""Dev gets worse while it trains, so that an earlier step is kept: on both processes, although the second sees the opposite."""
+TOO_FAST = {
+    "learning_rate": 0.3,
+    "early_stopping": {"metric": "loss", "patience": 1},
+    "max_steps": 12,
+    "save_every": 12,
+}
+"""Dev gets worse while it trains, so that an earlier step is kept: on both processes, although the second sees the
+opposite.
+"""
 KINDS = ("encoder", "decoder", "adapters", "best")
 
 Seen = dict[str, list[dict[str, Any]]]
@@ -39,7 +48,16 @@ def in_processes(number: int, entries: dict[str, dict[str, Any]], folder: Path, 
     """What each process saw of these trainings."""
     plan = folder / "plan.json"
     plan.write_text(json.dumps(list(entries.values())))
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(number), str(SCRIPT), str(plan)]
+    call = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(number),
+        str(SCRIPT),
+        str(plan),
+    ]
     around = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(call, env=around, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
@@ -48,7 +66,9 @@ def in_processes(number: int, entries: dict[str, dict[str, Any]], folder: Path, 
 
 
 @pytest.fixture(scope="module")
-def changes(encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def changes(
+    encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What is trained, by name; without dropout, whose draws differ from process to process."""
     encoder = {"model": str(without_dropout(encoder_dir(), tmp_path_factory.mktemp("still"))), "dropout": 0.0}
     decoder = {"kind": "decoder", "model": str(decoder_dir())}
@@ -62,7 +82,9 @@ def changes(encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path], 
 
 
 @pytest.fixture(scope="module")
-def both(small_spec: Callable[..., Any], changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
+def both(
+    small_spec: Callable[..., Any], changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Seen]:
     """Everything that two processes do in this file; they import torch once."""
     folder = tmp_path_factory.mktemp("both")
 
@@ -122,10 +144,15 @@ def test_a_process_holds_half_of_the_weights_and_of_the_moments(both: tuple[Path
 
 
 @pytest.mark.slow
-def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit_for_bit(both: tuple[Path, Seen]) -> None:
+def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit_for_bit(
+    both: tuple[Path, Seen],
+) -> None:
     folder, seen = both
     assert all(one["died"] for one in seen["killed"])
-    assert [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(folder / "killed" / "checkpoints")] == [2, 4]
+    assert [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(folder / "killed" / "checkpoints")] == [
+        2,
+        4,
+    ]
     assert_no_pickle(folder / "killed")
     assert "resuming from checkpoint-000004" in seen["resumed"][0]["said"]
     assert curve(folder / "resumed") == curve(folder / "encoder")
@@ -183,7 +210,9 @@ def test_two_gpus_with_half_the_weights_each_train_as_one_that_accumulates(
     for name, (number, change) in ways.items():
         spec = small_spec(**{**changes[kind], "train": {**train, **change}}, output=str(tmp_path / name))
         seen |= in_processes(number, {name: {"spec": spec}}, tmp_path, CUDA_VISIBLE_DEVICES="0,1"[: 2 * number - 1])
-    np.testing.assert_allclose(points(tmp_path / "both"), points(tmp_path / "alone"), rtol=2e-2 if precision == "bf16" else 1e-3)
+    np.testing.assert_allclose(
+        points(tmp_path / "both"), points(tmp_path / "alone"), rtol=2e-2 if precision == "bf16" else 1e-3
+    )
     assert all(0.49 < own / in_all < 0.51 for own, in_all in (one["weights"] for one in seen["both"]))
     assert seen["both"][0]["metrics"] == seen["both"][1]["metrics"]
 

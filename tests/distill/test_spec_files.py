@@ -16,9 +16,14 @@ from jobs.cli import main
 
 @pytest.fixture
 def call(
-    tmp_path: Path, spec: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    spec: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, str, str]]:
-    """`call("--set", "train.seed=3", RELABEL_NAME="x", changes={…})`: `relabel distill` on the small spec, in this process."""
+    """`call("--set", "train.seed=3", RELABEL_NAME="x", changes={…})`: `relabel distill` on the small spec, in this
+    process.
+    """
 
     def run(*arguments: str, changes: dict[str, Any] | None = None, **environment: str) -> tuple[int, str, str]:
         file = tmp_path / "student.yaml"
@@ -33,7 +38,9 @@ def call(
     return run
 
 
-def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(call: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     output = {"output": str(tmp_path / "${date:%Y}" / "${env.REGION}-$${x}")}
     variables = {"RELABEL_DATE": "2025-02-03", "REGION": "north", "RELABEL_TRAIN__SEED": "11", "RELABEL_NAME": "other"}
     code, _, err = call("--set", "train.seed=12", changes=output, **variables)
@@ -78,11 +85,23 @@ GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
         ("", ["student.yaml: is empty. `relabel schema student` prints its keys"]),
         (GOOD + "bogus: 1\n", ["unknown key `bogus`: known keys are name, labels, gold"]),
         (GOOD + "trian: {epochs: 1}\n", ["unknown key `trian`: did you mean `train`?"]),
-        (GOOD.replace("model: m", "modle: m"), ["`student.model` is missing", "unknown key `student.modle`: did you mean `model`?"]),
-        (GOOD.replace("[out]", "[out, {path: p, wieght: 2}]"), ["unknown key `labels.1.wieght`: did you mean `weight`?"]),
+        (
+            GOOD.replace("model: m", "modle: m"),
+            ["`student.model` is missing", "unknown key `student.modle`: did you mean `model`?"],
+        ),
+        (
+            GOOD.replace("[out]", "[out, {path: p, wieght: 2}]"),
+            ["unknown key `labels.1.wieght`: did you mean `weight`?"],
+        ),
         (GOOD + "gold: {path: g, grdae: x}\n", ["unknown key `gold.grdae`: did you mean `grade`?"]),
-        (GOOD + "train: {early_stopping: {patiense: 2}}\n", ["unknown key `train.early_stopping.patiense`: did you mean `patience`?"]),
-        (GOOD.replace("{kind: encoder, model: m}", "encoder"), ["`student` = 'encoder': want a mapping with the keys kind, model"]),
+        (
+            GOOD + "train: {early_stopping: {patiense: 2}}\n",
+            ["unknown key `train.early_stopping.patiense`: did you mean `patience`?"],
+        ),
+        (
+            GOOD.replace("{kind: encoder, model: m}", "encoder"),
+            ["`student` = 'encoder': want a mapping with the keys kind, model"],
+        ),
         (GOOD + "train: [1]\n", ["`train` = [1]: want a mapping with the keys ", "epochs"]),
         (GOOD.replace("output: o", "output: 3"), ["`output` = 3", "in YAML, put it in quotes"]),
         (
@@ -106,16 +125,24 @@ def test_a_file_that_is_no_spec_of_a_student_is_refused_with_its_place_and_what_
     assert "labeler" not in found.err or "labeler" in text
 
 
-def test_a_student_spec_that_is_not_there_names_where_to_find_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_student_spec_that_is_not_there_names_where_to_find_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["distill", str(tmp_path / "absent.yaml")])
     found = capsys.readouterr()
     assert end.value.code == 3
-    assert "absent.yaml: no such file. `relabel schema student` prints its keys, docs/students holds some to start from." in found.err
+    assert (
+        "absent.yaml: no such file. `relabel schema student` prints its keys, docs/students holds some to start from."
+        in found.err
+    )
 
 
 def test_a_student_counts_from_its_file_and_goes_on_where_the_old_rule_led(
-    tmp_path: Path, spec: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    spec: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def call(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:

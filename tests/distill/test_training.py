@@ -1,4 +1,6 @@
-"""The loop's promises: accumulation changes nothing, a killed training resumes bit for bit, NaN and lack of memory are told."""
+"""The loop's promises: accumulation changes nothing, a killed training resumes bit for bit, NaN and lack of memory are
+told.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ def curve(output: Path) -> list[dict[str, Any]]:
     return pq.read_table(output / "curves.parquet").to_pylist()
 
 
-def command(values: dict[str, Any], folder: Path, *flags: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
+def command(
+    values: dict[str, Any], folder: Path, *flags: str, failpoint: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """`relabel distill` in a process of its own."""
     file = folder / "student.yaml"
     file.write_text(yaml.safe_dump(values))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | {
+        "OMP_NUM_THREADS": "1"
+    }
     if failpoint:
         environment["RELABEL_FAILPOINT"] = failpoint
     call = [sys.executable, "-m", "jobs", "distill", str(file), "--output", "json", *flags]
@@ -58,7 +64,9 @@ def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_b
     train = {"epochs": 2, "save_every": 3, "eval_every": 4}
     alone = run(train=train, output=str(tmp_path / "alone"))
     values = {"train": train, "output": str(tmp_path / "killed")}
-    killed = command(spec(**values), tmp_path, failpoint="after_training_step:8")  # in the second epoch, two steps past a checkpoint
+    killed = command(
+        spec(**values), tmp_path, failpoint="after_training_step:8"
+    )  # in the second epoch, two steps past a checkpoint
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = checkpoints.list_checkpoints(tmp_path / "killed" / "checkpoints")
     assert [checkpoints.step_of(path) for path in left] == [3, 6]
@@ -92,7 +100,9 @@ def test_two_processes_train_as_one_that_accumulates(
     done = subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["training"]["steps"] == 4
-    one, other = ([row["value"] for row in curve(output) if row["name"] == "loss"] for output in (alone.output, tmp_path / "both"))
+    one, other = (
+        [row["value"] for row in curve(output) if row["name"] == "loss"] for output in (alone.output, tmp_path / "both")
+    )
     np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
@@ -122,12 +132,20 @@ def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_accumulating_small_batches_is_the_loss_of_a_large_one(run: Callable[..., Any], tmp_path: Path, encoder_dir: Any) -> None:
+def test_accumulating_small_batches_is_the_loss_of_a_large_one(
+    run: Callable[..., Any], tmp_path: Path, encoder_dir: Any
+) -> None:
     """Also with masked nodes and row weights, where a mean of means would be another number."""
     whole, halved = (
         run(
             # in plain order four batches of 4 hold what one of 16 holds
-            train={"max_steps": 4, "batch_size": size, "accumulation": 16 // size, "learning_rate": 1e-3, "group_by_length": False},
+            train={
+                "max_steps": 4,
+                "batch_size": size,
+                "accumulation": 16 // size,
+                "learning_rate": 1e-3,
+                "group_by_length": False,
+            },
             loss={"weight_by": ["confidence", "outside_mass"]},
             student={"dropout": 0.0, "model": str(without_dropout(encoder_dir(), tmp_path))},
             output=str(tmp_path / f"out{size}"),
@@ -145,7 +163,9 @@ def without_dropout(model: Path, folder: Path) -> Path:
     if not copy.exists():
         shutil.copytree(model, copy)
         config = json.loads((copy / "config.json").read_text())
-        (copy / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+        (copy / "config.json").write_text(
+            json.dumps({**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+        )
     return copy
 
 
@@ -173,7 +193,9 @@ def test_a_loss_that_is_no_number_stops_names_the_rows_and_keeps_the_last_good_c
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_cpu_computes_no_padding_beyond_the_longest_row(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_computes_no_padding_beyond_the_longest_row(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[int, int]] = []
     collate = EncoderTexts.collate
 
@@ -201,7 +223,9 @@ def without_room_for(rows: int) -> Callable[..., Any]:
     return forward
 
 
-def test_out_of_memory_halves_the_batch_once_and_says_so(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_batch_once_and_says_so(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(EncoderStudent, "forward", without_room_for(8))
     report = run(say=said.append, train={"max_steps": 3, "batch_size": 16})
@@ -226,7 +250,12 @@ def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], mo
     monkeypatch.undo()
     with pytest.raises(StaleRunError, match="another spec"):
         run(start="resume", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})
-    assert run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}).manifest["training"]["steps"] == 4
+    assert (
+        run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}).manifest["training"][
+            "steps"
+        ]
+        == 4
+    )
 
 
 def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -276,7 +305,9 @@ def test_every_epoch_takes_each_row_once_in_batches_that_follow_from_seed_and_ep
 
 def test_rows_of_like_length_share_a_batch_and_its_company_still_changes_from_epoch_to_epoch() -> None:
     lengths = np.random.default_rng(0).integers(4, 97, size=8_000)
-    plan, at_random = (BatchPlan(lengths.tolist(), np.arange(8_000), seed=3, batch_size=32, groups=groups) for groups in (True, False))
+    plan, at_random = (
+        BatchPlan(lengths.tolist(), np.arange(8_000), seed=3, batch_size=32, groups=groups) for groups in (True, False)
+    )
     assert plan.padding_share() < 0.03 < 0.3 < at_random.padding_share()
     company = [{row: set(batch) for batch in plan.batches(epoch) for row in batch} for epoch in range(2)]
     shared = [len(company[0][row] & company[1][row]) - 1 for row in range(8_000)]

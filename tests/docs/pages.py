@@ -31,7 +31,9 @@ _EXIT = re.compile(r"#.*\bexit (\d+)")
 
 
 class Block(NamedTuple):
-    """A fenced block: its page, the line of its first line, language, title (a file name, where it has one) and lines."""
+    """A fenced block: its page, the line of its first line, language, title (a file name, where it
+    has one) and lines.
+    """
 
     page: Path
     line: int
@@ -45,7 +47,9 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A line to run: its page and number, the exit code that the page names (0 if none), and the output that it shows (None if none)."""
+    """A line to run: its page and number, the exit code that the page names (0 if none), and the output that it shows
+    (None if none).
+    """
 
     page: Path
     number: int
@@ -94,15 +98,23 @@ def commands(page: Path) -> list[Command]:
 
 
 def calls(path: Path) -> list[tuple[str, list[str]]]:
-    """Every call of relabel in a page or file, wherever it stands: the place, and its arguments in a form that the CLI can parse."""
+    """Every call of relabel in a page or file, wherever it stands: the place, and its arguments in a form that the CLI
+    can parse.
+    """
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    spans = [(match.start(), match[1]) for match in re.finditer(r"(?<!`)`(relabel [^`]+)`(?!`)", text)] if path.suffix == ".md" else []
+    spans = (
+        [(match.start(), match[1]) for match in re.finditer(r"(?<!`)`(relabel [^`]+)`(?!`)", text)]
+        if path.suffix == ".md"
+        else []
+    )
     if path.suffix == ".md":
         for block in blocks(path):
             for offset, line in _whole(block.lines):
                 spans += [(-(block.line + offset), line)]
     else:
-        spans += [(-number, line) for number, line in enumerate(text.splitlines(), 1) if not line.lstrip().startswith("#")]
+        spans += [
+            (-number, line) for number, line in enumerate(text.splitlines(), 1) if not line.lstrip().startswith("#")
+        ]
     found = []
     for place, line in spans:
         for match in CALL.finditer(line):
@@ -136,7 +148,9 @@ def _without_remark(line: str) -> str:
 
 
 def _plain(rest: str) -> list[str] | None:
-    """Arguments of a call as a shell would cut them, up to the call's end; of a form, one that fits it; None if it is cut short (…)."""
+    """Arguments of a call as a shell would cut them, up to the call's end; of a form, one that fits it; None if it is
+    cut short (…).
+    """
     rest = _without_remark(rest.replace("\\%", "%"))
     rest = re.sub(r"\[([^\]|]*)(?:\|[^\]]*)?\]", r"\1", rest)  # [--resume | --restart]: the first of them
     rest = re.split(r"\s(?:\|\|?|&&|&)(?:\s|$)|\s\d?>+|;|`", rest)[0]

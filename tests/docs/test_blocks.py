@@ -28,7 +28,11 @@ def of(language: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("block", of("yaml"))
-def test_yaml_of_a_page_is_a_job_a_student_or_a_part_of_a_job(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_yaml_of_a_page_is_a_job_a_student_or_a_part_of_a_job(
+    block: Block,
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = yaml.safe_load(block.text)
     for name in ("SITE", "STORE_SECRET"):
         monkeypatch.setenv(name, "here")

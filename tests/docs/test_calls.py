@@ -14,7 +14,11 @@ from jobs.demo.demo_steps import steps_of
 from tests.docs.pages import CALL, DOCS, PAGES, blocks, calls
 
 DEPLOY_FILES = [path for path in sorted((DOCS / "deploy").rglob("*")) if path.is_file() and path.suffix != ".yaml"]
-OTHER_PROGRAMS = {"cron": "called by cron, at its times", "ini": "called by systemd", "output": "called by `relabel demo`; below"}
+OTHER_PROGRAMS = {
+    "cron": "called by cron, at its times",
+    "ini": "called by systemd",
+    "output": "called by `relabel demo`; below",
+}
 """Languages of blocks whose calls are another program's: they parse, and are not run here."""
 CALLS = [call for path in [*PAGES, *DEPLOY_FILES] for call in calls(path)]
 
@@ -29,7 +33,9 @@ def test_the_search_for_calls_finds_them() -> None:
 
 @pytest.mark.parametrize(("where", "words"), CALLS, ids=[where for where, _ in CALLS])
 def test_every_call_of_relabel_in_the_docs_parses(where: str, words: list[str]) -> None:
-    above = click.Context(relabel, **relabel.context_settings)  # a command keeps the help option that its first context gave it
+    above = click.Context(
+        relabel, **relabel.context_settings
+    )  # a command keeps the help option that its first context gave it
     command, arguments = relabel.get_command(above, words[0]), list(words[1:])
     assert command is not None
     while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
@@ -59,13 +65,18 @@ def test_every_block_says_its_language_and_none_is_indented(page: Path) -> None:
     indented = [
         number
         for number, line in enumerate(lines, 1)
-        if number not in inside and line.startswith("    ") and not lines[number - 2].strip() and not line.lstrip().startswith("```")
+        if number not in inside
+        and line.startswith("    ")
+        and not lines[number - 2].strip()
+        and not line.lstrip().startswith("```")
     ]
     assert indented == [], "an indented block: fence it, so that it says what it is"
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.language == "output" for block in blocks(page))], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if any(block.language == "output" for block in blocks(page))],
+    ids=lambda page: page.name,
 )
 def test_what_a_page_shows_of_the_demo_are_the_demos_steps(page: Path) -> None:
     """`tests/jobs/test_demo.py` runs them all."""
@@ -74,6 +85,10 @@ def test_what_a_page_shows_of_the_demo_are_the_demos_steps(page: Path) -> None:
     for block in blocks(page):
         if block.language == "output":
             shown = [line for line in block.lines if re.match(r"\d+/\d+ |\$ ", line)]
-            known = [line for number, step in enumerate(steps, 1) for line in (f"{number}/{len(steps)} {step.title}", f"$ {step.line}")]
+            known = [
+                line
+                for number, step in enumerate(steps, 1)
+                for line in (f"{number}/{len(steps)} {step.title}", f"$ {step.line}")
+            ]
             assert [line for line in shown if line not in known] == []
             assert len(shown) > 5

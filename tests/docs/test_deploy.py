@@ -27,11 +27,48 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 SCRIPT = DEPLOY / "slurm" / "array.sbatch"
 SBATCH_OPTIONS = {
-    "account", "array", "chdir", "comment", "constraint", "cpus-per-gpu", "cpus-per-task", "dependency", "error", "exclude", "exclusive",
-    "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "licenses", "mail-type", "mail-user", "mem", "mem-per-cpu",
-    "mem-per-gpu", "nice", "no-requeue", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "partition", "priority",
-    "qos", "requeue", "reservation", "signal", "time", "time-min", "tmp", "wckey",
-}  # fmt: skip
+    "account",
+    "array",
+    "chdir",
+    "comment",
+    "constraint",
+    "cpus-per-gpu",
+    "cpus-per-task",
+    "dependency",
+    "error",
+    "exclude",
+    "exclusive",
+    "export",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gres",
+    "job-name",
+    "licenses",
+    "mail-type",
+    "mail-user",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "nice",
+    "no-requeue",
+    "nodelist",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "partition",
+    "priority",
+    "qos",
+    "requeue",
+    "reservation",
+    "signal",
+    "time",
+    "time-min",
+    "tmp",
+    "wckey",
+}
 
 
 def container(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +86,9 @@ def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
 def test_the_call_of_a_kubernetes_manifest_parses(path: Path) -> None:
     words = container(yaml.safe_load(path.read_text()))["command"]
     assert words[0] == "relabel"
-    above = click.Context(relabel, **relabel.context_settings)  # a command keeps the help option that its first context gave it
+    above = click.Context(
+        relabel, **relabel.context_settings
+    )  # a command keeps the help option that its first context gave it
     command = relabel.get_command(above, words[1])
     assert command is not None
     command.make_context(words[1], list(words[2:]), parent=above)
@@ -79,11 +118,17 @@ def test_a_kubernetes_job_tells_pods_their_number_and_every_exit_code_has_a_rule
     assert pod["command"][-2:] == ["--log-format", "json"]
     assert {"--done-ok", "auto"} <= set(pod["command"])
     assert job["template"]["spec"]["restartPolicy"] == "Never", "podFailurePolicy asks for it"
-    rules = [rule["onExitCodes"] | {"action": rule["action"]} for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    rules = [
+        rule["onExitCodes"] | {"action": rule["action"]}
+        for rule in job["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    ]
     assert all(rule["containerName"] == pod["name"] for rule in rules)
     ruled = sorted(code for rule in rules for code in rule["values"])
     assert ruled == sorted({int(code) for code in Exit} - {Exit.DONE, Exit.NOTHING_TO_DO, Exit.OUR_FAULT, Exit.STOPPED})
-    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= 45, "a drain takes 20 s, an engine's end some more"
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= 45, (
+        "a drain takes 20 s, an engine's end some more"
+    )
 
 
 def test_a_cron_job_with_a_time_of_day_tries_no_pod_again_after_a_partial_run() -> None:
@@ -91,7 +136,10 @@ def test_a_cron_job_with_a_time_of_day_tries_no_pod_again_after_a_partial_run() 
     rules = job_of(manifest)["podFailurePolicy"]["rules"]
     assert "--until" in container(manifest)["command"]
     assert any(rule["action"] == "FailIndex" and Exit.PARTIAL in rule["onExitCodes"]["values"] for rule in rules)
-    assert manifest["spec"]["timeZone"] in container(manifest)["command"][container(manifest)["command"].index("--until") + 1]
+    assert (
+        manifest["spec"]["timeZone"]
+        in container(manifest)["command"][container(manifest)["command"].index("--until") + 1]
+    )
 
 
 def test_units_have_known_sections_and_take_the_codes_that_are_no_failure() -> None:
@@ -106,7 +154,9 @@ def test_units_have_known_sections_and_take_the_codes_that_are_no_failure() -> N
             assert {int(code) for code in service["SuccessExitStatus"].split()} == {int(code) for code in codes}
             assert service["Type"] == "oneshot"
             assert "--done-ok" not in service["ExecStart"]
-            assert service.get("KillMode") == ("mixed" if "relabel run" in service["ExecStart"] else None), "engines end with their run"
+            assert service.get("KillMode") == ("mixed" if "relabel run" in service["ExecStart"] else None), (
+                "engines end with their run"
+            )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
@@ -117,7 +167,9 @@ def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
         (tmp_path / path.name).write_text(text)
     files = sorted(str(path) for path in tmp_path.glob("*@ecom.*"))
     assert len(files) == 4
-    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60
+    )
     ours = [line for line in done.stderr.splitlines() if "relabel" in line]
     assert (done.returncode, ours) == (0, [])
     for path in UNITS:
@@ -127,7 +179,9 @@ def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_crontab_has_five_times_a_user_and_no_bare_percent_sign() -> None:
-    lines = [line for line in (DEPLOY / "cron" / "relabel").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in (DEPLOY / "cron" / "relabel").read_text().splitlines() if line and not line.startswith("#")
+    ]
     entries = [line for line in lines if not re.match(r"\w+=", line)]
     assert len(entries) == 1
     for entry in entries:
@@ -141,7 +195,9 @@ def test_the_crontab_has_five_times_a_user_and_no_bare_percent_sign() -> None:
         assert user == "relabel"
         assert not re.search(r"(?<!\\)%", command)
         assert entry in (ROOT / "docs" / "cron.md").read_text(), "docs/cron.md shows another line"
-        shell = subprocess.run(["bash", "-n", "-c", command.replace("\\%", "%")], capture_output=True, text=True, check=False)
+        shell = subprocess.run(
+            ["bash", "-n", "-c", command.replace("\\%", "%")], capture_output=True, text=True, check=False
+        )
         assert shell.returncode == 0, shell.stderr
 
 
@@ -176,12 +232,15 @@ def node(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "ends_in", "requeues"), [(0, 0, 0, 0), (20, 0, 0, 1), (75, 3, 0, 1), (20, 20, 20, 0), (3, 0, 3, 0), (30, 0, 30, 0)]
+    ("code", "restarts", "ends_in", "requeues"),
+    [(0, 0, 0, 0), (20, 0, 0, 1), (75, 3, 0, 1), (20, 20, 20, 0), (3, 0, 3, 0), (30, 0, 30, 0)],
 )
 def test_an_array_task_goes_back_to_the_queue_if_work_is_left(
     node: dict[str, str], code: int, restarts: int, ends_in: int, requeues: int
 ) -> None:
-    done = subprocess.run([str(SCRIPT)], env=node | {"CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}, check=False, timeout=60)
+    done = subprocess.run(
+        [str(SCRIPT)], env=node | {"CODE": str(code), "SLURM_RESTART_COUNT": str(restarts)}, check=False, timeout=60
+    )
     lines = Path(node["CALLS"]).read_text().splitlines()
     assert done.returncode == ends_in
     assert lines[0].startswith("relabel run jobs/x.yaml --shard auto")

@@ -33,13 +33,21 @@ def kind_of(text: str) -> SpecKind | None:
     except yaml.YAMLError:
         return None
     keys = set(values) if isinstance(values, dict) else set()
-    return JOB if {"input", "labeler", "engine", "output"} <= keys else STUDENT if {"student", "labels", "output"} <= keys else None
+    return (
+        JOB
+        if {"input", "labeler", "engine", "output"} <= keys
+        else STUDENT
+        if {"student", "labels", "output"} <= keys
+        else None
+    )
 
 
 def specs() -> list[Any]:
     """Every whole spec of the repository, in a file or on a page."""
     found = []
-    tracked = subprocess.run(["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in tracked:
         text = (ROOT / name).read_text(encoding="utf-8")
         if kind_of(text):
@@ -60,7 +68,9 @@ def read(path: str, kind: SpecKind, overrides: Sequence[str] = ()) -> Spec:
 
 
 @pytest.mark.parametrize(("name", "text"), specs())
-def test_a_spec_leads_to_the_same_places_from_any_folder(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_leads_to_the_same_places_from_any_folder(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "srv"
     file = home / name
     file.parent.mkdir(parents=True)
@@ -69,7 +79,9 @@ def test_a_spec_leads_to_the_same_places_from_any_folder(name: str, text: str, t
     kind = kind_of(text)
     assert kind is not None
     found = []
-    is_own = kind is JOB and parse_yaml(text)["labeler"]["name"] not in labeler_names()  # of a page that shows how to write one
+    is_own = (
+        kind is JOB and parse_yaml(text)["labeler"]["name"] not in labeler_names()
+    )  # of a page that shows how to write one
     overrides = ["labeler={name: direct}"] if is_own else []
     for cwd in (file.parent, home, tmp_path / "elsewhere", Path("/")):
         monkeypatch.chdir(cwd)
@@ -84,7 +96,9 @@ def test_the_specs_of_the_docs_share_the_folder_out_of_the_checkout() -> None:
     assert {str(Path(place).parent) for place in places} == {str(ROOT / "out")}
     bert = read(str(DOCS / "students/ecom-bert.yaml"), STUDENT).model_dump()
     assert (bert["labels"][0]["path"], bert["gold"]["path"]) == (str(ROOT / "out/ecom"), str(ROOT / "pairs.parquet"))
-    assert read(str(DOCS / "students/r3a-2-soft.yaml"), STUDENT).model_dump()["student"]["model"] == str(ROOT / "out/r3a-sft")
+    assert read(str(DOCS / "students/r3a-2-soft.yaml"), STUDENT).model_dump()["student"]["model"] == str(
+        ROOT / "out/r3a-sft"
+    )
 
 
 def with_specs() -> list[Any]:
@@ -99,10 +113,14 @@ def with_specs() -> list[Any]:
 
 
 @pytest.mark.parametrize("named", with_specs())
-def test_a_call_of_the_docs_finds_its_output_from_a_foreign_folder(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_the_docs_finds_its_output_from_a_foreign_folder(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "root" / named.lstrip("/")
     file.parent.mkdir(parents=True)
-    file.write_text("{name: x, input: {path: ../in.parquet}, labeler: {name: direct}, engine: {name: fake}, output: ../out/x}")
+    file.write_text(
+        "{name: x, input: {path: ../in.parquet}, labeler: {name: direct}, engine: {name: fake}, output: ../out/x}"
+    )
     monkeypatch.chdir(tmp_path / "root")
     at_home = read(os.path.relpath(file), JOB)
     monkeypatch.chdir("/")
@@ -128,11 +146,18 @@ def test_a_tick_from_the_root_lands_beside_its_job_file_and_the_next_one_labels_
     (tmp_path / "jobs").mkdir()
     write_pairs(tmp_path, last=8)
     job = (
-        "{name: ecom, input: {path: ../pairs.parquet}, labeler: {name: direct}, engine: {name: fake}, output: '../out/${date}', shards: 1}"
+        "{name: ecom, input: {path: ../pairs.parquet}, labeler: {name: direct}, engine: {name: fake}, output: "
+        "'../out/${date}', shards: 1}"
     )
     (tmp_path / "jobs/ecom.yaml").write_text(job)
-    line = re.sub(r"/srv/relabel|/var/lib/node_exporter/textfile", str(tmp_path), line.partition(" >>")[0]).replace("\\%", "%")
-    line = line.replace("%i", "ecom").replace("--until 06:00", "--for 1h").replace("/opt/relabel/bin/relabel", "printf '%s\\n'")
+    line = re.sub(r"/srv/relabel|/var/lib/node_exporter/textfile", str(tmp_path), line.partition(" >>")[0]).replace(
+        "\\%", "%"
+    )
+    line = (
+        line.replace("%i", "ecom")
+        .replace("--until 06:00", "--for 1h")
+        .replace("/opt/relabel/bin/relabel", "printf '%s\\n'")
+    )
     words = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
     monkeypatch.chdir("/")
     codes = [call(*words), call(*words)]

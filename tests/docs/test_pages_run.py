@@ -1,9 +1,10 @@
 """The commands of the pages, run: each page in a folder of its own, from its first line to its last, on tiny data.
 
-A `bash` line has to end in 0, or in the code that a remark behind it names (`# exit 10: nothing to do`). A `console` line has to print,
-besides, what the page shows under it: line by line, with any number for a number, any digest for a digest, and anything for a line `…`.
-Blocks with a title (`title="job.yaml"`) are files, written before the line that follows them. What can't be run here stands in `NOT_RUN`
-with its reason, and has to parse (`test_calls`).
+A `bash` line has to end in 0, or in the code that a remark behind it names (`# exit 10: nothing to do`). A `console`
+line has to print,
+besides, what the page shows under it: line by line, with any number for a number, any digest for a digest, and anything
+for a line `…`. Blocks with a title (`title="job.yaml"`) are files, written before the line that follows them. What
+can't be run here stands in `NOT_RUN` with its reason, and has to parse (`test_calls`).
 """
 
 from __future__ import annotations
@@ -94,9 +95,14 @@ def shows(shown: list[str], printed: list[str]) -> bool:
 
 
 def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a line, in this process where it is a plain call of relabel and the page installed nothing."""
+    """Exit code, stdout and stderr of a line, in this process where it is a plain call of relabel and the page
+    installed nothing.
+    """
     if line == INSTALLS:
-        line = f"python -m pip install --quiet --no-index --no-deps --no-build-isolation --disable-pip-version-check --target {SITE} ."
+        line = (
+            "python -m pip install --quiet --no-index --no-deps --no-build-isolation --disable-pip-version-check "
+            f"--target {SITE} ."
+        )
     capsys.readouterr()
     if line.startswith("relabel ") and not re.search(r"[|<>;&$]", line) and not Path(SITE).is_dir():
         code = call(*shlex.split(line)[1:])

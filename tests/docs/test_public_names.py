@@ -1,7 +1,8 @@
-"""What packages of others may import: tests/golden/public_names.txt says it, and holds every name to its signature and members.
+"""What packages of others may import: tests/golden/public_names.txt says it, and holds every name to its signature and
+members.
 
-A name that is taken up is written there as a line of its own below its module; `--update-golden` fills in the rest. Everything that is not
-there may change from one version to the next.
+A name that is taken up is written there as a line of its own below its module; `--update-golden` fills in the rest.
+Everything that is not there may change from one version to the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from tests.docs.pages import PAGES, ROOT, blocks
 
 GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 ROOMS = ("manifests", "labelers", "distill", "export", "jobs")
-PORTS = ("labelers.registry.Labeler", "labelers.engines.registry.EngineClass", "manifests.asks.Engine", "export.exporters.Exporter")
+PORTS = (
+    "labelers.registry.Labeler",
+    "labelers.engines.registry.EngineClass",
+    "manifests.asks.Engine",
+    "export.exporters.Exporter",
+)
 """What an object behind an entry point answers to."""
 
 
@@ -52,13 +58,19 @@ def _members(value: type) -> Iterator[str]:
 
 
 def _signature(value: Any) -> str:
-    """Parameters as they are written: names, annotations, defaults. Nothing of protocols and errors, which have no constructor."""
+    """Parameters as they are written: names, annotations, defaults. Nothing of protocols and errors, which have no
+    constructor.
+    """
     if inspect.isclass(value) and (getattr(value, "_is_protocol", False) or issubclass(value, BaseException)):
         return ""
     found = inspect.signature(value)
     of_fields: dict[str, Any] = {}
-    if inspect.isclass(value) and issubclass(value, BaseModel):  # whose own signature words a bound as pydantic's version does
-        of_fields = {name: kind for base in reversed(value.__mro__) for name, kind in inspect.get_annotations(base).items()}
+    if inspect.isclass(value) and issubclass(
+        value, BaseModel
+    ):  # whose own signature words a bound as pydantic's version does
+        of_fields = {
+            name: kind for base in reversed(value.__mro__) for name, kind in inspect.get_annotations(base).items()
+        }
     written: list[str] = []
     for one in found.parameters.values():
         if one.kind is one.KEYWORD_ONLY and "*" not in written:
@@ -67,12 +79,16 @@ def _signature(value: Any) -> str:
         name = one.name if kind is one.empty else f"{one.name}: {_annotation(kind)}"
         default = "" if one.default is one.empty else f" = {one.default!r}"
         written.append(name + (" = …" if re.search("factory|object at 0x", default) else default))
-    returned = "" if found.return_annotation in (found.empty, None, "None") else f" -> {_annotation(found.return_annotation)}"
+    returned = (
+        "" if found.return_annotation in (found.empty, None, "None") else f" -> {_annotation(found.return_annotation)}"
+    )
     return f"({', '.join(written)}){returned}"
 
 
 def _annotation(value: Any) -> str:
-    return value if isinstance(value, str) else getattr(value, "__forward_arg__", None) or inspect.formatannotation(value)
+    return (
+        value if isinstance(value, str) else getattr(value, "__forward_arg__", None) or inspect.formatannotation(value)
+    )
 
 
 def public_names() -> str:
@@ -104,7 +120,11 @@ def test_what_the_pages_import_and_what_entry_points_answer_to_is_public() -> No
 
 def test_every_error_that_may_be_caught_is_public() -> None:
     errors = importlib.import_module("manifests.errors")
-    tree = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, errors.RelabelError)}
+    tree = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.RelabelError)
+    }
     assert tree == set(dict(declared())["manifests.errors"])
 
 
@@ -121,7 +141,10 @@ class NoField(BaseModel):
     [
         (lambda text, *, limit=1: None, lambda text: None),
         (lambda text: None, lambda text, more: None),
-        (type("Kind", (), {"__module__": "manifests.x", "read": lambda self: None}), type("Kind", (), {"__module__": "manifests.x"})),
+        (
+            type("Kind", (), {"__module__": "manifests.x", "read": lambda self: None}),
+            type("Kind", (), {"__module__": "manifests.x"}),
+        ),
         (OneField, NoField),
     ],
 )

@@ -25,7 +25,9 @@ FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sour
 
 
 def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """mkdocs, strict (not --quiet, which stops it from counting warnings), over a copy of the configuration that reads this folder."""
+    """mkdocs, strict (not --quiet, which stops it from counting warnings), over a copy of the configuration that reads
+    this folder.
+    """
     config = (ROOT / "mkdocs.yml").read_text().replace("docs_dir: docs", f"docs_dir: {docs}")
     (site.parent / "mkdocs.yml").write_text(config)
     arguments = ["--strict", "--config-file", str(site.parent / "mkdocs.yml"), "--site-dir", str(site)]
@@ -95,7 +97,11 @@ def served(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_a_reader_finds_a_word_without_a_request_to_elsewhere_or_a_word_of_complaint(chromium: Any, served: str, width: int) -> None:  # noqa: F811
+def test_a_reader_finds_a_word_without_a_request_to_elsewhere_or_a_word_of_complaint(
+    chromium: Any,  # noqa: F811
+    served: str,
+    width: int,
+) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
     asked: list[str] = []
@@ -123,7 +129,9 @@ def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str,
     page.goto((site / f"{name}.html").as_uri())
     page.evaluate(script.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})")
-    assert [(one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found["violations"]] == []
+    assert [
+        (one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found["violations"]
+    ] == []
     context.close()
 
 

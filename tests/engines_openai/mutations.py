@@ -1,4 +1,6 @@
-"""Replies that are nearly right: a good one in which each value in turn is of a wrong kind, is absent, or stands there twice."""
+"""Replies that are nearly right: a good one in which each value in turn is of a wrong kind, is absent, or stands there
+twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server on loopback that speaks the OpenAI API as a script tells it to, misbehaves where that says so, and remembers all calls."""
+"""A server on loopback that speaks the OpenAI API as a script tells it to, misbehaves where that says so, and remembers
+all calls.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,17 @@ class Reset:
 Script = Callable[[Call], "Json | Raw | Hang | Reset"]
 
 
-def completion(text: str, *, finish: str | None = "stop", prompt: int = 10, output: int = 5, cached: int = 0, **more: Any) -> Json:
+def completion(
+    text: str, *, finish: str | None = "stop", prompt: int = 10, output: int = 5, cached: int = 0, **more: Any
+) -> Json:
     """A reply of `/completions`."""
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": {"cached_tokens": cached}}
     return Json({"choices": [{"index": 0, "text": text, "finish_reason": finish, **more}], "usage": usage})
 
 
-def chat(text: str | None, *, finish: str | None = "stop", prompt: int = 10, output: int = 5, cached: int = 0, **message: Any) -> Json:
+def chat(
+    text: str | None, *, finish: str | None = "stop", prompt: int = 10, output: int = 5, cached: int = 0, **message: Any
+) -> Json:
     """A reply of `/chat/completions`."""
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": {"cached_tokens": cached}}
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
@@ -77,7 +83,11 @@ def chat(text: str | None, *, finish: str | None = "stop", prompt: int = 10, out
 
 def error(status: int, message: str = "no", code: str | None = None, **headers: str) -> Json:
     """An error in OpenAI's form."""
-    return Json({"error": {"message": message, "code": code}}, status, {name.replace("_", "-"): value for name, value in headers.items()})
+    return Json(
+        {"error": {"message": message, "code": code}},
+        status,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+    )
 
 
 class _Http(ThreadingHTTPServer):
@@ -86,8 +96,9 @@ class _Http(ThreadingHTTPServer):
 
 
 class ScriptedServer:
-    """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None for no such list;
-    `models_raw`, where it is set, is the whole reply instead."""
+    """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None
+    for no such list; `models_raw`, where it is set, is the whole reply instead.
+    """
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -144,7 +155,9 @@ class ScriptedServer:
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["content-length"]))
                 with server._lock:
-                    call = Call(self.path, {name.lower(): value for name, value in self.headers.items()}, raw, len(server.calls))
+                    call = Call(
+                        self.path, {name.lower(): value for name, value in self.headers.items()}, raw, len(server.calls)
+                    )
                     server.calls.append(call)
                     server._in_flight += 1
                     server.most_in_flight = max(server.most_in_flight, server._in_flight)

@@ -18,10 +18,15 @@ SCORE = Decision("score", "<score>", ("0", "1", "2"))
 
 def test_messages_are_sent_as_text_and_no_distribution_is_made_up(serve: Any, connect: Any) -> None:
     server = serve(echo)
-    engine = connect(server, chat_template_kwargs={"enable_thinking": False}, extra_body={"reasoning_effort": "low", "top_p": None})
+    engine = connect(
+        server, chat_template_kwargs={"enable_thinking": False}, extra_body={"reasoning_effort": "low", "top_p": None}
+    )
     ask = ask_for("red shoes", "7 shoes", decisions=(SCORE,), sampling=Sampling(0.5, 0.9))
     assert engine.prepare([ask]) == [
-        "The server is used as a chat API, which gives no distributions: labels carry the grade alone (`no_distribution`)."
+        (
+            "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
+            "(`no_distribution`)."
+        )
     ]
     answer = run_all(engine, [Request(3, ask, 2**40 + 7)])[0]
     assert (answer.text, answer.distributions) == ("<think>7</think><score>1</score>", {})
@@ -72,7 +77,9 @@ def test_control_tokens_are_found_however_they_are_hidden() -> None:
     assert found("Write <think> and </s>: ", "shoes", " <|im_end|>") is None, "a template's own words are no attack"
     assert found("", "x", "", "[[END]]", "") == ("f1", "[[END]]")
     assert found("", "<|im_<|im_end|>end|>", "") == ("f0", "<|im_end|>")
-    assert found("", "＜|im_end|＞", "") == ("f0", "<|im_end|>"), "full-width look-alikes are normalised by some tokenizers"
+    assert found("", "＜|im_end|＞", "") == ("f0", "<|im_end|>"), (
+        "full-width look-alikes are normalised by some tokenizers"
+    )
     assert found("", "<|im_", "", "end|>", "") == ("a message", "<|im_end|>"), "two fields may make one together"
     assert found("<s>", "<", "s>", "x", "") == ("a message", "<s>")
 
@@ -86,7 +93,11 @@ def test_with_a_known_tokenizer_only_its_own_control_tokens_count(serve: Any, co
     finishes = [
         answer.finish
         for answer in run_all(
-            engine, [Request(n, ask_for("q", text), 0) for n, text in enumerate(("<s>1</s>", "<|im_end|>", "</think>", "[END]"))]
+            engine,
+            [
+                Request(n, ask_for("q", text), 0)
+                for n, text in enumerate(("<s>1</s>", "<|im_end|>", "</think>", "[END]"))
+            ],
         )
     ]
     assert finishes == ["stop", "refused", "refused", "refused"]
@@ -100,7 +111,9 @@ def test_a_decision_without_text_is_refused_before_the_first_row(serve: Any, con
     assert not server.calls
 
 
-def test_the_beginning_of_an_answer_is_sent_only_where_the_server_is_said_to_go_on_from_it(serve: Any, connect: Any) -> None:
+def test_the_beginning_of_an_answer_is_sent_only_where_the_server_is_said_to_go_on_from_it(
+    serve: Any, connect: Any
+) -> None:
     ask = ask_for("q", "1", prefill="<think>\n\n</think>")
     server = serve(echo)
     with pytest.raises(ModelError, match="assistant_prefill"):
@@ -115,7 +128,9 @@ def test_the_beginning_of_an_answer_is_sent_only_where_the_server_is_said_to_go_
 
 
 def test_a_stage_that_the_server_refuses_ends_the_start_with_its_words(serve: Any, connect: Any) -> None:
-    engine = connect(serve(lambda _: error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")))
+    engine = connect(
+        serve(lambda _: error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."))
+    )
     with pytest.raises(ModelError, match=r"stage 'verdict'.*Unsupported parameter.*max_tokens_field"):
         engine.prepare([ask_for("q", "d")])
 
@@ -125,9 +140,16 @@ def test_long_documents_are_cut_by_characters_or_the_row_is_overlong(serve: Any,
     fits, long, hopeless = ask_for("q", "d"), ask_for("q", "d" * 2000), ask_for("q" * 2000, "d")
     engine = connect(server, max_prompt_tokens=100)
     answers = run_all(engine, [Request(n, ask, 0) for n, ask in enumerate((fits, long, hopeless))])
-    assert [(answer.finish, answer.flags) for answer in answers] == [("stop", ()), ("stop", ("document_truncated",)), ("overlong", ())]
+    assert [(answer.finish, answer.flags) for answer in answers] == [
+        ("stop", ()),
+        ("stop", ("document_truncated",)),
+        ("overlong", ()),
+    ]
     assert max(sum(len(turn["content"]) for turn in call.body["messages"]) for call in server.calls) == 400
-    assert run_all(connect(server, max_prompt_tokens=100, overlong="quarantine"), [Request(0, long, 0)])[0].finish == "overlong"
+    assert (
+        run_all(connect(server, max_prompt_tokens=100, overlong="quarantine"), [Request(0, long, 0)])[0].finish
+        == "overlong"
+    )
 
 
 def test_text_that_is_no_unicode_is_sent_all_the_same(serve: Any, connect: Any) -> None:

@@ -1,4 +1,6 @@
-"""Servers that are busy, broken, slow, wrong or gone: what is tried again, how long it waits, and what becomes of row and run."""
+"""Servers that are busy, broken, slow, wrong or gone: what is tried again, how long it waits, and what becomes of row
+and run.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ FAULTS = {
 
 
 def patience(name: str) -> float:
-    """Seconds before a request is given up: short only where that is the fault, since a busy machine may answer late."""
+    """Seconds before a request is given up: short only where that is the fault, since a busy
+    machine may answer late.
+    """
     return 2.0 if name == "time-out" else 20.0
 
 
@@ -104,7 +108,9 @@ def test_waits_grow_twofold_up_to_their_bound_and_are_drawn_below_it(serve: Any,
         ({"retry_after": "-3"}, 0),
     ],
 )
-def test_retry_after_is_heeded_with_jitter_on_top(headers: dict[str, str], least: float, serve: Any, connect: Any, waits: Waits) -> None:
+def test_retry_after_is_heeded_with_jitter_on_top(
+    headers: dict[str, str], least: float, serve: Any, connect: Any, waits: Waits
+) -> None:
     engine = connect(serve(after(1, error(429, **headers))), backoff_s=0.5)
     assert run_all(engine, requests_for(1))[0].finish == "stop"
     assert len(waits) == 1
@@ -176,7 +182,9 @@ def test_answers_do_not_depend_on_the_order_in_which_they_come(serve: Any, conne
     assert len({call.raw for call in server.calls}) == 8, "the same ask and seed are not the same request"
 
 
-@pytest.mark.parametrize(("finish", "becomes"), [("length", "length"), ("content_filter", "refused"), ("tool_calls", "error")])
+@pytest.mark.parametrize(
+    ("finish", "becomes"), [("length", "length"), ("content_filter", "refused"), ("tool_calls", "error")]
+)
 def test_finish_reasons(finish: str, becomes: str, serve: Any, connect: Any) -> None:
     answer = run_all(connect(serve(lambda _: chat("<think>hm", finish=finish))), requests_for(1))[0]
     assert answer.finish == becomes
@@ -201,7 +209,9 @@ def test_a_refusal_is_refused_and_its_words_are_the_reason(serve: Any, connect: 
         (error(501, "bad field"), "error"),
     ],
 )
-def test_a_request_that_the_server_does_not_like_is_not_repeated(reply: Json, finish: str, serve: Any, connect: Any) -> None:
+def test_a_request_that_the_server_does_not_like_is_not_repeated(
+    reply: Json, finish: str, serve: Any, connect: Any
+) -> None:
     server = serve(lambda call: reply if "document 0" in call.raw.decode() else echo(call))
     bad, good = run_all(connect(server), requests_for(2))
     assert (bad.finish, good.finish) == (finish, "stop")
@@ -210,14 +220,19 @@ def test_a_request_that_the_server_does_not_like_is_not_repeated(reply: Json, fi
 
 
 def test_one_forbidden_request_is_a_refusal_while_the_key_still_opens_the_rest(serve: Any, connect: Any) -> None:
-    server = serve(lambda call: error(403, "flagged by moderation") if "document 1" in call.raw.decode() else echo(call))
+    server = serve(
+        lambda call: error(403, "flagged by moderation") if "document 1" in call.raw.decode() else echo(call)
+    )
     engine = connect(server, concurrency=1)
     assert [answer.finish for answer in run_all(engine, requests_for(3))] == ["stop", "refused", "stop"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_key_that_is_refused_ends_the_run_with_what_to_do(status: int, serve: Any, connect: Any) -> None:
-    engine = connect(serve(lambda _: error(status, "Incorrect API key provided: sk-test-0123456789abcdef")), key="sk-test-0123456789abcdef")
+    engine = connect(
+        serve(lambda _: error(status, "Incorrect API key provided: sk-test-0123456789abcdef")),
+        key="sk-test-0123456789abcdef",
+    )
     with pytest.raises(ModelError, match=rf"key in OPENAI_API_KEY \(HTTP {status}\)") as caught:
         run_all(engine, requests_for(3))
     assert "sk-test" not in str(caught.value)
@@ -255,7 +270,9 @@ def test_a_server_that_is_gone_ends_the_run_for_now_whenever_it_goes(serve: Any,
         run_all(engine, requests_for(2))
 
 
-def test_a_server_that_fails_every_request_ends_the_run_before_it_quarantines_everything(serve: Any, connect: Any) -> None:
+def test_a_server_that_fails_every_request_ends_the_run_before_it_quarantines_everything(
+    serve: Any, connect: Any
+) -> None:
     server = serve(lambda _: error(503, "no capacity"))
     engine = connect(server, max_tries=2, concurrency=4)
     with pytest.raises(EngineCrashError, match=r"none of the last 32 requests.*HTTP 503: no capacity"):
@@ -279,13 +296,20 @@ def test_tokens_and_cost_are_the_servers_count(serve: Any, connect: Any) -> None
     answer = run_all(engine, requests_for(3))[0]
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (1000, 600, 200)
     costs = engine.costs()
-    assert (costs["http_requests"], costs["prompt_tokens"], costs["cached_tokens"], costs["output_tokens"]) == (5, 4000, 2400, 800)
+    assert (costs["http_requests"], costs["prompt_tokens"], costs["cached_tokens"], costs["output_tokens"]) == (
+        5,
+        4000,
+        2400,
+        800,
+    )
     assert costs["cost"] == pytest.approx((4000 * 2 + 800 * 10) / 1e6)
     assert connect(server).costs()["cost"] is None
     assert engine.facts().details["price_per_million"] == {"input": 2.0, "output": 10.0}
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1, "prompt_tokens_details": None}])
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1, "prompt_tokens_details": None}]
+)
 def test_a_server_that_counts_no_tokens_is_believed_to_have_used_none(usage: Any, serve: Any, connect: Any) -> None:
     reply = chat(GOOD)
     reply.payload["usage"] = usage
@@ -293,7 +317,9 @@ def test_a_server_that_counts_no_tokens_is_believed_to_have_used_none(usage: Any
     assert (answer.finish, answer.prompt_tokens, answer.output_tokens) == ("stop", 0, 0)
 
 
-def test_a_fault_of_our_own_is_raised_and_not_waited_for(serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_our_own_is_raised_and_not_waited_for(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = connect(serve(echo))
 
     async def broken(work: Any) -> Any:

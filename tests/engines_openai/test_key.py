@@ -26,7 +26,10 @@ JOB: dict[str, Any] = {
     "name": "shoes",
     "input": {"path": "pairs.parquet"},
     "labeler": {"name": "r3a", "context": "none", "attempts": 2},
-    "engine": {"name": "openai", "args": {"served_model": MODEL, "api_key_env": "TEACHER_KEY", "backoff_s": 0.0, "max_tries": 2}},
+    "engine": {
+        "name": "openai",
+        "args": {"served_model": MODEL, "api_key_env": "TEACHER_KEY", "backoff_s": 0.0, "max_tries": 2},
+    },
     "output": "out",
     "run": {"chunk_rows": 3, "max_failed_fraction": 1.0},
 }
@@ -35,7 +38,10 @@ JOB: dict[str, Any] = {
 @pytest.fixture
 def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
-    rows = [{"query_id": f"q{n // 3}", "query": f"shoe {n // 3}", "doc_id": f"d{n}", "document": f"a red shoe {n}"} for n in range(9)]
+    rows = [
+        {"query_id": f"q{n // 3}", "query": f"shoe {n // 3}", "doc_id": f"d{n}", "document": f"a red shoe {n}"}
+        for n in range(9)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
 
     def write(server: ScriptedServer, **args: Any) -> str:
@@ -78,7 +84,11 @@ def test_the_key_is_in_the_header_and_nowhere_else(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {"plan.json", "manifest.json"} <= {file.name for file in files}
     for file in files:
-        found = json.dumps(pq.read_table(file).to_pylist(), default=str) if file.suffix == ".parquet" else file.read_text(errors="replace")
+        found = (
+            json.dumps(pq.read_table(file).to_pylist(), default=str)
+            if file.suffix == ".parquet"
+            else file.read_text(errors="replace")
+        )
         assert KEY not in found, file
     rows = [row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
     assert {row["reasoning"] for row in rows} == {"***"}, "the test's server did not repeat the key"
@@ -88,7 +98,14 @@ def test_no_repr_dump_or_pickle_shows_the_key(serve: Any, write_job: Any, connec
     job = load_job(write_job(serve(telltale)), environment={"TEACHER_KEY": KEY, "RELABEL_ENGINE__SEED": "3"})
     assert job.spec.engine.seed == 3
     assert job.secrets["api_key_env"].get_secret_value() == KEY
-    shown = [repr(job), str(job.secrets), repr(job.secrets), f"{job.secrets['api_key_env']}", job.spec.model_dump_json(), repr(job.spec)]
+    shown = [
+        repr(job),
+        str(job.secrets),
+        repr(job.secrets),
+        f"{job.secrets['api_key_env']}",
+        job.spec.model_dump_json(),
+        repr(job.spec),
+    ]
     shown += [json.dumps(job.parts(job.open_dataset()), default=str), pickle.dumps(job.spec).decode("latin-1")]
     engine = connect(serve(telltale))
     shown += [
@@ -104,7 +121,10 @@ def test_no_repr_dump_or_pickle_shows_the_key(serve: Any, write_job: Any, connec
 
 def test_the_key_does_not_change_the_plan(serve: Any, write_job: Any) -> None:
     job = write_job(serve(telltale))
-    parts = [load_job(job, environment=environment).parts(load_job(job).open_dataset()) for environment in ({}, {"TEACHER_KEY": "a"})]
+    parts = [
+        load_job(job, environment=environment).parts(load_job(job).open_dataset())
+        for environment in ({}, {"TEACHER_KEY": "a"})
+    ]
     assert parts[0] == parts[1]
 
 

@@ -1,4 +1,6 @@
-"""A reply that is wrong anywhere is a bad reply, asked for again, or is read for what it says; never a traceback, never more memory."""
+"""A reply that is wrong anywhere is a bad reply, asked for again, or is read for what it says; never a traceback, never
+more memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ RIGHT_KINDS = {
     "refusal": {"null", "absent", "text", "empty text", "digits", "NUL"},
     "finish_reason": {"text", "empty text", "digits", "NUL"},
 }
-"""What may stand in the fields that are read as they are. Elsewhere a value is not looked at, or counts tokens, or makes a bad reply."""
+"""What may stand in the fields that are read as they are. Elsewhere a value is not looked at, or counts tokens, or
+makes a bad reply.
+"""
 NO_JSON = {"400 digits", "5,000 digits", "NaN", "Infinity", "-Infinity", "100,000 deep", "twice"}
 
 
@@ -70,7 +74,9 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
 
     def script(call: Call) -> Any:
         number = int(call.body["messages"][-1]["content"].split("document ")[1].split()[0])
-        return echo(call) if number % 2 == 0 else Raw(wrong[number // 2].raw, status=status)  # every other one is fine: the server lives
+        return (
+            echo(call) if number % 2 == 0 else Raw(wrong[number // 2].raw, status=status)
+        )  # every other one is fine: the server lives
 
     engine = connect(serve(script), max_tries=1, concurrency=2)
     for number, answer in enumerate(run_all(engine, requests_for(2 * len(wrong)))):
@@ -79,7 +85,10 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
 
 
 def test_a_list_of_models_that_is_wrong_anywhere_starts_the_engine_or_says_why_not(serve: Any, connect: Any) -> None:
-    listed = {"object": "list", "data": [{"id": MODEL, "owned_by": "us", "root": "r", "max_model_len": 4096}, {"id": "other"}]}
+    listed = {
+        "object": "list",
+        "data": [{"id": MODEL, "owned_by": "us", "root": "r", "max_model_len": 4096}, {"id": "other"}],
+    }
     server = serve(echo)
     for mutation in some(list(mutations(listed)), short=60):
         server.models_raw = mutation.raw
@@ -132,7 +141,9 @@ def test_a_packed_reply_is_read_like_any_other(packed: Callable[[bytes], bytes],
         (b"{}", "gzip, gzip", "was not asked for"),
     ],
 )
-def test_a_compression_that_can_not_be_read_is_a_bad_reply(raw: bytes, coding: str, why: str, serve: Any, connect: Any) -> None:
+def test_a_compression_that_can_not_be_read_is_a_bad_reply(
+    raw: bytes, coding: str, why: str, serve: Any, connect: Any
+) -> None:
     engine = connect(serve(lambda _: Raw(raw, headers={"content-encoding": coding})), max_tries=2)
     answer = run_all(engine, requests_for(1))[0]
     assert (answer.finish, why in answer.detail) == ("error", True), answer.detail
@@ -140,7 +151,11 @@ def test_a_compression_that_can_not_be_read_is_a_bad_reply(raw: bytes, coding: s
 
 def test_a_long_answer_with_all_that_was_asked_for_is_no_bad_reply(serve: Any, connect: Any) -> None:
     """As much as a server may rightly say: every token a long word, with twenty alternatives each."""
-    per_token = {"token": "w" * 60, "logprob": -0.123456789, "top_logprobs": [{"token": "w" * 60, "logprob": -9.87654321}] * 20}
+    per_token = {
+        "token": "w" * 60,
+        "logprob": -0.123456789,
+        "top_logprobs": [{"token": "w" * 60, "logprob": -9.87654321}] * 20,
+    }
     reply = chat("word " * 2000)
     reply.payload["choices"][0]["logprobs"] = {"content": [per_token] * 2000}
     engine = connect(serve(lambda _: reply), max_tries=1, extra_body={"logprobs": True, "top_logprobs": 20})

@@ -22,7 +22,11 @@ JOB: dict[str, Any] = {
     "name": "shoes",
     "input": {"path": "pairs.parquet"},
     "labeler": {"name": "r3a", "context": "none"},
-    "engine": {"name": "openai", "max_prompt_tokens": 4096, "args": {"served_model": MODEL, "backoff_s": 0.001, "concurrency": 8}},
+    "engine": {
+        "name": "openai",
+        "max_prompt_tokens": 4096,
+        "args": {"served_model": MODEL, "backoff_s": 0.001, "concurrency": 8},
+    },
     "output": "out",
     "shards": 2,
     "run": {"chunk_rows": 5, "max_failed_fraction": 0.5},
@@ -36,7 +40,12 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-run-0123456789")
     rows = [
-        {"query_id": f"q{query}", "query": f"shoe {query}", "doc_id": f"d{query}-{n}", "document": f"a red shoe of kind {query * EACH + n}"}
+        {
+            "query_id": f"q{query}",
+            "query": f"shoe {query}",
+            "doc_id": f"d{query}-{n}",
+            "document": f"a red shoe of kind {query * EACH + n}",
+        }
         for query in range(QUERIES)
         for n in range(EACH)
     ]
@@ -63,7 +72,9 @@ def relabel(*arguments: str) -> int:
 
 def committed(kind: str) -> dict[int, dict[str, Any]]:
     manifest = json.loads(Path("out/manifest.json").read_bytes())
-    return {row["row_id"]: row for file in manifest[kind] for row in pq.read_table(Path("out") / file["path"]).to_pylist()}
+    return {
+        row["row_id"]: row for file in manifest[kind] for row in pq.read_table(Path("out") / file["path"]).to_pylist()
+    }
 
 
 def r3a(call: Call) -> Json:
@@ -72,7 +83,11 @@ def r3a(call: Call) -> Json:
     if len(turns) == 2:
         return chat("<think>plain</think>\n<intent>wants shoes</intent>", prompt=100, output=20)
     number = int((re.search(r"of kind (\d+)", turns[-1]["content"]) or [0, 0])[1])  # none in the probe at the start
-    return chat(f"<think>row {number}</think>\n<extract>a red shoe</extract>\n<score>{number % 3}</score>", prompt=200, output=30)
+    return chat(
+        f"<think>row {number}</think>\n<extract>a red shoe</extract>\n<score>{number % 3}</score>",
+        prompt=200,
+        output=30,
+    )
 
 
 def test_r3a_over_a_server_that_fails_now_and_then(serve: Any, write_job: Any, capsys: Any) -> None:

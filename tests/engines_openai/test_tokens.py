@@ -1,4 +1,6 @@
-"""The exact way, against a server that runs a tiny random model: distributions are its softmax, prompts are our token ids."""
+"""The exact way, against a server that runs a tiny random model: distributions are its softmax, prompts are our token
+ids.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,10 @@ def close(answer: Answer, probs: list[float], outside: float) -> None:
 def test_a_decision_alone_is_the_softmax_of_the_logits(token_server: Any, connect: Any, tiny: Any) -> None:
     script, server = token_server()
     engine = connect(server, model=tiny[2])
-    asks = [ask_for("red shoes", text, format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>") for text in DOCUMENTS]
+    asks = [
+        ask_for("red shoes", text, format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")
+        for text in DOCUMENTS
+    ]
     assert engine.prepare(asks[:1]) == []
     encoder = PromptEncoder(tiny[1])
     label_ids = [encoder.encode_text(label)[0] for label in "012"]
@@ -121,15 +126,22 @@ def test_a_decision_within_an_answer_is_taken_on_the_tokens_that_were_written(
         close(answer, *expected(script, ids, label_ids))
 
 
-def test_an_answer_without_the_marker_has_no_distribution_and_costs_no_second_request(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_an_answer_without_the_marker_has_no_distribution_and_costs_no_second_request(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server()
     engine = connect(server, model=tiny[2], constrain=False)
-    answers = run_all(engine, [Request(n, ask_for("q", text, max_tokens=8, decisions=(SCORE,)), n) for n, text in enumerate(DOCUMENTS)])
+    answers = run_all(
+        engine,
+        [Request(n, ask_for("q", text, max_tokens=8, decisions=(SCORE,)), n) for n, text in enumerate(DOCUMENTS)],
+    )
     assert all(not answer.distributions for answer in answers)  # a random model never comes to write it
     assert all(call.body["max_tokens"] == 8 for call in server.calls[-len(DOCUMENTS) :])
 
 
-def test_a_quotation_is_bound_to_the_document_by_the_grammar_that_is_sent(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_a_quotation_is_bound_to_the_document_by_the_grammar_that_is_sent(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server()
     engine = connect(server, model=tiny[2])
     document = "red running shoes for men"
@@ -141,7 +153,9 @@ def test_a_quotation_is_bound_to_the_document_by_the_grammar_that_is_sent(token_
     assert "score" in answer.distributions
 
 
-def test_control_tokens_in_data_reach_the_server_as_ordinary_characters(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_control_tokens_in_data_reach_the_server_as_ordinary_characters(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server()
     engine = connect(server, model=tiny[2])
     hostile, plain = (ask_for("q", text, max_tokens=4) for text in ("<|im_end|> <|endoftext|> </think>", "nothing"))
@@ -151,7 +165,9 @@ def test_control_tokens_in_data_reach_the_server_as_ordinary_characters(token_se
     assert len(counts) == 1
 
 
-def test_a_strict_server_is_used_without_extras_and_without_distributions(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_a_strict_server_is_used_without_extras_and_without_distributions(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server(strict=True)
     engine = connect(server, model=tiny[2], mode="tokens")
     remarks = engine.prepare([ask_for("q", "d", decisions=(SCORE,))])
@@ -163,14 +179,20 @@ def test_a_strict_server_is_used_without_extras_and_without_distributions(token_
         engine.prepare([ask_for("q", "d", format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")])
 
 
-def test_auto_goes_over_to_chat_where_a_server_can_do_no_better_and_says_so(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_auto_goes_over_to_chat_where_a_server_can_do_no_better_and_says_so(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     for lacking in ("token prompts", "logprob ids"):
         script, server = token_server()
         script.can.discard(lacking)
-        server.script = lambda call, script=script: echo(call) if call.path.endswith("/chat/completions") else script(call)
+        server.script = lambda call, script=script: (
+            echo(call) if call.path.endswith("/chat/completions") else script(call)
+        )
         engine = connect(server, model=tiny[2])
         assert engine.facts().details["mode"] == "chat"
-        assert any("used as a chat API: " in remark for remark in engine.prepare([ask_for("q", "d", decisions=(SCORE,))]))
+        assert any(
+            "used as a chat API: " in remark for remark in engine.prepare([ask_for("q", "d", decisions=(SCORE,))])
+        )
 
 
 def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, connect: Any, tiny: Any, serve: Any) -> None:
@@ -201,7 +223,9 @@ def test_a_server_that_knows_no_grammar_is_used_without(token_server: Any, conne
     assert server.calls[-1].body["stop"] == ["</score>"]
 
 
-def test_a_server_that_takes_a_grammar_and_does_not_heed_it_is_noticed(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_a_server_that_takes_a_grammar_and_does_not_heed_it_is_noticed(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     script, server = token_server()
 
     def deaf(call: Any) -> Any:
@@ -212,7 +236,9 @@ def test_a_server_that_takes_a_grammar_and_does_not_heed_it_is_noticed(token_ser
     assert any("does not heed" in remark for remark in connect(server, model=tiny[2]).prepare([ask_for("q", "d")]))
 
 
-def test_sampling_is_said_outright_so_that_no_default_of_the_server_applies(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_sampling_is_said_outright_so_that_no_default_of_the_server_applies(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server()
     engine = connect(server, model=tiny[2], extra_body={"top_k": 5, "min_p": None})
     run_all(engine, [Request(0, ask_for("q", "d", max_tokens=4, decisions=(SCORE,)), 2**62 + 5)])
@@ -245,15 +271,30 @@ def test_the_digest_names_tokenizer_and_served_name_and_no_host(tiny: Any, tmp_p
 
     assert digest() == digest("https://b.example:8443/v1/")
     make_tokenizer(merged=True).save_pretrained(tmp_path)
-    assert len({digest(), digest(served="other"), digest("http://a:1/deployments/x"), digest(model=None), digest(model=tmp_path)}) == 5
+    assert (
+        len(
+            {
+                digest(),
+                digest(served="other"),
+                digest("http://a:1/deployments/x"),
+                digest(model=None),
+                digest(model=tmp_path),
+            }
+        )
+        == 5
+    )
     for url in ("ftp://a/v1", "a/v1", "http://", "http://user:pa55@a/v1", "http://a/v1?key=pa55", "http://a:pa55/v1"):
         with pytest.raises(ConfigError, match=r"base_url") as caught:
             digest(url)
         assert "pa55" not in str(caught.value)
 
 
-def test_tags_that_are_tokens_of_their_own_are_named_by_id_in_the_grammar(token_server: Any, connect: Any, tiny: Any) -> None:
-    """vLLM's guidance backend proposes `</think>` as one token where it is spelled out, refuses it then, and answers HTTP 500."""
+def test_tags_that_are_tokens_of_their_own_are_named_by_id_in_the_grammar(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
+    """vLLM's guidance backend proposes `</think>` as one token where it is spelled out, refuses it then, and answers
+    HTTP 500.
+    """
     _, server = token_server()
     engine = connect(server, model=tiny[2])
     engine.prepare([ask_for("q", "d")])
@@ -262,7 +303,9 @@ def test_tags_that_are_tokens_of_their_own_are_named_by_id_in_the_grammar(token_
     assert grammar.startswith(f'start: "<think>" s0 <[{token}]> "<score>" s1 "</score>"')
 
 
-def test_a_document_too_long_for_a_grammar_leaves_its_quotation_free(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_a_document_too_long_for_a_grammar_leaves_its_quotation_free(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     _, server = token_server()
     engine = connect(server, model=tiny[2], max_prompt_tokens=1000)
     for length, is_bound in ((3000, True), (50_000, False)):
@@ -272,7 +315,9 @@ def test_a_document_too_long_for_a_grammar_leaves_its_quotation_free(token_serve
         assert ("substring_chars" in server.calls[-1].body["structured_outputs"]["grammar"]) is is_bound
 
 
-def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(token_server: Any, connect: Any, tiny: Any) -> None:
+def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
     """Both kinds of requests: those that write, and those that take a distribution."""
     _, server = token_server()
     engine = connect(server, model=tiny[2], max_tries=4)
@@ -294,7 +339,9 @@ def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(
         return Raw(wrong[number][1].raw) if is_wrong else decided if is_decision else written
 
     server.script = reply
-    asks = [ask_for("red shoes", f"number {number}.", max_tokens=64, decisions=(SCORE,)) for number in range(len(wrong))]
+    asks = [
+        ask_for("red shoes", f"number {number}.", max_tokens=64, decisions=(SCORE,)) for number in range(len(wrong))
+    ]
     answers = run_all(engine, [Request(number, ask, 1) for number, ask in enumerate(asks)])
     expected = distribution_of_logprobs([logprobs[f"token_id:{token}"] for token in labels])
     for number, ((is_decision, mutation), answer) in enumerate(zip(wrong, answers, strict=True)):

@@ -1,4 +1,6 @@
-"""What vLLM's server does with `/completions`, by a tiny torch model: token-id prompts, `logprob_token_ids`, grammars, token ids back."""
+"""What vLLM's server does with `/completions`, by a tiny torch model: token-id prompts, `logprob_token_ids`, grammars,
+token ids back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ import torch
 from .scripted_server import MODEL, Call, Json, error
 
 FIELDS = {
-    *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "skip_special_tokens"),
+    *(
+        "model",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "skip_special_tokens",
+    ),
     *("return_token_ids", "logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "structured_outputs", "stop"),
     *("include_stop_str_in_output", "add_special_tokens"),
 }
@@ -47,7 +60,16 @@ class TokenServer:
         assert call.path == "/v1/completions", call.path
         assert body.keys() <= FIELDS, body.keys() - FIELDS
         assert body["model"] == MODEL
-        if self.strict and not body.keys() <= {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "logprobs", "stop"}:
+        if self.strict and not body.keys() <= {
+            "model",
+            "prompt",
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "seed",
+            "logprobs",
+            "stop",
+        }:
             return error(400, f"Unrecognized request argument supplied: {max(body)}")
         if "structured_outputs" in body and "grammar" not in self.can:
             return error(400, "structured_outputs is not known here")
@@ -93,5 +115,7 @@ class TokenServer:
             wide = first.astype(np.float64)
             logprobs = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
             asked = [ids[0], *body["logprob_token_ids"]]
-            choice["logprobs"] = {"top_logprobs": [{f"token_id:{token}": max(float(logprobs[token]), -9999.0) for token in asked}]}
+            choice["logprobs"] = {
+                "top_logprobs": [{f"token_id:{token}": max(float(logprobs[token]), -9999.0) for token in asked}]
+            }
         return Json({"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}})

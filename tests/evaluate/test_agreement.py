@@ -58,7 +58,9 @@ def slow_alpha(rows: Rows, *, is_ordinal: bool) -> float:
         return (between - (values.count(low) + values.count(high)) / 2) ** 2
 
     within = 2 * sum(distance(*row) for row in rows) / len(values)
-    across = sum(distance(one, other) for one, other in itertools.permutations(values, 2)) / (len(values) * (len(values) - 1))
+    across = sum(distance(one, other) for one, other in itertools.permutations(values, 2)) / (
+        len(values) * (len(values) - 1)
+    )
     return 1 - within / across if across else math.nan
 
 
@@ -78,7 +80,8 @@ def test_a_case_worked_out_by_hand() -> None:
     assert found["f1_macro"] == pytest.approx((0.8 + 0.5 + 2 / 3) / 3)
     assert found["f1_weighted"] == pytest.approx((3 * 0.8 + 2 * 0.5 + 1 * 2 / 3) / 6)
     assert found["kappa"] == pytest.approx((4 / 6 - 12 / 36) / (1 - 12 / 36))  # chance: (3·2 + 2·2 + 1·2) / 36
-    # quadratic: observed 2 steps of 1; expected sum over all 36 pairings (3,2,1) x (2,2,2): 0-1 6, 0-2 6·4, 1-0 4, 1-2 4, 2-0 2·4, 2-1 2
+    # quadratic: observed 2 steps of 1; expected sum over all 36 pairings (3,2,1) x (2,2,2): 0-1 6, 0-2 6·4, 1-0 4, 1-2
+    # 4, 2-0 2·4, 2-1 2
     assert found["kappa_quadratic"] == pytest.approx(1 - (2 / 6) / ((6 + 24 + 4 + 4 + 8 + 2) / 36))
     assert found["irrelevant_precision"] == 1.0
     assert found["irrelevant_recall"] == pytest.approx(2 / 3)
@@ -87,7 +90,9 @@ def test_a_case_worked_out_by_hand() -> None:
 def by_libraries(gold: np.ndarray, label: np.ndarray) -> dict[str, float]:
     """By scikit-learn and krippendorff, where they define a value."""
     every = list(range(GRADES))
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(gold, label, labels=every, average=None, zero_division=np.nan)
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+        gold, label, labels=every, average=None, zero_division=np.nan
+    )
     found = {
         "accuracy": metrics.accuracy_score(gold, label),
         "f1_macro": metrics.f1_score(gold, label, average="macro", zero_division=0),
@@ -129,7 +134,9 @@ def test_counts_loops_and_libraries_agree(rows: Rows) -> None:
 def test_perfect_labels_get_the_best_value_or_are_undefined(grades: list[int]) -> None:
     found = counted([(grade, grade) for grade in grades])
     assert found["accuracy"] == found["f1_macro"] == found["f1_weighted"] == pytest.approx(1)
-    best = {name: 1 if metric[0].direction == "higher" else 0 for name in found if (metric := metric_of(name)) is not None}
+    best = {
+        name: 1 if metric[0].direction == "higher" else 0 for name in found if (metric := metric_of(name)) is not None
+    }
     assert all(math.isnan(value) or value == pytest.approx(best[name]) for name, value in found.items())
     assert math.isnan(found["kappa"]) == (len(set(grades)) == 1)
 

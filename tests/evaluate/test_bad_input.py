@@ -1,4 +1,6 @@
-"""What is off is said: which file, what was found, which option helps. Never a traceback, and never a figure of the wrong rows."""
+"""What is off is said: which file, what was found, which option helps. Never a traceback, and never a figure of the
+wrong rows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def trec(grade: Callable[[int], Any]) -> str:
 
 
 def test_labels_without_a_grade_show_the_first_ids_of_both_sides(judged: Callable[..., Any]) -> None:
-    judged("7 0 x1 2\n8 0 x2 1\n").refused(3, "9 labels and 2 qrels", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by")
+    judged("7 0 x1 2\n8 0 x2 1\n").refused(
+        3, "9 labels and 2 qrels", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by"
+    )
     judged("").refused(3, "no label has a grade", "it is empty")
 
 
@@ -44,7 +48,9 @@ def test_grades_that_are_all_null_are_said(judged: Callable[..., Any]) -> None:
         ("2", lambda row: row % 2, ("labels.jsonl: grade 2 is off the scale 0 to 1", "--map-labels")),
     ],
 )
-def test_grades_off_the_scale_come_with_a_map_to_use(judged: Callable[..., Any], grades: str, grade: Any, parts: tuple[str, ...]) -> None:
+def test_grades_off_the_scale_come_with_a_map_to_use(
+    judged: Callable[..., Any], grades: str, grade: Any, parts: tuple[str, ...]
+) -> None:
     judged(trec(grade), "--grades", grades).refused(3, *parts)
 
 
@@ -54,7 +60,13 @@ def test_the_map_suggested_works(judged: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("0", "`0` is no pair"), ("0=1,0=2", "stands twice"), ("a=1", "`a=1` is no pair"), ("0=-1", "grades start at 0"), ("", "is no pair")],
+    [
+        ("0", "`0` is no pair"),
+        ("0=1,0=2", "stands twice"),
+        ("a=1", "`a=1` is no pair"),
+        ("0=-1", "grades start at 0"),
+        ("", "is no pair"),
+    ],
 )
 def test_a_map_that_is_none_is_a_usage_error(judged: Callable[..., Any], text: str, part: str) -> None:
     judged(trec(lambda row: 1), "--map", text).refused(2, part)
@@ -79,7 +91,9 @@ def test_tables_that_are_broken_name_the_place(judged: Callable[..., Any]) -> No
 
 
 def test_a_missing_column_names_those_there_are(judged: Callable[..., Any], relabel: Callable[..., Any]) -> None:
-    judged("query_id,doc_id,grades\nq0,d0,1\n", name="g.csv").refused(3, "no column `grade`", "Did you mean `grades`?", "--grade")
+    judged("query_id,doc_id,grades\nq0,d0,1\n", name="g.csv").refused(
+        3, "no column `grade`", "Did you mean `grades`?", "--grade"
+    )
     judged("qid,doc_id,grade\nq0,d0,1\n", name="g.csv").refused(3, "no column `query_id`", "--by")
     judged("query_id,docno,grade\nq0,d0,1\n", name="g.csv").refused(3, "no column `doc_id`", "--doc")
     relabel("evaluate", "labels.jsonl", "--qrels", "g.csv", "--label", "mark").refused(3, "no column `mark`", "--label")
@@ -89,7 +103,9 @@ def test_an_id_that_is_null_is_an_error(judged: Callable[..., Any]) -> None:
     judged('{"query_id": null, "doc_id": "d", "grade": 1}\n', name="g.jsonl").refused(3, "row 0 has no `query_id`")
 
 
-def test_files_that_are_not_there_or_are_no_run(judged: Callable[..., Any], relabel: Callable[..., Any], folder: Path) -> None:
+def test_files_that_are_not_there_or_are_no_run(
+    judged: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+) -> None:
     judged(trec(lambda row: 1))
     relabel("evaluate", "nowhere.parquet", "--qrels", "grades.txt").refused(3, "nowhere.parquet", "no such file")
     relabel("evaluate", "labels.jsonl", "--qrels", "nowhere.txt").refused(3, "nowhere.txt", "no such file")
@@ -105,7 +121,11 @@ def test_judging_a_column_by_itself_is_refused(relabel: Callable[..., Any], writ
 
 
 def test_distributions_that_are_none_are_refused(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    for probs, part in (([0.2, 0.2, 0.2], "does not sum to 1"), ([1.5, -0.5, 0.0], "negative"), ("high", "list of probabilities")):
+    for probs, part in (
+        ([0.2, 0.2, 0.2], "does not sum to 1"),
+        ([1.5, -0.5, 0.0], "negative"),
+        ("high", "list of probabilities"),
+    ):
         path = write_rows([{"label": 0, "grade": 1, "probs": probs}])
         relabel("evaluate", path, "--qrels", path, "--label", "label").refused(3, part)
     path = write_rows([{"label": 0, "grade": 1, "probs": [0.5, 0.5]}, {"label": 0, "grade": 1, "probs": [1.0]}])
@@ -117,7 +137,9 @@ def test_scales_that_differ_are_not_mixed(relabel: Callable[..., Any], write_row
     two = write_rows([row | {"probs": [0.5, 0.5]} for row in rows], "two.jsonl")
     three = write_rows([row | {"probs": [0.5, 0.5, 0.0]} for row in rows], "three.jsonl")
     qrels = write_rows(rows, "grades.jsonl")
-    relabel("evaluate", two, three, "--qrels", qrels, "--label", "label").refused(3, "different scales", "two.jsonl has 2", "--map-labels")
+    relabel("evaluate", two, three, "--qrels", qrels, "--label", "label").refused(
+        3, "different scales", "two.jsonl has 2", "--map-labels"
+    )
     relabel("evaluate", two, "--qrels", qrels, "--label", "label", "--grades", "3").refused(2, "--grades 3")
 
 
@@ -133,8 +155,12 @@ def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], wri
     assert " to " not in done.out.partition("human")[0].partition("figure")[2]
 
 
-def test_undefined_figures_are_null_in_json_and_said_in_text(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    path = write_rows([{"query_id": f"q{row}", "doc_id": "d", "label": 1, "grade": 1, "probs": [0.25, 0.75]} for row in range(4)])
+def test_undefined_figures_are_null_in_json_and_said_in_text(
+    relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    path = write_rows(
+        [{"query_id": f"q{row}", "doc_id": "d", "label": 1, "grade": 1, "probs": [0.25, 0.75]} for row in range(4)]
+    )
     found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json["figures"]
     assert found["kappa"]["value"] is found["f1_0"]["value"] is found["auc_0/1"]["value"] is None
     assert found["accuracy"]["value"] == 1.0

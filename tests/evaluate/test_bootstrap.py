@@ -47,7 +47,9 @@ def test_resampled_counts_are_resampled_rows() -> None:
     gold, label, query = random.integers(0, 3, 80), random.integers(0, 3, 80), random.integers(0, 9, 80)
     weight = next(draw_weights(9, 1, seed=5))[0]
     rows = np.concatenate([np.flatnonzero(query == group) for group in range(9) for _ in range(int(weight[group]))])
-    slow = count_metrics(confusion_by_group(gold[rows], label[rows], np.zeros(len(rows), dtype=int), num_groups=1, grades=3)[0])
+    slow = count_metrics(
+        confusion_by_group(gold[rows], label[rows], np.zeros(len(rows), dtype=int), num_groups=1, grades=3)[0]
+    )
     counts = confusion_by_group(gold, label, query, num_groups=9, grades=3)
     fast = of_counts(counts)(weight[None])
     for name, value in slow.items():
@@ -55,7 +57,9 @@ def test_resampled_counts_are_resampled_rows() -> None:
 
 
 def test_an_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
-    """300 tiny worlds of 40 queries with 5 rows that lean the same way: 95 % intervals over queries, and too narrow ones over rows."""
+    """300 tiny worlds of 40 queries with 5 rows that lean the same way: 95 % intervals over queries, and too narrow
+    ones over rows.
+    """
     random = np.random.default_rng(11)
     worlds, queries, rows = 300, 40, 5
     covered = covered_by_rows = 0

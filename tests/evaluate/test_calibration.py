@@ -30,7 +30,11 @@ def slow_ece(probs: np.ndarray, gold: np.ndarray) -> float:
     total = 0.0
     for number in range(BINS):
         low, high = number / BINS, (number + 1) / BINS
-        mine = [row for row in range(len(gold)) if low <= probs[row].max() < high or (number == BINS - 1 and probs[row].max() >= high)]
+        mine = [
+            row
+            for row in range(len(gold))
+            if low <= probs[row].max() < high or (number == BINS - 1 and probs[row].max() >= high)
+        ]
         if mine:
             confidence = sum(probs[row].max() for row in mine) / len(mine)
             accuracy = sum(probs[row].argmax() == gold[row] for row in mine) / len(mine)

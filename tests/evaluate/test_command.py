@@ -26,7 +26,9 @@ def test_a_run_is_judged_by_its_own_input_row_by_row(
     run()
     found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
     assert found["joined_by"] == ["row_id: the qrels are the run's own input"]
-    assert found["counts"] | {"labels": 24, "judged": 24, "unjudged": 0, "quarantined": 0, "queries": 6} == found["counts"]
+    assert (
+        found["counts"] | {"labels": 24, "judged": 24, "unjudged": 0, "quarantined": 0, "queries": 6} == found["counts"]
+    )
     labels = committed()
     hits = [labels[row]["grade"] == pairs[row]["grade"] for row in range(24)]
     assert found["figures"]["accuracy"]["value"] == pytest.approx(sum(hits) / 24)
@@ -42,7 +44,9 @@ def test_all_ways_to_give_the_same_grades_give_the_same_figures(
 ) -> None:
     run()
     own = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
-    (folder / "grades.qrels").write_text("".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in pairs))
+    (folder / "grades.qrels").write_text(
+        "".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in pairs)
+    )
     (folder / "grades.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(pairs)))
     (folder / "grades.csv").write_text(
         "doc_id,query_id,grade\r\n" + "".join(f"{row['doc_id']},{row['query_id']},{row['grade']}\r\n" for row in pairs)
@@ -54,28 +58,38 @@ def test_all_ways_to_give_the_same_grades_give_the_same_figures(
         assert found["counts"]["qrels"] == 24
 
 
-def test_an_input_that_moved_is_still_the_runs_own(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+def test_an_input_that_moved_is_still_the_runs_own(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
+) -> None:
     run()
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "pairs.parquet", folder / "elsewhere/pairs.parquet")
     assert (
-        relabel("evaluate", "out/ecom", "--qrels", "elsewhere/pairs.parquet", "--output", "json").json["joined_by"][0].startswith("row_id")
+        relabel("evaluate", "out/ecom", "--qrels", "elsewhere/pairs.parquet", "--output", "json")
+        .json["joined_by"][0]
+        .startswith("row_id")
     )
 
 
 def test_rows_of_one_pair_are_told_apart_by_row_and_not_by_ids(
     relabel: Callable[..., Any], run: Callable[..., None], pairs: LabelRows, folder: Path
 ) -> None:
-    """The same pair twice with different human grades: legal in a run's own input, a conflict where ids are all there is."""
+    """The same pair twice with different human grades: legal in a run's own input, a conflict where ids are all there
+    is.
+    """
     pairs[1] |= {"doc_id": pairs[0]["doc_id"]}
     run()
     found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
     assert found["counts"]["judged"] == 24
     assert found["counts"]["relabelled"] == 1
     (folder / "grades.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl").refused(3, "1 pairs have several grades", "d0-0: 0, 1", "--duplicates")
+    relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl").refused(
+        3, "1 pairs have several grades", "d0-0: 0, 1", "--duplicates"
+    )
     for rule, grade in (("first", 0), ("mean", 1)):
-        settled = relabel("evaluate", "out/ecom", "--qrels", "grades.jsonl", "--duplicates", rule, "--output", "json").json
+        settled = relabel(
+            "evaluate", "out/ecom", "--qrels", "grades.jsonl", "--duplicates", rule, "--output", "json"
+        ).json
         assert settled["counts"]["qrels_in_conflict"] == 1
         golds = [sum(row) for row in settled["confusion"]]
         expected = [0, 0, 0]
@@ -117,9 +131,16 @@ def test_quarantined_rows_are_counted_and_are_no_labels(relabel: Callable[..., A
     assert found["labels"] == found["judged"] == 24 - found["quarantined"]
 
 
-def test_a_run_over_its_limit_is_refused_unless_it_is_allowed(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
-    run({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 0.0}}, code=30)
-    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "over its quarantine limit", "--allow-partial")
+def test_a_run_over_its_limit_is_refused_unless_it_is_allowed(
+    relabel: Callable[..., Any], run: Callable[..., None]
+) -> None:
+    run(
+        {"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 0.0}},
+        code=30,
+    )
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(
+        3, "over its quarantine limit", "--allow-partial"
+    )
     done = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--allow-partial")
     assert done.code == 0
     assert "is over its quarantine limit" in done.out
@@ -130,7 +151,9 @@ def test_an_unfinished_run_is_refused_unless_it_is_allowed(
 ) -> None:
     write_pairs()
     assert relabel("run", write_job(), "--shard", "0/4").code in (0, 20)
-    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "not finished", "of 24 rows", "--allow-partial")
+    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(
+        3, "not finished", "of 24 rows", "--allow-partial"
+    )
     found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--allow-partial", "--output", "json").json
     assert 0 < found["counts"]["judged"] < 24
     assert any("is not finished" in note for note in found["notes"])
@@ -186,11 +209,17 @@ def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_
         low, high = np.quantile(drawn_G @ by_query / 4, [0.025, 0.975])
         assert (figure["low"], figure["high"]) == (pytest.approx(low), pytest.approx(high))
     text = relabel(*command).out
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("  pass@")] == ["pass@1", "pass@2", "pass@5"]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  pass@")] == [
+        "pass@1",
+        "pass@2",
+        "pass@5",
+    ]
 
 
 def test_a_k_beyond_the_samples_is_named(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    rows = [{"query_id": "q", "doc_id": str(i), "label": 1, "grade": 1, "samples": [1, 0, 2][: 2 + i % 2]} for i in range(4)]
+    rows = [
+        {"query_id": "q", "doc_id": str(i), "label": 1, "grade": 1, "samples": [1, 0, 2][: 2 + i % 2]} for i in range(4)
+    ]
     path = write_rows(rows)
     command = ("evaluate", path, "--qrels", path, "--label", "label", "--pass-at")
     relabel(*command, "1,3").refused(3, "--pass-at 3: a judged label has 2 samples, and of so many no 3 can be drawn")
@@ -201,8 +230,12 @@ def test_a_k_beyond_the_samples_is_named(relabel: Callable[..., Any], write_rows
     )
     for wrong in ("0", "1,", "two", "-1", "1.5", "", "²", "9" * 30):
         relabel(*command, wrong).refused(2, "--pass-at", "want whole numbers from 1 on")
-    relabel("evaluate", path, bare, "--label", "label", "--pass-at", "1").refused(2, "--pass-at: samples are judged by human grades")
-    both = relabel("evaluate", f"a={path}", f"b={bare}", "--qrels", path, "--label", "label", "--pass-at", "2", "--output", "json")
+    relabel("evaluate", path, bare, "--label", "label", "--pass-at", "1").refused(
+        2, "--pass-at: samples are judged by human grades"
+    )
+    both = relabel(
+        "evaluate", f"a={path}", f"b={bare}", "--qrels", path, "--label", "label", "--pass-at", "2", "--output", "json"
+    )
     humans = both.json["comparisons"][0]["against_humans"]
     assert ("pass@2" in humans["teacher"]["figures"], "pass@2" in humans["student"]["figures"]) == (True, False)
 
@@ -249,7 +282,9 @@ def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(
     assert any("together" in note for note in found["notes"])
 
 
-def test_perfect_labels_get_one(relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]) -> None:
+def test_perfect_labels_get_one(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
     rows = [row | {"label": row["grade"], "probs": np.eye(3)[row["grade"]].tolist()} for row in random_rows(60)]
     path = write_rows(rows)
     figures = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json["figures"]
@@ -266,7 +301,8 @@ def test_the_order_of_rows_changes_nothing(
     rows = random_rows(60)
     here, there = write_rows(rows, "here.jsonl"), write_rows(rows[::-1], "there.jsonl")
     first, second = (
-        relabel("evaluate", path, "--qrels", "here.jsonl", "--label", "label", "--output", "json").json for path in (here, there)
+        relabel("evaluate", path, "--qrels", "here.jsonl", "--label", "label", "--output", "json").json
+        for path in (here, there)
     )
     for name, figure in first["figures"].items():
         for part in ("value", "low", "high"):
@@ -284,10 +320,14 @@ def test_maps_bring_both_sides_to_one_scale(
     hits = [(row["label"] >= 2) == (row["grade"] >= 2) for row in rows]
     assert both["figures"]["accuracy"]["value"] == pytest.approx(np.mean(hits))
     whole = relabel(*arguments).json
-    assert both["figures"]["auc_0/1"]["value"] == pytest.approx(whole["figures"]["auc_01/23"]["value"])  # mass is added, not lost
+    assert both["figures"]["auc_0/1"]["value"] == pytest.approx(
+        whole["figures"]["auc_01/23"]["value"]
+    )  # mass is added, not lost
 
 
-def test_without_a_query_rows_are_resampled_and_it_is_said(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+def test_without_a_query_rows_are_resampled_and_it_is_said(
+    relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
     path = write_rows([{"label": row % 2, "grade": row % 3 % 2} for row in range(30)])
     done = relabel("evaluate", path, "--qrels", path, "--label", "label")
     assert "30 rows, 1,000 times, seed 7" in done.out
@@ -298,14 +338,18 @@ def test_without_a_query_rows_are_resampled_and_it_is_said(relabel: Callable[...
 def test_another_column_can_be_the_query(
     relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
 ) -> None:
-    path = write_rows([{"topic": row["query_id"], "label": row["label"], "grade": row["grade"]} for row in random_rows(60)])
+    path = write_rows(
+        [{"topic": row["query_id"], "label": row["label"], "grade": row["grade"]} for row in random_rows(60)]
+    )
     found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--by", "topic", "--output", "json").json
     assert (found["resampled"], found["num_groups"]) == ("queries", 6)
 
 
 def test_where_judges_some_rows_of_a_file(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
     path = write_rows([{"judge": "ab"[row % 2], "label": row % 2, "grade": 1} for row in range(20)])
-    found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--where", "judge=b", "--output", "json").json
+    found = relabel(
+        "evaluate", path, "--qrels", path, "--label", "label", "--where", "judge=b", "--output", "json"
+    ).json
     assert found["counts"]["judged"] == 10
     assert found["figures"]["accuracy"]["value"] == 1.0
 
@@ -315,7 +359,9 @@ def test_calibration_is_fitted_on_some_queries_and_shown_on_the_others(
     relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows], method: str
 ) -> None:
     path = write_rows(random_rows(600, queries=30))
-    done = relabel("evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method, "--output", "json").json
+    done = relabel(
+        "evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method, "--output", "json"
+    ).json
     found = done["calibration"]
     assert found["method"] == method
     assert found["fitted_on"] == {"queries": 15, "rows": 300}
@@ -338,7 +384,9 @@ def test_the_same_seed_gives_the_same_bytes(
     assert without["value"] is not None
 
 
-def test_labels_that_are_no_number_are_left_out_and_shown(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
+def test_labels_that_are_no_number_are_left_out_and_shown(
+    relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
     values = ["0", "1", "1.", "2 of 3", None, "", 2, 2.0]
     path = write_rows([{"query_id": f"q{row}", "label": value, "grade": 1} for row, value in enumerate(values)])
     found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json
@@ -350,18 +398,29 @@ def test_labels_that_are_no_number_are_left_out_and_shown(relabel: Callable[...,
 
 
 def test_the_report_is_the_one_reviewed(
-    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows], golden: Callable[[str, str], None]
+    relabel: Callable[..., Any],
+    write_rows: Callable[..., str],
+    random_rows: Callable[..., LabelRows],
+    golden: Callable[[str, str], None],
 ) -> None:
     rows = random_rows(60)
-    labels = write_rows([{name: row[name] for name in ("query_id", "doc_id", "label", "probs")} for row in [*rows, rows[0]]])
-    qrels = write_rows([row | {"grade": None if number == 3 else row["grade"]} for number, row in enumerate(rows[:55])], "grades.jsonl")
+    labels = write_rows(
+        [{name: row[name] for name in ("query_id", "doc_id", "label", "probs")} for row in [*rows, rows[0]]]
+    )
+    qrels = write_rows(
+        [row | {"grade": None if number == 3 else row["grade"]} for number, row in enumerate(rows[:55])], "grades.jsonl"
+    )
     done = relabel("evaluate", labels, "--qrels", qrels, "--label", "label", "--calibrate", "temperature")
     assert (done.code, done.err) == (0, "")
     golden("evaluate/report.txt", done.out)
 
 
-def test_a_manifest_older_than_its_receipts_is_no_finished_run(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
+def test_a_manifest_older_than_its_receipts_is_no_finished_run(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
+) -> None:
     run()
     manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
-    (folder / "out/ecom/manifest.json").write_text(json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_mark": "0" * 64}))
+    (folder / "out/ecom/manifest.json").write_text(
+        json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_mark": "0" * 64})
+    )
     relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "its manifest is older than its receipts")

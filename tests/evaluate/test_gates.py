@@ -39,7 +39,13 @@ def test_an_undefined_figure_never_passes_on_either_side() -> None:
     verdicts = judge_gates(gates, FIGURES, {"f1_macro": None})
     assert [verdict.has_passed for verdict in verdicts] == [False, False]
     assert "undefined" in str(verdicts[0])
-    assert verdicts[0].plain() == {"gate": "tau<1", "figure": "kendall_tau", "value": None, "bound": 1.0, "has_passed": False}
+    assert verdicts[0].plain() == {
+        "gate": "tau<1",
+        "figure": "kendall_tau",
+        "value": None,
+        "bound": 1.0,
+        "has_passed": False,
+    }
 
 
 def test_the_bound_of_a_teachers_gate_is_the_teachers_figure_times_the_number() -> None:
@@ -48,7 +54,9 @@ def test_the_bound_of_a_teachers_gate_is_the_teachers_figure_times_the_number() 
     assert str(verdict) == "macro_f1>=0.9*teacher: passed, f1_macro is 0.6000, the bound 0.5850"
 
 
-@pytest.mark.parametrize("text", ["", "0.6", "=>0.6", "==0.6", ">=", ">=student", ">=0.9*", ">=0.9*teacher+1", ">=nan", ">=1e999", ">=0,6"])
+@pytest.mark.parametrize(
+    "text", ["", "0.6", "=>0.6", "==0.6", ">=", ">=student", ">=0.9*", ">=0.9*teacher+1", ">=nan", ">=1e999", ">=0,6"]
+)
 def test_what_is_no_gate_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is no gate\. Write a sign and a bound"):
         parse_gate("macro_f1", text)
@@ -70,7 +78,9 @@ def test_a_teachers_gate_without_a_teacher_is_refused() -> None:
         judge_gate(parse_flag("macro_f1>=0.9*teacher"), FIGURES, None)
 
 
-@given(st.sampled_from([">=", "<=", ">", "<"]), st.floats(allow_nan=False, allow_infinity=False, width=32), st.booleans())
+@given(
+    st.sampled_from([">=", "<=", ">", "<"]), st.floats(allow_nan=False, allow_infinity=False, width=32), st.booleans()
+)
 def test_a_flag_and_a_spec_read_alike_and_keep_the_number(sign: str, number: float, is_of_teacher: bool) -> None:
     bound = f"{sign}{number!r}{'*teacher' if is_of_teacher else ''}"
     gate = parse_gate("auc_0/12", bound)

@@ -14,7 +14,8 @@ DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[2] / "../share
 LABELS = DATA / "llm_labels"
 
 pytestmark = pytest.mark.skipif(
-    not (LABELS / "published_check.parquet").is_file(), reason=f"no llm_labels in {DATA}: RELABEL_DATA names the folder of real data"
+    not (LABELS / "published_check.parquet").is_file(),
+    reason=f"no llm_labels in {DATA}: RELABEL_DATA names the folder of real data",
 )
 
 
@@ -44,14 +45,27 @@ def test_the_eleven_published_kappas(relabel: Callable[..., Any]) -> None:
 def test_the_published_confusion_matrices(relabel: Callable[..., Any], dataset: str) -> None:
     found = judged(relabel, "judge=umbrela_zeroshot_gpt-4", f"dataset={dataset}")
     assert found["confusion"] == published()["confusion_rows_human_cols_llm"][dataset]
-    assert found["figures"]["kappa"]["value"] == pytest.approx(published()["kappa_recomputed_from_confusion"][dataset]["graded"], abs=1e-12)
+    assert found["figures"]["kappa"]["value"] == pytest.approx(
+        published()["kappa_recomputed_from_confusion"][dataset]["graded"], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_the_kappas_of_binary_cuts_come_by_maps(relabel: Callable[..., Any], cut: int) -> None:
     path = str(LABELS / "published_check.parquet")
     cut_map = ",".join(f"{grade}={int(grade >= cut)}" for grade in range(4))
-    arguments = ("--label", "llm_label", "--grade", "human_grade", "--map", cut_map, "--map-labels", cut_map, "--resamples", "0")
+    arguments = (
+        "--label",
+        "llm_label",
+        "--grade",
+        "human_grade",
+        "--map",
+        cut_map,
+        "--map-labels",
+        cut_map,
+        "--resamples",
+        "0",
+    )
     where = ("--where", "judge=umbrela_zeroshot_gpt-4", "--where", "dataset=dl21")
     found = relabel("evaluate", path, "--qrels", path, *where, *arguments, "--output", "json").json
     expected = published()["kappa_recomputed_from_confusion"]["dl21"][f"ge{cut}"]

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from manifests.metrics.ranking import auc, cut_names, rank_queries
 from manifests.metrics.statistics import Order, places_of
 
-ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)  # query, gold, score
+ranked_rows = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50
+)  # query, gold, score
 
 
 def slow_ndcg(golds: list[int], depth: int = 10) -> float:
@@ -26,7 +28,9 @@ def slow_ndcg(golds: list[int], depth: int = 10) -> float:
 
 
 def test_a_query_worked_out_by_hand() -> None:
-    found = rank_queries(np.zeros(3, dtype=int), ["a", "b", "c"], np.array([3.0, 2.0, 1.0]), np.array([0, 2, 1]), num_queries=1)
+    found = rank_queries(
+        np.zeros(3, dtype=int), ["a", "b", "c"], np.array([3.0, 2.0, 1.0]), np.array([0, 2, 1]), num_queries=1
+    )
     ideal = 2 + 1 / math.log2(3)
     assert found.ndcg[0] == pytest.approx((2 / math.log2(3) + 1 / 2) / ideal)
     assert found.tau[0] == pytest.approx((1 - 2) / 3)  # of three pairs one is in order
@@ -43,7 +47,9 @@ def test_an_irrelevant_document_below_the_top_ten_is_no_bad_case() -> None:
 
 def test_queries_without_a_figure_have_none() -> None:
     query = np.array([0, 0, 1, 1, 3])
-    found = rank_queries(query, ["a", "b"] * 2 + ["c"], np.array([1, 2, 5, 5, 1.0]), np.array([0, 0, 1, 2, 2]), num_queries=4)
+    found = rank_queries(
+        query, ["a", "b"] * 2 + ["c"], np.array([1, 2, 5, 5, 1.0]), np.array([0, 0, 1, 2, 2]), num_queries=4
+    )
     assert np.isnan(found.ndcg).tolist() == [True, False, True, False]  # no relevant document; none at all
     assert np.isnan(found.tau).tolist() == [True, True, True, True]  # equal grades, equal scores, nothing, one document
     assert found.bad_case.tolist()[:2] == [1.0, 0.0]
@@ -83,7 +89,9 @@ def test_the_order_of_rows_changes_no_ranking(rows: list[tuple[int, int, int]], 
     query, gold, score = (np.array(column) for column in zip(*rows, strict=True))
     docs = [f"d{row % 5}" for row in range(len(rows))]
     here = rank_queries(query, docs, score.astype(float), gold, num_queries=4)
-    there = rank_queries(query[order], [docs[row] for row in order], score[order].astype(float), gold[order], num_queries=4)
+    there = rank_queries(
+        query[order], [docs[row] for row in order], score[order].astype(float), gold[order], num_queries=4
+    )
     for name in ("ndcg", "tau", "bad_case"):
         assert np.allclose(getattr(here, name), getattr(there, name), equal_nan=True), name
 
@@ -104,7 +112,9 @@ def test_tau_is_tau_b_by_counting_pairs(rows: list[tuple[int, int, int]]) -> Non
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+)
 def test_auc_counts_pairs_in_order_weighted_or_not(rows: list[tuple[bool, int, int, int]]) -> None:
     relevant, score, group, _ = (np.array(column) for column in zip(*rows, strict=True))
     weights = np.array([[1, 1, 1, 1], [2, 0, 1, 3]], dtype=float)

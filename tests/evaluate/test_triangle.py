@@ -1,4 +1,6 @@
-"""The triangle's numbers against computations of their own: loops, scikit-learn, scipy, ir_measures, and a bootstrap by hand."""
+"""The triangle's numbers against computations of their own: loops, scikit-learn, scipy, ir_measures, and a bootstrap by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,15 @@ def test_kl_is_zero_for_equal_distributions_and_finite_for_any(weights: list[flo
     assert kl_rows(probs, probs)[0] == pytest.approx(0.0, abs=1e-12)
     certain = np.eye(3)[[1]]
     assert np.isfinite(kl_rows(probs, certain)[0])
-    assert kl_rows(probs, np.full((1, 3), 1 / 3))[0] == pytest.approx(stats.entropy(probs[0], np.full(3, 1 / 3)), abs=1e-9)
+    assert kl_rows(probs, np.full((1, 3), 1 / 3))[0] == pytest.approx(
+        stats.entropy(probs[0], np.full(3, 1 / 3)), abs=1e-9
+    )
 
 
 def slow_tau(first: list[float], second: list[float]) -> float:
-    """Tau-b pair by pair, Kendall 1945: (concordant - discordant) / sqrt((pairs - ties of one) (pairs - ties of the other))."""
+    """Tau-b pair by pair, Kendall 1945: (concordant - discordant) / sqrt((pairs - ties of one) (pairs - ties of the
+    other)).
+    """
     both = first_tied = second_tied = pairs = 0
     for one, other in itertools.combinations(range(len(first)), 2):
         a, b = np.sign(first[one] - first[other]), np.sign(second[one] - second[other])
@@ -108,8 +114,12 @@ def test_kendall_tau_leaves_out_queries_that_one_side_does_not_order() -> None:
 def test_agreement_and_kappa_are_scikit_learns_and_the_matrix_is_teacher_by_student() -> None:
     teacher, student, _ = world()
     found = triangle(teacher, student, None)
-    assert found.against_teacher["agreement"].value == pytest.approx(metrics.accuracy_score(teacher.grades, student.grades))
-    assert found.against_teacher["kappa"].value == pytest.approx(metrics.cohen_kappa_score(teacher.grades, student.grades))
+    assert found.against_teacher["agreement"].value == pytest.approx(
+        metrics.accuracy_score(teacher.grades, student.grades)
+    )
+    assert found.against_teacher["kappa"].value == pytest.approx(
+        metrics.cohen_kappa_score(teacher.grades, student.grades)
+    )
     assert found.confusion == metrics.confusion_matrix(teacher.grades, student.grades, labels=range(GRADES)).tolist()
     assert found.teacher is None
 
@@ -142,7 +152,9 @@ def figures_by_hand(labels: Labelled, golds: list[int], rows: list[int], queries
         assert labels.probs is not None
         run = {str(row): float(labels.probs[row] @ np.arange(GRADES)) for row in inside}
         qrels = {str(row): golds[row] for row in inside}
-        ndcg.append(ir_measures.calc_aggregate([ir_measures.nDCG @ 10], {"q": qrels}, {"q": run})[ir_measures.nDCG @ 10])
+        ndcg.append(
+            ir_measures.calc_aggregate([ir_measures.nDCG @ 10], {"q": qrels}, {"q": run})[ir_measures.nDCG @ 10]
+        )
     return {
         "accuracy": float(metrics.accuracy_score(gold, label)),
         "f1_macro": float(metrics.f1_score(gold, label, average="macro", zero_division=0)),
@@ -154,7 +166,9 @@ def figures_by_hand(labels: Labelled, golds: list[int], rows: list[int], queries
 
 
 def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
-    """25 draws of six queries, their rows written out as often as drawn, both sides judged anew by libraries, subtracted, percentiles."""
+    """25 draws of six queries, their rows written out as often as drawn, both sides judged anew by libraries,
+    subtracted, percentiles.
+    """
     teacher, student, golds = world()
     steps: dict[str, list[float]] = {}
     for weights in np.concatenate(list(draw_weights(6, 25, seed=7))):
@@ -177,10 +191,16 @@ def mean_of(value_G: np.ndarray) -> Statistic:
 def test_the_paired_bootstrap_comes_to_the_quantiles_of_all_draws_there_are() -> None:
     """Three groups have 27 draws; 20,000 random ones have their quantiles."""
     first, second = np.array([0.1, 0.5, 0.7]), np.array([0.3, 0.4, 1.6])
-    exact = [np.mean([second[group] - first[group] for group in drawn]) for drawn in itertools.product(range(3), repeat=3)]
+    exact = [
+        np.mean([second[group] - first[group] for group in drawn]) for drawn in itertools.product(range(3), repeat=3)
+    ]
     found = paired_bootstrap(mean_of(first), mean_of(second), num_groups=3, resamples=20_000, seed=3)
     low, high, undefined = found.difference["mean"]
-    assert (low, high, undefined) == (pytest.approx(min(exact)), pytest.approx(max(exact)), 0)  # each has a chance of 1 in 27, above 2.5 %
+    assert (low, high, undefined) == (
+        pytest.approx(min(exact)),
+        pytest.approx(max(exact)),
+        0,
+    )  # each has a chance of 1 in 27, above 2.5 %
     assert found.first["mean"].low == pytest.approx(0.1)
 
 
@@ -213,14 +233,20 @@ def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
     ours = gather([part([4, 5, 6], same, [0, 1, 2])], grades=3, where="ours")
     theirs = gather([part([6, 4, 9], same, [2, 0, 1])], grades=3, where="theirs")
     by_row = match_rows(ours, theirs, is_same_input=True)
-    assert (by_row.how, ours.row_ids[by_row.teacher].tolist(), theirs.row_ids[by_row.student].tolist()) == (BY_ROW, [4, 6], [4, 6])
+    assert (by_row.how, ours.row_ids[by_row.teacher].tolist(), theirs.row_ids[by_row.student].tolist()) == (
+        BY_ROW,
+        [4, 6],
+        [4, 6],
+    )
     by_ids = match_rows(ours, theirs, is_same_input=False)
     assert by_ids.how == BY_IDS
     assert [ours.pairs[row] for row in by_ids.teacher] == [theirs.pairs[row] for row in by_ids.student] == same
 
 
 def test_a_pair_that_stands_twice_is_matched_in_order_and_never_doubled() -> None:
-    ours = gather([part([0, 1, 2, 3], [("q", "a"), ("q", "a"), ("q", "a"), ("q", "b")], [0, 1, 2, 0])], grades=3, where="ours")
+    ours = gather(
+        [part([0, 1, 2, 3], [("q", "a"), ("q", "a"), ("q", "a"), ("q", "b")], [0, 1, 2, 0])], grades=3, where="ours"
+    )
     theirs = gather([part([7, 5, 9], [("q", "a"), ("q", "a"), ("q", "z")], [1, 0, 2])], grades=3, where="theirs")
     match = match_rows(ours, theirs, is_same_input=False)
     assert ours.grades[match.teacher].tolist() == theirs.grades[match.student].tolist() == [0, 1]

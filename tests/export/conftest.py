@@ -1,4 +1,6 @@
-"""Students to export: one that was distilled, so that its lineage leads to real pairs; a decoder; and pairs in a file. All tiny."""
+"""Students to export: one that was distilled, so that its lineage leads to real pairs; a decoder; and pairs in a file.
+All tiny.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def student(tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path) -> Path:  # noqa: F811
+def student(
+    tmp_path_factory: pytest.TempPathFactory,
+    encoder_dir: Callable[..., Path],  # noqa: F811
+    labels_file: Path,  # noqa: F811
+    pairs_file: Path,  # noqa: F811
+) -> Path:
     """An encoder with three heads that knows where it comes from."""
     from distill.students.distilling import distill
     from distill.students.specs import DistillSpec
@@ -74,11 +81,22 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(tokenizer) + 5, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
-    prompt = render_prompt(tokenizer, style="chat", system="Grade.", user="Query: {query}\nDocument: {document}\nGrade:", ending="=\n")
+    prompt = render_prompt(
+        tokenizer, style="chat", system="Grade.", user="Query: {query}\nDocument: {document}\nGrade:", ending="=\n"
+    )
     ids = grade_token_ids(tokenizer, 3, after=prompt[2])
     columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id", "document": ["document"]}
     record = StudentRecord(
-        1, "decoder", "tiny-decoder", {"relevance": 3}, 200, columns, {"relevance": 1.3}, prompt=prompt, grade_ids=ids, packs=True
+        1,
+        "decoder",
+        "tiny-decoder",
+        {"relevance": 3},
+        200,
+        columns,
+        {"relevance": 1.3},
+        prompt=prompt,
+        grade_ids=ids,
+        packs=True,
     )
     path = tmp_path_factory.mktemp("decoder") / "student"
     write_student(path, record, DecoderStudent(Qwen2ForCausalLM(config), ids), tokenizer)
@@ -126,9 +144,11 @@ def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, grad
 BLOCKED = """
 import sys
 
+BLOCKED = "torch transformers onnx pyarrow pydantic manifests labelers distill export jobs".split()
+
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in "torch transformers manifests labelers distill export jobs onnx pyarrow pydantic".split():
+        if name.partition(".")[0] in BLOCKED:
             raise ImportError(f"{name} is not for a loader")
 
 sys.meta_path.insert(0, Blocked())
@@ -145,7 +165,12 @@ def deployed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         script = tmp_path / "deployed.py"
         script.write_text(f"BUNDLE = {str(bundle)!r}\n" + BLOCKED + code, encoding="utf-8")
         return subprocess.run(
-            [sys.executable, "-W", "error", str(script), *arguments], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+            [sys.executable, "-W", "error", str(script), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=tmp_path,
         )
 
     return run

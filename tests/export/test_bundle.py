@@ -1,4 +1,6 @@
-"""A bundle from a student: named outputs, calibrated probabilities, a loader that needs nothing, parity on real pairs, Triton's view."""
+"""A bundle from a student: named outputs, calibrated probabilities, a loader that needs nothing, parity on real pairs,
+Triton's view.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +82,16 @@ def test_no_model_file_tells_the_runtime_where_results_may_lie(bundle: Path, dec
     for file in files:
         graph = onnx.load(str(file), load_external_data=False).graph
         assert len(graph.value_info) == 0, file.name
-        assert [dimension.dim_param for dimension in graph.input[0].type.tensor_type.shape.dim] == ["batch", "sequence"], file.name
+        assert [dimension.dim_param for dimension in graph.input[0].type.tensor_type.shape.dim] == [
+            "batch",
+            "sequence",
+        ], file.name
         onnx.checker.check_model(str(file))
 
 
-def test_logits_in_the_graph_are_the_students_and_probabilities_are_their_tempered_softmax(bundle: Path, student: Path) -> None:
+def test_logits_in_the_graph_are_the_students_and_probabilities_are_their_tempered_softmax(
+    bundle: Path, student: Path
+) -> None:
     loaded, ours = load_student(student), Student(bundle, provider="cpu")
     assert loaded.record.temperature["relevance"] != 1.0
     batch = ours.encoder.collate(ours.encoder.encode(HOSTILE))
@@ -124,12 +131,16 @@ def test_a_deployed_loader_gives_rows_for_nothing_and_mends_half_a_surrogate(bun
 
 
 def test_static_int8_leaves_matrices_that_narrow_and_heads_in_float(bundle: Path) -> None:
-    """What goes into the second matrix of a feed-forward layer has outliers; one fixed scale for it would cost most of the grades."""
+    """What goes into the second matrix of a feed-forward layer has outliers; one fixed scale for it would cost most of
+    the grades.
+    """
     import onnx
 
     graph = onnx.load(bundle / "model.int8-static.onnx").graph
     floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
-    left = [floats[node.input[1]] for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in floats]
+    left = [
+        floats[node.input[1]] for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in floats
+    ]
     products = sum(node.op_type in ("MatMul", "Gemm") for node in graph.node)
     assert sorted(shape for shape in left if shape[0] == 48) == [(48, 32)] * 2
     assert all(shape[0] == 48 or min(shape) <= 5 for shape in left), "but for those and the heads, all are int8"
@@ -143,7 +154,11 @@ def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_
         """Of the constant matrices of products in float."""
         graph = onnx.load(decoder_bundle / name).graph
         floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
-        return sorted(floats[node.input[1]] for node in graph.node if node.op_type == "MatMul" and len(floats.get(node.input[1], ())) == 2)
+        return sorted(
+            floats[node.input[1]]
+            for node in graph.node
+            if node.op_type == "MatMul" and len(floats.get(node.input[1], ())) == 2
+        )
 
     whole, left = shapes("model.onnx"), shapes("model.int8.onnx")
     assert {(48, 32), (32, 16), (32, 48), (32, 32)} <= set(whole)
@@ -153,7 +168,9 @@ def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_
 def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_spoil_a_decoders_int8(
     decoder: Path, graded_file: Path, tmp_path: Path
 ) -> None:
-    """As a trained decoder's first token has it: in one channel of the feed-forward layer, hundreds of times the others."""
+    """As a trained decoder's first token has it: in one channel of the feed-forward layer, hundreds of times the
+    others.
+    """
     from safetensors.torch import load_file, save_file
 
     loud = Path(shutil.copytree(decoder, tmp_path / "loud"))
@@ -163,12 +180,18 @@ def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_sp
             weight[5] *= 300.0
         if name.endswith("down_proj.weight"):
             weight[:, 5] /= 300.0  # the same function, in floats
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, loud / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()},
+        loud / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (loud / "manifest.json").write_text(json.dumps({"version": 1, "files": student_files(loud)}))
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
     found = {}
     for name, folder in (("quiet", decoder), ("loud", loud)):
-        made = export_bundle(folder, tmp_path / f"of-{name}", spec, pairs=PairsFile(str(graded_file), "grade"), provider="cpu")
+        made = export_bundle(
+            folder, tmp_path / f"of-{name}", spec, pairs=PairsFile(str(graded_file), "grade"), provider="cpu"
+        )
         found[name] = max(one["max_abs"] for one in made.bundle.facts["parity"]["models"][1]["by_batch_size"].values())
     assert found["loud"] < 2 * found["quiet"] < 1.0
 
@@ -209,12 +232,16 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(bundle: Path, monkeypat
         Student(bundle, provider="cuda")
     with pytest.raises(BundleError, match="fell back to CPUExecutionProvider"):
         open_session(bundle / "model.onnx", "cuda")
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     with pytest.raises(BundleError, match="fell back"):
         Student(bundle)  # auto: what this onnxruntime claims to have, it must deliver
 
 
-def test_parity_is_of_the_test_split_in_every_company_and_few_pairs_are_called_weak(bundle: Path, student: Path) -> None:
+def test_parity_is_of_the_test_split_in_every_company_and_few_pairs_are_called_weak(
+    bundle: Path, student: Path
+) -> None:
     parity = open_bundle(bundle).facts["parity"]
     rows = json.loads((student / "manifest.json").read_text())["split"]["test"]["rows"]
     assert parity["provider"] == "cpu"

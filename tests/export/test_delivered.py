@@ -1,4 +1,6 @@
-"""From the student to the machine that serves: exported, published, pulled, and asked through its own loader, it says what `score` says."""
+"""From the student to the machine that serves: exported, published, pulled, and asked through its own loader, it says
+what `score` says.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,36 @@ def test_a_published_and_pulled_bundle_scores_as_relabel_score_does(
     deployed: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    student, bundle = map(request.getfixturevalue, ("student", "bundle") if kind == "encoder" else ("decoder", "decoder_bundle"))
+    student, bundle = map(
+        request.getfixturevalue, ("student", "bundle") if kind == "encoder" else ("decoder", "decoder_bundle")
+    )
     rows = [{"query": query, "document": document} for query, document in HOSTILE[3:]] + make_pairs(seed=4)[:60]
-    rows = [{"query_id": f"q{place}", "query": row["query"], "doc_id": "d", "document": row["document"]} for place, row in enumerate(rows)]
+    rows = [
+        {"query_id": f"q{place}", "query": row["query"], "doc_id": "d", "document": row["document"]}
+        for place, row in enumerate(rows)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
 
     out = tmp_path / "scores"
     assert (
-        relabel("score", str(student), "--input", str(tmp_path / "pairs.parquet"), "--to", str(out), "--columns", "document=document").code
+        relabel(
+            "score",
+            str(student),
+            "--input",
+            str(tmp_path / "pairs.parquet"),
+            "--to",
+            str(out),
+            "--columns",
+            "document=document",
+        ).code
         == 0
     )
     manifest = json.loads((out / "manifest.json").read_bytes())
-    scored = {row["row_id"]: row["probs"] for file in manifest["labels"] for row in pq.read_table(out / file["path"]).to_pylist()}
+    scored = {
+        row["row_id"]: row["probs"]
+        for file in manifest["labels"]
+        for row in pq.read_table(out / file["path"]).to_pylist()
+    }
     assert len(scored) == len(rows)
 
     name = json.loads((bundle / "manifest.json").read_bytes())["name"]

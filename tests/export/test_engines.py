@@ -1,4 +1,6 @@
-"""TensorRT engines: profiles from real lengths, refused on every machine but theirs, built for real where TensorRT-RTX is installed."""
+"""TensorRT engines: profiles from real lengths, refused on every machine but theirs, built for real where TensorRT-RTX
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ from manifests.errors import MissingExtraError, ModelError, StaleRunError, Usage
 
 CAPABILITY = "8.9"
 ENGINE = {
-    "path": "engines/x/fp16.onnx", "format": "tensorrt", "precision": "fp16", "flavour": "tensorrt", "tensorrt": "10.9.0.34",
+    "path": "engines/x/fp16.onnx",
+    "format": "tensorrt",
+    "precision": "fp16",
+    "flavour": "tensorrt",
+    "tensorrt": "10.9.0.34",
     "capability": "9.0",
-}  # fmt: skip
+}
 
 
 def has_rtx() -> bool:
@@ -38,7 +44,11 @@ needs_rtx = pytest.mark.skipif(not has_rtx(), reason="needs tensorrt-rtx, which 
 
 
 def machine(**changes: Any) -> Machine:
-    held: dict[str, Any] = {"capability": "9.0", "tensorrt": {"tensorrt": "10.9.0"}, "providers": ["TensorrtExecutionProvider"]}
+    held: dict[str, Any] = {
+        "capability": "9.0",
+        "tensorrt": {"tensorrt": "10.9.0"},
+        "providers": ["TensorrtExecutionProvider"],
+    }
     return Machine(**held | changes)
 
 
@@ -59,7 +69,14 @@ def test_an_engine_is_taken_on_its_own_gpu_and_tensorrt_alone() -> None:
 
 def test_the_profile_is_tuned_for_real_lengths_and_takes_every_length() -> None:
     lengths = describe_lengths([10] * 50 + [30] * 45 + [200] * 5)
-    assert lengths == {"rows": 100, "p50": 20, "p90": 30, "p99": 200, "max": 200, "histogram": [[10, 50], [30, 45], [200, 5]]}
+    assert lengths == {
+        "rows": 100,
+        "p50": 20,
+        "p90": 30,
+        "p99": 200,
+        "max": 200,
+        "histogram": [[10, 50], [30, 45], [200, 5]],
+    }
     profile = plan_profile(lengths, 256)
     assert (profile.low, profile.tuned, profile.high) == ((1, 1), (8, 30), (128, 256))
     assert plan_profile({**lengths, "p90": 300}, 256).tuned[1] == 256
@@ -79,7 +96,9 @@ def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
 @needs_rtx
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_is_built_into_a_new_bundle_and_the_loader_falls_back_to_onnx_here(bundle: Path, tmp_path: Path, precision: str) -> None:
+def test_an_engine_is_built_into_a_new_bundle_and_the_loader_falls_back_to_onnx_here(
+    bundle: Path, tmp_path: Path, precision: str
+) -> None:
     before = open_bundle(bundle).version
     made = build_into(bundle, tmp_path / "engine", precision=precision, capability=CAPABILITY)
     entry = made.facts["models"][-1]
@@ -176,7 +195,10 @@ def test_two_builds_side_by_side_share_no_file_and_the_second_to_end_is_refused(
     for thread in threads:
         thread.join(timeout=120)
     assert sorted(type(one).__name__ for one in ended) == ["Bundle", "StaleRunError"]
-    assert (open_bundle(target).folder / open_bundle(target).facts["models"][-1]["files"][-1]).read_bytes() in (b"0", b"1")
+    assert (open_bundle(target).folder / open_bundle(target).facts["models"][-1]["files"][-1]).read_bytes() in (
+        b"0",
+        b"1",
+    )
     assert left_beside(target) == ["engine"]
 
 

@@ -37,7 +37,9 @@ def made_pairs(judge_name: Any = "gold", *, seed: int = 0) -> tuple[PairSet, np.
     grades = np.where(chance.random(size) < 0.8, probs.argmax(1), chance.integers(0, 3, size=size))
     queries = np.repeat(np.arange(QUERIES), DOCS)
     names = [("pairs.parquet", row) for row in range(size)]
-    return PairSet([("q", "d")] * size, names, queries, grades if judge_name else np.full(size, -1), judge_name, {}), probs
+    return PairSet(
+        [("q", "d")] * size, names, queries, grades if judge_name else np.full(size, -1), judge_name, {}
+    ), probs
 
 
 def spoiled(probs: np.ndarray, share: float, *, seed: int = 1) -> np.ndarray:
@@ -49,7 +51,11 @@ def spoiled(probs: np.ndarray, share: float, *, seed: int = 1) -> np.ndarray:
 def measured(precision: str, found: np.ndarray, judge_name: Any = "gold", **spec: Any) -> dict[str, Any]:
     pairs, probs = made_pairs(judge_name)
     return measure(
-        precision, {"relevance": probs}, {7: {"relevance": found}}, pairs, ParitySpec(**{"resamples": 300, "min_pairs": 800, **spec})
+        precision,
+        {"relevance": probs},
+        {7: {"relevance": found}},
+        pairs,
+        ParitySpec(**{"resamples": 300, "min_pairs": 800, **spec}),
     )
 
 
@@ -68,7 +74,11 @@ def test_fp32_is_refused_by_one_probability_of_one_head() -> None:
     other = probs.copy()
     other[17, 0] += 2e-4
     one = measure(
-        "fp32", {"relevance": probs, "subject": probs}, {1: {"relevance": probs, "subject": other}}, pairs, ParitySpec(resamples=100)
+        "fp32",
+        {"relevance": probs, "subject": probs},
+        {1: {"relevance": probs, "subject": other}},
+        pairs,
+        ParitySpec(resamples=100),
     )
     assert not one["has_passed"]
     assert one["by_batch_size"]["1"]["max_abs_by_head"] == {"relevance": 0.0, "subject": pytest.approx(2e-4, rel=1e-2)}
@@ -80,7 +90,9 @@ def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> No
     one = measured("fp16", spoiled(probs, 0.01))
     assert not one["has_passed"]
     assert one["worst"][0]["is_flip"]
-    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(np.float32)  # no flip, and ties where there was an order
+    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(
+        np.float32
+    )  # no flip, and ties where there was an order
     refused = {check["check"] for check in measured("fp16", squeezed)["checks"] if not check["has_passed"]}
     assert refused == {"Kendall tau per query"}
 
@@ -100,7 +112,9 @@ def test_fp16_is_refused_by_documents_that_changed_places_without_a_flip() -> No
 
 
 def test_fp16_is_refused_by_orders_below_the_margin_that_bring_the_good_documents_down() -> None:
-    """A student that squeezes nearly all its scores together: what the model reverses is too near for tau, and all that there is."""
+    """A student that squeezes nearly all its scores together: what the model reverses is too near for tau, and all that
+    there is.
+    """
     pairs, _ = made_pairs()
     place = np.tile(np.arange(DOCS), QUERIES)
     tiny = (1e-6 + 2e-5 * place).astype(np.float32)
@@ -119,9 +133,15 @@ def test_fp16_is_not_refused_by_documents_that_the_student_hardly_tells_apart() 
     twins[::2, 2] += 1e-5
     other = np.repeat(probs[::2], 2, axis=0)
     other[1::2, 2] += 1e-5
-    figures = measure("fp16", {"relevance": twins}, {7: {"relevance": other}}, pairs, ParitySpec(resamples=100))["by_batch_size"]["7"]
+    figures = measure("fp16", {"relevance": twins}, {7: {"relevance": other}}, pairs, ParitySpec(resamples=100))[
+        "by_batch_size"
+    ]["7"]
     assert figures["tau"] == 1.0
-    assert figures["orders"] == {"told_apart": pytest.approx(100 * 24, abs=10), "of": 100 * 28, "margin": pytest.approx(6e-4)}
+    assert figures["orders"] == {
+        "told_apart": pytest.approx(100 * 24, abs=10),
+        "of": 100 * 28,
+        "margin": pytest.approx(6e-4),
+    }
 
 
 def test_loosening_the_fp32_gate_does_not_loosen_that_of_fp16() -> None:
@@ -158,10 +178,17 @@ def parity_of(*models: dict[str, Any]) -> Parity:
 )  # fmt: skip
 def test_a_damaged_parity_is_named_with_its_key(damage: Callable[[dict[str, Any]], Any], key: str) -> None:
     _, probs = made_pairs()
-    held = {"spec": ParitySpec().model_dump(mode="json"), "provider": "cpu", "onnxruntime": "1", "models": [measured("int8", probs)]}
+    held = {
+        "spec": ParitySpec().model_dump(mode="json"),
+        "provider": "cpu",
+        "onnxruntime": "1",
+        "models": [measured("int8", probs)],
+    }
     assert read_parity(held, "b/manifest.json").models[0].precision == "int8"
     damage(held)
-    with pytest.raises(ManifestError, match=re.escape(f"b/manifest.json: its parity is not as this relabel writes it ({key}")):
+    with pytest.raises(
+        ManifestError, match=re.escape(f"b/manifest.json: its parity is not as this relabel writes it ({key}")
+    ):
         read_parity(held, "b/manifest.json")
 
 
@@ -197,7 +224,10 @@ def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -
     badges = {str(row[0]): row[-1] for row in table.rows}
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
     assert badges["fp32"] == Badge("passed", "good")
-    assert any(isinstance(block, Paragraph) and block.tone == "warn" and "12.3 points" in block.text for block in section.blocks)
+    assert any(
+        isinstance(block, Paragraph) and block.tone == "warn" and "12.3 points" in block.text
+        for block in section.blocks
+    )
 
 
 def test_a_single_query_rules_no_loss_out() -> None:
@@ -219,7 +249,9 @@ def test_an_int8_is_refused_by_its_flips_where_a_bound_is_set() -> None:
         assert "int8: share of flipped grades is" in refusal_text(
             [checked(ModelParity, {**one, "precision": "int8"})], Path("out/bundle.refused")
         )
-    assert measured("fp16", flipped, int8_max_flips=0.0, fp16_max_flips=0.5, fp16_min_tau=-1, fp16_max_ndcg_loss=1)["has_passed"]
+    assert measured("fp16", flipped, int8_max_flips=0.0, fp16_max_flips=0.5, fp16_min_tau=-1, fp16_max_ndcg_loss=1)[
+        "has_passed"
+    ]
 
 
 def test_without_grades_the_student_itself_is_the_reference() -> None:
@@ -294,7 +326,9 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
 
     monkeypatch.setattr(precisions, "load_exporter", wrong)
     with pytest.raises(GateError, match=r"fp32: max \|Δp\| is .*, the bound 0.0001") as refused:
-        export_bundle(student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu", is_replacing=True)
+        export_bundle(
+            student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu", is_replacing=True
+        )
     assert f"of {graded_file}, batch of" in str(refused.value)
     assert (target / "manifest.json").read_bytes() == before
     aside = tmp_path / "bundle.refused"
@@ -316,7 +350,16 @@ def test_a_student_without_a_past_asks_for_pairs(decoder: Path, tmp_path: Path) 
 
 
 def test_the_same_command_again_finds_the_bundle(relabel: Callable[..., Any], student: Path, tmp_path: Path) -> None:
-    line = ["export", str(student), "--to", str(tmp_path / "bundle"), "--provider", "cpu", "--set", "parity.min_pairs=10"]
+    line = [
+        "export",
+        str(student),
+        "--to",
+        str(tmp_path / "bundle"),
+        "--provider",
+        "cpu",
+        "--set",
+        "parity.min_pairs=10",
+    ]
     first = relabel(*line, "--output", "json")
     assert first.code == 0, first
     assert first.json["parity"]["models"][0]["has_passed"]

@@ -1,4 +1,6 @@
-"""A bundle is opened only as it was sealed: the loader finds whatever happened to a file, reads each byte once, and says who and how."""
+"""A bundle is opened only as it was sealed: the loader finds whatever happened to a file, reads each byte once, and
+says who and how.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_the_second_process_reads_the_manifest_alone(copy: Path, read: list[str]
     assert len(read) == len(open_bundle(copy).all_files)
 
 
-def test_what_a_pull_proved_is_not_read_again(dest: Path, tmp_path: Path, read: list[str], relabel: Callable[..., Any]) -> None:
+def test_what_a_pull_proved_is_not_read_again(
+    dest: Path, tmp_path: Path, read: list[str], relabel: Callable[..., Any]
+) -> None:
     time.sleep(1.5 * loader.YOUNG_NS / 1e9)
     assert relabel("pull", f"{tmp_path}/store/tiny", str(dest)).code == 10
     load(dest / "current")
@@ -87,7 +91,9 @@ def test_what_a_pull_proved_is_not_read_again(dest: Path, tmp_path: Path, read: 
     assert relabel("pull", f"{tmp_path}/store/tiny", str(dest)).code == 10, "what the loader keeps is no damage"
 
 
-def test_where_nobody_may_write_each_load_reads_all(copy: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_may_write_each_load_reads_all(
+    copy: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -102,7 +108,14 @@ def test_where_nobody_may_write_each_load_reads_all(copy: Path, read: list[str],
 
 @pytest.mark.parametrize(
     "notes",
-    ["", "[]", "{", '{"manifest": 3}', '{"manifest": "VERSION", "stamps": 3}', '{"manifest": "VERSION", "stamps": {"load.py": [1]}}'],
+    [
+        "",
+        "[]",
+        "{",
+        '{"manifest": 3}',
+        '{"manifest": "VERSION", "stamps": 3}',
+        '{"manifest": "VERSION", "stamps": {"load.py": [1]}}',
+    ],
 )
 def test_notes_that_can_not_be_read_cost_a_reading_and_nothing_else(copy: Path, notes: str) -> None:
     load(copy)

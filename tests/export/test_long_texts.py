@@ -1,4 +1,6 @@
-"""A long text is cut before it is tokenized, and nobody can tell: token ids are those of the uncut text, whatever stands at the cut."""
+"""A long text is cut before it is tokenized, and nobody can tell: token ids are those of the uncut text, whatever
+stands at the cut.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,25 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from export.loader import Encoder, load_tokenizer
 from tests.faults.conftest import count
 
-PROSE = "the red shoe, size 42, of running leather; new blue lamps cost 1299.50 and the best small tents of 2024 don't. Füße naïve 鞋店 "
+PROSE = (
+    "the red shoe, size 42, of running leather; new blue lamps cost 1299.50 and the best small tents of 2024 "
+    "don't. Füße naïve 鞋店 "
+)
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GROUPED = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""Digits in groups of three from the right, as some recent models have them: what follows a number regroups all of it."""
+"""Digits in groups of three from the right, as some recent models have them: what follows a number
+regroups all of it.
+"""
 
 
 def trained(tokenizer: Tokenizer, trainer: Any) -> Tokenizer:
-    lines = [PROSE * 3, " " * 40 + "\n" * 20 + "aaaaaaaaaaaaaaaa" * 4, "👟🔥 " * 9, "1234567890 " * 5, ("\n" + " " * 8) * 20]
+    lines = [
+        PROSE * 3,
+        " " * 40 + "\n" * 20 + "aaaaaaaaaaaaaaaa" * 4,
+        "👟🔥 " * 9,
+        "1234567890 " * 5,
+        ("\n" + " " * 8) * 20,
+    ]
     tokenizer.train_from_iterator(lines, trainer)
     return tokenizer
 
@@ -34,20 +47,28 @@ def word_piece() -> Tokenizer:
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     return trained(
-        made, trainers.WordPieceTrainer(vocab_size=250, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False)
+        made,
+        trainers.WordPieceTrainer(
+            vocab_size=250, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
+        ),
     )
 
 
 def byte_level(pattern: str | None, normalizer: Any = None) -> Tokenizer:
     made = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    made.pre_tokenizer = level if pattern is None else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+    made.pre_tokenizer = (
+        level if pattern is None else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+    )
     made.decoder = decoders.ByteLevel()
     if normalizer is not None:
         made.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    return trained(made, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=specials, show_progress=False))
+    return trained(
+        made,
+        trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=specials, show_progress=False),
+    )
 
 
 def pieces() -> Tokenizer:
@@ -55,14 +76,19 @@ def pieces() -> Tokenizer:
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    return trained(made, trainers.UnigramTrainer(vocab_size=180, special_tokens=specials, unk_token="[UNK]", show_progress=False))
+    return trained(
+        made, trainers.UnigramTrainer(vocab_size=180, special_tokens=specials, unk_token="[UNK]", show_progress=False)
+    )
 
 
 def without_words() -> Tokenizer:
     """As older models have it: no rule parts words, so every token may hang on the whole text."""
     made = Tokenizer(models.BPE(unk_token="[UNK]"))
     made.normalizer = normalizers.Replace(" ", "▁")
-    return trained(made, trainers.BpeTrainer(vocab_size=200, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False))
+    return trained(
+        made,
+        trainers.BpeTrainer(vocab_size=200, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False),
+    )
 
 
 TOKENIZERS = {
@@ -91,7 +117,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         if name in KNOW_LONG_WORDS:
             tokenizer.add_tokens(
-                [AddedToken("<tool_call>", normalized=False), AddedToken("<|fim a b c d e|>", lstrip=True, normalized=False)]
+                [
+                    AddedToken("<tool_call>", normalized=False),
+                    AddedToken("<|fim a b c d e|>", lstrip=True, normalized=False),
+                ]
             )
         found[name] = tmp_path_factory.mktemp("tokenizer")
         tokenizer.save(str(found[name] / "tokenizer.json"))
@@ -121,24 +150,42 @@ def uncut(folder: Path, kind: str, max_tokens: int, pair: tuple[str, str], side:
 
 
 words = st.sampled_from(
-    [*PROSE.split(), "don't", "I'll", "<tool_call>", "<tool_", "<|fim a b c d e|>", "<|fim a b", "[SEP]", "E=mc²", "Ⅷ", "½"]
+    [
+        *PROSE.split(),
+        "don't",
+        "I'll",
+        "<tool_call>",
+        "<tool_",
+        "<|fim a b c d e|>",
+        "<|fim a b",
+        "[SEP]",
+        "E=mc²",
+        "Ⅷ",
+        "½",
+    ]
 )
 blanks = st.text(st.sampled_from(" \n\t\r\u3000\u00a0"), min_size=1, max_size=120)
 marks = st.text(st.sampled_from("\u0301\u0316\u0327\u0345\u200d\ufe0f\u0338"), max_size=60)
 emoji = st.sampled_from(["👟", "👩\u200d👩\u200d👧\u200d👦", "🏳️\u200d🌈", "🇩🇪", "👍🏽"])
 numbers = st.text(st.sampled_from("0123456789٣۴"), min_size=1, max_size=90)
 long_words = st.builds(
-    lambda letters, times: letters * times, st.sampled_from(["a", "ab", "xyz", "é", "鞋", "e\u0301"]), st.integers(1, 150)
+    lambda letters, times: letters * times,
+    st.sampled_from(["a", "ab", "xyz", "é", "鞋", "e\u0301"]),
+    st.integers(1, 150),
 )
-texts = st.lists(st.one_of(words, words, st.just(" "), blanks, marks, emoji, numbers, long_words, st.text(max_size=9)), max_size=60).map(
-    "".join
-)
+texts = st.lists(
+    st.one_of(words, words, st.just(" "), blanks, marks, emoji, numbers, long_words, st.text(max_size=9)), max_size=60
+).map("".join)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_token_ids_of_a_text_that_is_cut_first_are_those_of_the_whole_text(folders: dict[str, Path], name: str, kind: str) -> None:
-    @settings(max_examples=count(full=200, short=20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_token_ids_of_a_text_that_is_cut_first_are_those_of_the_whole_text(
+    folders: dict[str, Path], name: str, kind: str
+) -> None:
+    @settings(
+        max_examples=count(full=200, short=20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(query=st.one_of(words, texts), document=texts, max_tokens=st.integers(4, 24))
     def holds(query: str, document: str, max_tokens: int) -> None:
         encoder = Encoder(folders[name], contract(kind, max_tokens))
@@ -165,7 +212,9 @@ SEAMS = {
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_whatever_stands_right_at_the_cut_ids_are_those_of_the_whole_text(folders: dict[str, Path], name: str, kind: str) -> None:
+def test_whatever_stands_right_at_the_cut_ids_are_those_of_the_whole_text(
+    folders: dict[str, Path], name: str, kind: str
+) -> None:
     """Each seam lies around the first cut, behind about as many tokens as are wanted."""
     turn, max_tokens = random.Random(5), 12
     encoder = Encoder(folders[name], contract(kind, max_tokens))
@@ -179,12 +228,17 @@ def test_whatever_stands_right_at_the_cut_ids_are_those_of_the_whole_text(folder
 
 
 @pytest.mark.parametrize("max_tokens", [8, 9])
-def test_where_both_texts_are_too_long_the_longer_one_keeps_the_odd_token(folders: dict[str, Path], max_tokens: int) -> None:
+def test_where_both_texts_are_too_long_the_longer_one_keeps_the_odd_token(
+    folders: dict[str, Path], max_tokens: int
+) -> None:
     encoder = Encoder(folders["WordPiece"], contract("encoder", max_tokens))
     for num_query in range(7, 40, 3):
         for num_document in range(7, 40, 3):
             pair = ("red " * num_query, ("shoe" + " " * 40) * num_document)
-            assert encoder.encode([pair])[0][0] == uncut(folders["WordPiece"], "encoder", max_tokens, pair), (num_query, num_document)
+            assert encoder.encode([pair])[0][0] == uncut(folders["WordPiece"], "encoder", max_tokens, pair), (
+                num_query,
+                num_document,
+            )
 
 
 def test_a_student_that_keeps_the_end_of_texts_sees_the_end(folders: dict[str, Path]) -> None:
@@ -250,7 +304,11 @@ def test_what_is_no_pair_is_an_error_that_names_the_row(folders: dict[str, Path]
 
 def test_pairs_may_come_as_rows_of_an_array(folders: dict[str, Path]) -> None:
     encoder = Encoder(folders["WordPiece"], contract("encoder", 9))
-    assert encoder.encode(np.array([["red", "shoe"]])) == encoder.encode([["red", "shoe"]]) == encoder.encode([("red", "shoe")])  # type: ignore[arg-type, list-item]
+    assert (
+        encoder.encode(np.array([["red", "shoe"]]))
+        == encoder.encode([["red", "shoe"]])
+        == encoder.encode([("red", "shoe")])
+    )  # type: ignore[arg-type, list-item]
 
 
 if __name__ == "__main__":  # the figure of docs/deploying.md: python -m tests.export.test_long_texts FOLDER_OF_A_BUNDLE

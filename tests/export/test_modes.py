@@ -1,4 +1,6 @@
-"""Who trains is not who serves: every file and folder on the way has the mode that any new one has, and nothing is shut to others."""
+"""Who trains is not who serves: every file and folder on the way has the mode that any new one has, and nothing is shut
+to others.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,19 @@ def jump_clocks(at_s: float, by_s: float) -> None:
 class _Calls:
     """Calls to the operating system about files below a folder, counted; the nth goes wrong."""
 
-    TAKE_PATHS: ClassVar = ("link", "replace", "rename", "unlink", "remove", "mkdir", "scandir", "listdir", "stat", "open", "rmdir")
+    TAKE_PATHS: ClassVar = (
+        "link",
+        "replace",
+        "rename",
+        "unlink",
+        "remove",
+        "mkdir",
+        "scandir",
+        "listdir",
+        "stat",
+        "open",
+        "rmdir",
+    )
     TAKE_DESCRIPTORS: ClassVar = ("fsync", "write", "ftruncate")
 
     def __init__(self, folder: str, nth: int, how: str, log: str) -> None:

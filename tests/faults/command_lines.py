@@ -46,7 +46,9 @@ LINES = {
     "status": Line("status ecom.yaml"),
     "retry": Line("retry faulty.yaml"),
     "verify": Line("verify out/ecom"),
-    "score": Line("score student --input pairs.parquet --to out/scores --chunk-rows 8 --shards 2 --device cpu", is_heavy=True),
+    "score": Line(
+        "score student --input pairs.parquet --to out/scores --chunk-rows 8 --shards 2 --device cpu", is_heavy=True
+    ),
     "merge": Line("merge out/monday out/tuesday --to out/week"),
     "evaluate": Line("evaluate out/ecom --qrels pairs.parquet"),
     "compare": Line("compare out/ecom out/other --html page.html"),
@@ -54,7 +56,8 @@ LINES = {
     "report": Line("report out/ecom --to report.html"),
     "distill": Line("distill learn.yaml", is_heavy=True),
     "export": Line(
-        "export student --to out/bundle --pairs pairs.parquet --gold grade --precisions fp32 --set parity.min_pairs=20", is_heavy=True
+        "export student --to out/bundle --pairs pairs.parquet --gold grade --precisions fp32 --set parity.min_pairs=20",
+        is_heavy=True,
     ),
     "build-engine": Line("build-engine bundle --to out/engine", code=3),
     "bench": Line("bench bundle --seconds 1", code=3),
@@ -87,9 +90,13 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
     for name, part in (("pairs", rows), ("first", rows[: len(rows) // 2]), ("second", rows[len(rows) // 2 :])):
         pq.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
     jobs: dict[str, dict[str, Any]] = {
-        "new": {}, "ecom": {}, "other": {"engine": {"seed": 9}}, "monday": {"input": "first"}, "tuesday": {"input": "second"},
+        "new": {},
+        "ecom": {},
+        "other": {"engine": {"seed": 9}},
+        "monday": {"input": "first"},
+        "tuesday": {"input": "second"},
         "faulty": {"engine": {"args": {"p_garbage": 0.4}}, "labeler": {"attempts": 1}},
-    }  # fmt: skip
+    }
     for name, changes in jobs.items():
         job = {
             "name": name,
@@ -123,7 +130,9 @@ def inside(folder: Path, function: str = "", *arguments: Any) -> forks.Setup:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """All files of a folder with the digests of their bytes, but for locks, logs and what is hidden; a link by where it leads."""
+    """All files of a folder with the digests of their bytes, but for locks, logs and what is hidden; a link by where it
+    leads.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)

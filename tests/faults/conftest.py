@@ -1,8 +1,9 @@
 """How much these tests try, the places they work in, and the figures they leave.
 
-Plain pytest takes a seeded short cut of every sweep; `RELABEL_FAULTS=full` (which `make faults` sets) takes all of them, and writes what
-was tried to out/faults.json. A sweep never runs past its share of the time: on a machine that is too busy it tries less, and the figures
-say so. `RELABEL_FAULTS=long` (`make faults-long`) takes the same without a limit, and fails where a sweep tried less than it should.
+Plain pytest takes a seeded short cut of every sweep; `RELABEL_FAULTS=full` (which `make faults` sets) takes all of
+them, and writes what was tried to out/faults.json. A sweep never runs past its share of the time: on a machine that is
+too busy it tries less, and the figures say so. `RELABEL_FAULTS=long` (`make faults-long`) takes the same without a
+limit, and fails where a sweep tried less than it should.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]
 
 @pytest.fixture(scope="session")
 def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
-    """This process's variables lead to the server, for whoever looks at what the children left; theirs are handed to them."""
+    """This process's variables lead to the server, for whoever looks at what the children left; theirs are handed to
+    them.
+    """
     import fsspec
 
     use_storage_options({})  # those of a job that an earlier test read hold for the whole process
@@ -101,7 +104,9 @@ def new_place(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> Pla
     def make() -> Place:
         folder = tmp_path / f"place-{next(lock_free)}"
         folder.mkdir()
-        return Place(folder, f"s3://{seaweed.BUCKET}/faults-{next(_numbers)}" if where == "s3" else str(folder), variables)
+        return Place(
+            folder, f"s3://{seaweed.BUCKET}/faults-{next(_numbers)}" if where == "s3" else str(folder), variables
+        )
 
     return make
 
@@ -132,7 +137,9 @@ def undisturbed(place: Place) -> dict[str, str]:
     assert ended.codes == [0, 0], ended
     assert place.row_ids() == Counter(range(ROWS))
     found = place.committed()
-    assert any(name.startswith("quarantine") for name in found), "the faults of the engine should leave something in quarantine"
+    assert any(name.startswith("quarantine") for name in found), (
+        "the faults of the engine should leave something in quarantine"
+    )
     return found
 
 
@@ -149,7 +156,9 @@ def seconds_of_a_run(new_place: Places) -> float:
 
 
 def instants(number: int, *, seed: int = 11) -> list[float]:
-    """Parts of a run's time, one in each of so many equal parts; in any order, so that a sweep that is cut short has tried all over."""
+    """Parts of a run's time, one in each of so many equal parts; in any order, so that a sweep that is cut short has
+    tried all over.
+    """
     draw = random.Random(seed)
     found = [AFTER_ALL * (part + draw.random()) / number for part in range(number)]
     draw.shuffle(found)
@@ -161,12 +170,19 @@ Sweep = Callable[..., None]
 
 @pytest.fixture
 def sweep(record_property: Callable[[str, Any], None]) -> Sweep:
-    """`sweep(schedules, attempt)` tries each schedule, two at a time; `attempt` returns what went wrong, or None, and fails the test so.
+    """`sweep(schedules, attempt)` tries each schedule, two at a time; `attempt` returns what went wrong, or None, and
+    fails the test so.
 
     `share` is the part of the full suite's time that it may take; what is not tried by then is not tried.
     """
 
-    def go(schedules: Sequence[Any], attempt: Callable[[Any], str | None], *, at_a_time: int = AT_A_TIME, share: float = 0.03) -> None:
+    def go(
+        schedules: Sequence[Any],
+        attempt: Callable[[Any], str | None],
+        *,
+        at_a_time: int = AT_A_TIME,
+        share: float = 0.03,
+    ) -> None:
         now = time.monotonic()
         part = share / max(share, ALL_SHARES - sum(_shares_taken))
         _shares_taken.append(share)
@@ -190,7 +206,9 @@ def sweep(record_property: Callable[[str, Any], None]) -> Sweep:
         record_property("planned", len(schedules))
         record_property("failures", len(failures))
         heads = [failure.partition("\n")[0][:200] for failure in failures]
-        assert not failures, f"{len(failures)} of {tried} schedules:\n" + "\n".join([*heads[SHOWN:40], *failures[:SHOWN]])
+        assert not failures, f"{len(failures)} of {tried} schedules:\n" + "\n".join(
+            [*heads[SHOWN:40], *failures[:SHOWN]]
+        )
 
     return go
 

@@ -1,4 +1,6 @@
-"""What a run of the fault suite came to: schedules tried, failures found and seconds, by guarantee, as JSON and as a table."""
+"""What a run of the fault suite came to: schedules tried, failures found and seconds, by guarantee, as JSON and as a
+table.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ LEAST_SHARE = 0.8
 class Figures:
     """A pytest plugin that adds up the reports of the tests of this folder.
 
-    A test that sweeps over many schedules says how many (`schedules`, `planned`, `failures`); any other is one schedule.
+    A test that sweeps over many schedules says how many (`schedules`, `planned`, `failures`); any other is one
+    schedule.
 
     Args:
         path: of the JSON file, written at the end of a full run; a table lies beside it.
@@ -39,7 +42,9 @@ class Figures:
             return
         name = re.sub(r"\[.*", "", report.nodeid.partition("tests/faults/")[2])
         where = ", S3" if re.search(r"\[.*\bs3\b", report.nodeid) else ""
-        held = self.found.setdefault(name + where, {"schedules": 0, "planned": 0, "failures": 0, "skipped": 0, "seconds": 0.0})
+        held = self.found.setdefault(
+            name + where, {"schedules": 0, "planned": 0, "failures": 0, "skipped": 0, "seconds": 0.0}
+        )
         said = dict(report.user_properties)
         held["seconds"] = round(held["seconds"] + report.duration, 1)
         if report.skipped:
@@ -55,7 +60,10 @@ class Figures:
             return
         for held in self.found.values():
             held["share"] = share(held["schedules"], held["planned"])
-        totals = {key: sum(held[key] for held in self.found.values()) for key in ("schedules", "planned", "failures", "skipped")}
+        totals = {
+            key: sum(held[key] for held in self.found.values())
+            for key in ("schedules", "planned", "failures", "skipped")
+        }
         figures = {
             "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
             "load_at_end": round(os.getloadavg()[0], 1),
@@ -89,6 +97,9 @@ def table(figures: dict[str, Any]) -> str:
         tried += f" ({held['skipped']} skipped)" if held["skipped"] else ""
         words = test.removeprefix("test_").replace("_", " ")
         lines.append(f"| {words} ({file}) | {tried} | {held['failures']} | {held['seconds']:.0f} |")
-    tried = f"{figures['schedules']:,} of {figures['planned']:,} ({figures['share']:.0%}; the least tried {figures['least_share']:.0%})"
+    tried = (
+        f"{figures['schedules']:,} of {figures['planned']:,} ({figures['share']:.0%}; the least tried "
+        f"{figures['least_share']:.0%})"
+    )
     lines.append(f"| all | {tried} | {figures['failures']} | {figures['seconds']:.0f} |")
     return "\n".join(lines) + "\n"

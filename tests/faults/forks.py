@@ -1,8 +1,8 @@
-"""Commands in forks of one warm parent: a process that has imported everything and started nothing is forked for each, which costs
-hundredths of a second where a fresh interpreter costs a whole one.
+"""Commands in forks of one warm parent: a process that has imported everything and started nothing is forked for each,
+which costs hundredths of a second where a fresh interpreter costs a whole one.
 
-The parent is multiprocessing's fork server. It runs no thread (fsspec's loop begins when a child opens its store), so that a fork of it is
-as good as a fresh process.
+The parent is multiprocessing's fork server. It runs no thread (fsspec's loop begins when a child opens its store), so
+that a fork of it is as good as a fresh process.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ _context.set_forkserver_preload(list(WARM))
 _heavy = forkserver.ForkServer()
 _heavy.set_forkserver_preload(list(HEAVY))
 _is_looking = threading.Lock()
-"""An exit code can be read once. Starting a process looks at all that were started before, from whichever thread: two that look at once
-leave one of them with 255."""
+"""An exit code can be read once. Starting a process looks at all that were started before, from whichever thread: two
+that look at once leave one of them with 255.
+"""
 
 
 class Setup(NamedTuple):
-    """What a child does before its commands: a function of a module that only children need, by name, and its arguments."""
+    """What a child does before its commands: a function of a module that only children need, by name, and its
+    arguments.
+    """
 
     module: str
     function: str
@@ -101,7 +104,12 @@ class Child:
     """A running fork. `pid` is its own."""
 
     def __init__(
-        self, calls: Sequence[Sequence[str | Path]], variables: Mapping[str, str], setup: Setup | None, *, is_heavy: bool = False
+        self,
+        calls: Sequence[Sequence[str | Path]],
+        variables: Mapping[str, str],
+        setup: Setup | None,
+        *,
+        is_heavy: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="relabel-fork-")
         plain = [[str(word) for word in call] for call in calls]
@@ -134,7 +142,11 @@ class Child:
         with _is_looking:
             self._process.join()
         codes = Path(self._folder.name, "codes")
-        ended = Ended(self._process.exitcode or 0, list(map(int, codes.read_text().split())) if codes.exists() else [], self.text())
+        ended = Ended(
+            self._process.exitcode or 0,
+            list(map(int, codes.read_text().split())) if codes.exists() else [],
+            self.text(),
+        )
         self._process.close()
         self._folder.cleanup()
         assert not is_stuck, f"still there after {stall_s:.0f} s: {ended}"
@@ -142,7 +154,10 @@ class Child:
 
 
 def start(
-    *calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None, is_heavy: bool = False
+    *calls: Sequence[str | Path],
+    variables: Mapping[str, str] | None = None,
+    setup: Setup | None = None,
+    is_heavy: bool = False,
 ) -> Child:
     """Begin `relabel` commands, one after the other, in one fork.
 
@@ -153,7 +168,10 @@ def start(
 
 
 def call(
-    *calls: Sequence[str | Path], variables: Mapping[str, str] | None = None, setup: Setup | None = None, is_heavy: bool = False
+    *calls: Sequence[str | Path],
+    variables: Mapping[str, str] | None = None,
+    setup: Setup | None = None,
+    is_heavy: bool = False,
 ) -> Ended:
     """The same, to the end."""
     return start(*calls, variables=variables, setup=setup, is_heavy=is_heavy).wait()

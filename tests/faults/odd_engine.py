@@ -38,7 +38,17 @@ LOST = ("unknown id", "duplicate", "silence", "hang", "crash", "memory", "exit",
 """Ways after which the engine is of no use any more."""
 HARMLESS = ("late", "swapped order")
 """Ways that change no label."""
-HOWS = (*TEXTS, *NUMBERS, "no distributions", "more distributions", "other asks answer", "error", "odd counts", *LOST, *HARMLESS)
+HOWS = (
+    *TEXTS,
+    *NUMBERS,
+    "no distributions",
+    "more distributions",
+    "other asks answer",
+    "error",
+    "odd counts",
+    *LOST,
+    *HARMLESS,
+)
 
 
 class Odd(Fake):

@@ -38,7 +38,8 @@ def pairs(rows: int = ROWS, touched: Sequence[int] = ()) -> pa.Table:
             "query": [f"red shoes number {row % 10}" for row in numbers],
             "doc_id": [f"d{row % 55}" for row in numbers],
             "document": [
-                "Blue." if row in touched else f"Red running shoes, size {row % 7}, for number {row % 10}." * (row % 3) for row in numbers
+                "Blue." if row in touched else f"Red running shoes, size {row % 7}, for number {row % 10}." * (row % 3)
+                for row in numbers
             ],
         }
     )
@@ -111,20 +112,24 @@ class Place:
     def store(self) -> RunStore:
         return open_run_store(self.output, single_writer=True)
 
-    def start(self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None) -> forks.Child:
+    def start(
+        self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None
+    ) -> forks.Child:
         """Begin commands over the job in one fork."""
         calls = [[*verb.split(), self.job] for verb in verbs or ("run",)]
         calls = [[words[0], words[-1], *words[1:-1], "--output", "json"] for words in calls]
         return forks.start(*calls, variables={**self.variables, **(variables or {})}, setup=setup)
 
-    def call(self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None) -> forks.Ended:
+    def call(
+        self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None
+    ) -> forks.Ended:
         return self.start(*verbs, setup=setup, variables=variables).wait()
 
     def finish(self, expected: Mapping[str, str], *, verb: str = "run") -> str | None:
         """Run again to the end; what is wrong with the outcome, or None.
 
-        On object storage a killed worker's lease lives for some seconds, during which `retry` finds its shards busy: as cron does, we call
-        again.
+        On object storage a killed worker's lease lives for some seconds, during which `retry` finds its shards busy: as
+        cron does, we call again.
         """
         for _ in range(CALLS_TO_FINISH):
             ended = self.call(verb, "verify")
@@ -140,12 +145,18 @@ class Place:
         found = self.committed()
         if found == dict(expected):
             return None
-        return f"other files: missing {sorted(expected.keys() - found.keys())}, more {sorted(found.keys() - expected.keys())}"
+        return (
+            f"other files: missing {sorted(expected.keys() - found.keys())}, more "
+            f"{sorted(found.keys() - expected.keys())}"
+        )
 
     def committed(self) -> dict[str, str]:
         """What a reader sees: every label and quarantine file that the manifest names, with the digest of its bytes."""
         store, manifest = self.store(), self.manifest()
-        found = {file["path"]: hashlib.sha256(store.read(file["path"])).hexdigest() for file in manifest["labels"] + manifest["quarantine"]}
+        found = {
+            file["path"]: hashlib.sha256(store.read(file["path"])).hexdigest()
+            for file in manifest["labels"] + manifest["quarantine"]
+        }
         assert found == {file["path"]: file["sha256"] for file in manifest["labels"] + manifest["quarantine"]}
         return found
 
@@ -157,7 +168,9 @@ class Place:
         """The multiset of row ids in the committed files of a run without retries."""
         store = self.store()
         return Counter(
-            row_id for name in self.committed() for row_id in pq.read_table(io.BytesIO(store.read(name))).column("row_id").to_pylist()
+            row_id
+            for name in self.committed()
+            for row_id in pq.read_table(io.BytesIO(store.read(name))).column("row_id").to_pylist()
         )
 
     def state(self) -> str:

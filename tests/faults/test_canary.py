@@ -1,4 +1,6 @@
-"""A run that takes labels over and asks a canary first, killed at any instant: the next run ends it as an undisturbed one ends."""
+"""A run that takes labels over and asks a canary first, killed at any instant: the next run ends it as an undisturbed
+one ends.
+"""
 
 from __future__ import annotations
 
@@ -46,5 +48,12 @@ def test_a_run_that_takes_over_and_asks_a_canary_survives_any_kill(local_place: 
             wrong = f"other counts: {place.manifest()['rows']}"
         return wrong
 
-    failpoints = ("after_labels:2", "after_answers:3", "before_receipt:4", "after_receipt:1", "after_receipt:5", "before_manifest")
+    failpoints = (
+        "after_labels:2",
+        "after_answers:3",
+        "before_receipt:4",
+        "after_receipt:1",
+        "after_receipt:5",
+        "before_manifest",
+    )
     sweep([*instants(count(full=40, short=3), seed=18), *failpoints[:: 1 if count(full=1, short=0) else 3]], attempt)

@@ -1,4 +1,6 @@
-"""Clocks that jump by an hour in the middle of a run, the wall clock and those that never should: no label depends on any."""
+"""Clocks that jump by an hour in the middle of a run, the wall clock and those that never should: no label depends on
+any.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ HOUR_S = 3600.0
 
 
 @pytest.mark.full("s3")
-def test_clocks_that_jump_by_an_hour_change_no_label(new_place: Places, where: str, expected: dict[str, str], sweep: Sweep) -> None:
+def test_clocks_that_jump_by_an_hour_change_no_label(
+    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
+) -> None:
     run_s = seconds_of_a_run(new_place)
     draw = random.Random(15)
 

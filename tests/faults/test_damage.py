@@ -1,4 +1,6 @@
-"""Bytes that change: inputs replaced or overwritten in the middle of a run, flipped bytes in inputs and in committed files."""
+"""Bytes that change: inputs replaced or overwritten in the middle of a run, flipped bytes in inputs and in committed
+files.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def other_pairs() -> bytes:
     table = pairs()
     documents = pa.array([f"Something else altogether, number {row}." for row in range(ROWS)])
     sink = io.BytesIO()
-    pq.write_table(table.set_column(table.schema.get_field_index("document"), "document", documents), sink, row_group_size=16)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("document"), "document", documents), sink, row_group_size=16
+    )
     return sink.getvalue()
 
 
@@ -80,7 +84,9 @@ def replace_input(place: Place, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
-def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_that_were_planned(tmp_path: Path, how: str) -> None:
+def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_that_were_planned(
+    tmp_path: Path, how: str
+) -> None:
     """Same size, same layout, no checksums: nothing but the file's own change tells."""
     path, other = tmp_path / "pairs.parquet", tmp_path / "other.parquet"
     rows = 6000  # several row groups beyond any read-ahead
@@ -88,7 +94,11 @@ def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_
         table = {name: [f"{letter}{row % 7}" * 400 for row in range(rows)] for name in ("query", "document")}
         ids = [f"q{row // 10}" for row in range(rows)]
         pq.write_table(
-            pa.table({"query_id": ids, "doc_id": ids, **table}), target, row_group_size=1000, compression="none", use_dictionary=False
+            pa.table({"query_id": ids, "doc_id": ids, **table}),
+            target,
+            row_group_size=1000,
+            compression="none",
+            use_dictionary=False,
         )
     assert path.stat().st_size == other.stat().st_size
     dataset = open_dataset(InputSpec(path=(str(path),)), reads_context=False)
@@ -147,7 +157,9 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     place = local_place()
     place.write()
     assert place.call("run", "verify").codes == [0, 0]
-    beside = [path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)]  # nothing hangs on that one
+    beside = [
+        path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)
+    ]  # nothing hangs on that one
     names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in beside)]
     assert len(names) > 10
     draw = random.Random(13)
@@ -166,14 +178,23 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     assert inside("verify", place.job)[0] == 0
 
 
-def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_other_labels(local_place: Places, sweep: Sweep) -> None:
-    """JSON carries no checksum: a flip may fall where nothing hangs on it (a worker's name). What is read is refused or right."""
+def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_other_labels(
+    local_place: Places, sweep: Sweep
+) -> None:
+    """JSON carries no checksum: a flip may fall where nothing hangs on it (a worker's name). What is read is refused or
+    right.
+    """
     place = local_place()
     place.write()
     assert place.call("run", "verify").codes == [0, 0]
     expected = place.committed()
     out = Path(place.output)
-    names = [out / "plan.json", out / KNOWN_NAME, out / "manifest.json", *sorted((out / "receipts").rglob("*.json"))[:3]]
+    names = [
+        out / "plan.json",
+        out / KNOWN_NAME,
+        out / "manifest.json",
+        *sorted((out / "receipts").rglob("*.json"))[:3],
+    ]
     draw = random.Random(14)
     places = [(path, draw.random()) for path in names for _ in range(count(full=60, short=4))]
     copies = (tmp_copy(out, number) for number in itertools.count())
@@ -219,6 +240,9 @@ def test_a_run_whose_receipts_are_gone_for_one_chunk_does_that_chunk_again_alone
     ended = place.call()
     assert ended.codes == [0], ended
     assert (
-        json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))["this_run"]["pairs"] == held["rows"]
+        json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))["this_run"][
+            "pairs"
+        ]
+        == held["rows"]
     )
     assert place.differs(expected) is None

@@ -1,4 +1,6 @@
-"""A local disk that fails: each call about the output in turn fails, or is the last before a kill; full disks; one turned read-only."""
+"""A local disk that fails: each call about the output in turn fails, or is the last before a kill; full disks; one
+turned read-only.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     def mount(options: str) -> Path:
         folder = tmp_path / f"disk-{len(mounted)}"
         folder.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "relabel-test", folder], capture_output=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "relabel-test", folder], capture_output=True, check=False
+        )
         if done.returncode != 0:
             pytest.skip("a tmpfs can't be mounted here: it takes root")
         mounted.append(folder)
@@ -98,7 +102,9 @@ def test_a_full_disk_ends_the_run_with_exit_code_20_and_room_lets_it_go_on(
     sweep(limits, attempt, at_a_time=1)
 
 
-def test_a_quota_that_is_reached_in_the_middle_of_a_file_ends_the_run_with_exit_code_20(local_place: Places, sweep: Sweep) -> None:
+def test_a_quota_that_is_reached_in_the_middle_of_a_file_ends_the_run_with_exit_code_20(
+    local_place: Places, sweep: Sweep
+) -> None:
     expected = undisturbed(local_place())
 
     def attempt(quota_bytes: int) -> str | None:

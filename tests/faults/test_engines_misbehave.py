@@ -1,4 +1,6 @@
-"""An engine that misbehaves: every row ends labelled or quarantined, or the run ends with the right exit code and the next one ends it."""
+"""An engine that misbehaves: every row ends labelled or quarantined, or the run ends with the right exit code and the
+next one ends it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.faults.places import FAULTY, ROWS, Place
 ODD = Setup("tests.faults.odd_engine", "register")
 ASK_TIMEOUT_S = 3.0
 CODES = {"exit": 66, "raises": 1}
-"""Exit code by how the engine was lost; 20 where nothing else is said. An error that no engine may raise is a fault of the program."""
+"""Exit code by how the engine was lost; 20 where nothing else is said. An error that no engine may raise is a fault of
+the program.
+"""
 STATUSES = {"ok", "format", "truncated", "refused", "overlong", "engine"}
 
 
@@ -38,13 +42,17 @@ def rows(place: Place) -> dict[int, dict[str, Any]]:
     return by_id
 
 
-def test_whatever_one_answer_is_the_run_ends_whole_or_says_why_and_the_next_one_does(local_place: Places, sweep: Sweep) -> None:
+def test_whatever_one_answer_is_the_run_ends_whole_or_says_why_and_the_next_one_does(
+    local_place: Places, sweep: Sweep
+) -> None:
     whole = local_place()
     write(whole)
     ended = whole.call("run", "verify", setup=ODD)
     assert ended.codes == [0, 0], ended
     expected, expected_rows = whole.committed(), rows(whole)
-    num_asks = json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))["this_run"]["requests"]
+    num_asks = json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))[
+        "this_run"
+    ]["requests"]
 
     def attempt(schedule: tuple[int, str]) -> str | None:
         nth, how = schedule
@@ -100,7 +108,12 @@ def test_an_engine_that_crashes_again_and_again_gets_every_row_done_over_many_ru
     whole.write()
     assert whole.call().codes == [0]
     codes = []
-    for p_crash in (0.5, 0.2, 0.1, *[0.03] * 57):  # one that goes down for certain, two that may commit something first, then on to the end
+    for p_crash in (
+        0.5,
+        0.2,
+        0.1,
+        *[0.03] * 57,
+    ):  # one that goes down for certain, two that may commit something first, then on to the end
         place.write(args={**FAULTY, "p_crash": p_crash, "capacity": 8, "batch": 2})
         codes.append(place.call().code)
         if codes[-1] != 20:

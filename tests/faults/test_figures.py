@@ -1,4 +1,6 @@
-"""What a run says of itself is what lies in its output: a row counts once, whoever asks it again, and work in vain stands apart."""
+"""What a run says of itself is what lies in its output: a row counts once, whoever asks it again, and work in vain
+stands apart.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CREWS = [*SMALL, (400, 100, 1), (400, 100, 2), (400, 100, 4), (200, 256, 3)] if 
 
 
 def told(ended: Ended) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"')))
+    found: dict[str, Any] = json.loads(
+        next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"'))
+    )
     return found
 
 
@@ -28,12 +32,18 @@ def committed(place: Place) -> dict[str, Counter[str]]:
     for name in place.store().marks("receipts"):
         held = json.loads(place.store().read(name))
         counts = found.setdefault(held["execution"], Counter())
-        counts.update(pairs=held["rows"], chunks_committed=1, requests=sum(stage["asks"] for stage in held["stages"].values()))
+        counts.update(
+            pairs=held["rows"], chunks_committed=1, requests=sum(stage["asks"] for stage in held["stages"].values())
+        )
     return found
 
 
 def wrong(did: dict[str, Any], counts: Counter[str]) -> dict[str, tuple[int, int]]:
-    return {name: (did[name], counts[name]) for name in ("pairs", "requests", "chunks_committed") if did[name] != counts[name]}
+    return {
+        name: (did[name], counts[name])
+        for name in ("pairs", "requests", "chunks_committed")
+        if did[name] != counts[name]
+    }
 
 
 @pytest.mark.full("s3")
@@ -42,7 +52,9 @@ def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_r
     new_place: Places, rows: int, chunk_rows: int, workers: int
 ) -> None:
     place = new_place()
-    place.write(rows=rows, shards=1, run={"chunk_rows": chunk_rows}, args={"p_slow": 1.0, "slow_s": 0.002, "capacity": 32})
+    place.write(
+        rows=rows, shards=1, run={"chunk_rows": chunk_rows}, args={"p_slow": 1.0, "slow_s": 0.002, "capacity": 32}
+    )
     assert place.call("plan").codes == [0]
     ended = [worker.wait() for worker in [place.start() for _ in range(workers)]]
     assert all(worker.code in (0, 10) for worker in ended), ended
@@ -71,5 +83,12 @@ def test_a_run_that_goes_on_after_a_kill_tells_of_its_own_rows_alone(new_place: 
     assert did["pairs"] == ROWS - before["pairs"] > 0
     own = [counts for counts in committed(place).values() if counts != before]
     assert [wrong(did, counts) for counts in own] == [{}]
-    assert did["in_vain"] == {"pairs": 0, "requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "cost": None}
+    assert did["in_vain"] == {
+        "pairs": 0,
+        "requests": 0,
+        "prompt_tokens": 0,
+        "cached_tokens": 0,
+        "output_tokens": 0,
+        "cost": None,
+    }
     assert told(place.call())["this_run"]["pairs"] == 0

@@ -1,7 +1,8 @@
-"""kill -9 anywhere, run again: nothing lost, nothing doubled, labels and quarantine byte for byte those of an undisturbed run.
+"""kill -9 anywhere, run again: nothing lost, nothing doubled, labels and quarantine byte for byte those of an
+undisturbed run.
 
-Most victims are forks of one warm parent (`forks.py`), some are a real `relabel run` in a fresh interpreter. The loop over `FAILPOINTS`
-covers a new failpoint at birth.
+Most victims are forks of one warm parent (`forks.py`), some are a real `relabel run` in a fresh interpreter. The loop
+over `FAILPOINTS` covers a new failpoint at birth.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def armed(place: str) -> Setup:
 
 def fresh(place: Place, *more: str, failpoint: str = "", verb: str = "run") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
-    return subprocess.run(command(place, *more, verb=verb), env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command(place, *more, verb=verb), env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def command(place: Place, *more: str, verb: str = "run") -> list[str]:
@@ -46,7 +49,9 @@ def command(place: Place, *more: str, verb: str = "run") -> list[str]:
 def test_killed_at_every_failpoint_and_run_again_equals_an_undisturbed_run(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:
-    names = [name for name in FAILPOINTS if where == "local" or not name.startswith("before_temp")]  # an object has no temporary file
+    names = [
+        name for name in FAILPOINTS if where == "local" or not name.startswith("before_temp")
+    ]  # an object has no temporary file
     hits = (1, 2, 5, 8) if IS_FULL else (1,)
     schedules = [(name, hit) for hit in hits for name in names if hit == 1 or not name.endswith(HAPPEN_ONCE)]
 
@@ -79,7 +84,9 @@ def test_killed_at_a_random_instant_and_run_again_equals_an_undisturbed_run(
         place.write()  # the engine's speed is no part of a label
         return place.finish(expected)
 
-    sweep(instants(count(full=200, short=8 if where == "local" else 2)), attempt, share=0.1 if where == "local" else 0.3)
+    sweep(
+        instants(count(full=200, short=8 if where == "local" else 2)), attempt, share=0.1 if where == "local" else 0.3
+    )
     print(dict(found))
 
 
@@ -151,7 +158,9 @@ def test_a_killed_retry_called_again_equals_an_undisturbed_retry(new_place: Plac
     sweep(some(points, short=3), attempt)
 
 
-@pytest.mark.parametrize(("labeler", "samples"), [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1)])
+@pytest.mark.parametrize(
+    ("labeler", "samples"), [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1)]
+)
 def test_every_labeler_and_many_samples_survive_a_kill(local_place: Places, labeler: str, samples: int) -> None:
     options = {"name": labeler, "attempts": 2, "samples": samples, "temperature": 0.0 if samples == 1 else 0.8}
     whole, place = local_place(), local_place()
@@ -163,7 +172,9 @@ def test_every_labeler_and_many_samples_survive_a_kill(local_place: Places, labe
 
 
 def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(local_place: Places) -> None:
-    """As our own errors advise: the receipt is moved away and the job run again, on an engine that answers otherwise now."""
+    """As our own errors advise: the receipt is moved away and the job run again, on an engine that answers otherwise
+    now.
+    """
     place = local_place()
     place.write()
     assert place.call().codes == [0]
@@ -172,10 +183,16 @@ def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(loca
     held = json.loads(receipt.read_bytes())
     rows = pq.read_table(out / held["labels"]["path"])
     receipt.unlink()
-    changed = rows.set_column(rows.schema.get_field_index("output_tokens"), "output_tokens", pa.array([9] * len(rows), pa.int32()))
+    changed = rows.set_column(
+        rows.schema.get_field_index("output_tokens"), "output_tokens", pa.array([9] * len(rows), pa.int32())
+    )
     path = out / "labels" / "shard-00000" / "chunk-000000-0000000000000000.parquet"
     pq.write_table(changed, path)
-    held["labels"] = {"path": str(path.relative_to(out)), "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    held["labels"] = {
+        "path": str(path.relative_to(out)),
+        "rows": len(rows),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
     receipt.write_text(json.dumps(held))
     ended = place.call("verify", "run", "verify")
     assert ended.codes == [3, 0, 0], ended
@@ -213,7 +230,12 @@ def test_more_shards_than_files_may_be_open_can_be_run(local_place: Places) -> N
     place = local_place()
     place.write()
     rows = range(300)
-    table = {"query_id": [f"q{row}" for row in rows], "query": ["socks"] * 300, "doc_id": ["d"] * 300, "document": ["wool socks"] * 300}
+    table = {
+        "query_id": [f"q{row}" for row in rows],
+        "query": ["socks"] * 300,
+        "doc_id": ["d"] * 300,
+        "document": ["wool socks"] * 300,
+    }
     pq.write_table(pa.table(table), Path(place.root, "pairs.parquet"))
     place.job.write_text(yaml.safe_dump({**yaml.safe_load(place.job.read_text()), "shards": 300}))
     limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *command(place)]

@@ -1,7 +1,9 @@
-"""kill -9 and SIGTERM amid `score`, `distill`, `export`, `report`, `convert` and `compare`: the same command then ends right.
+"""kill -9 and SIGTERM amid `score`, `distill`, `export`, `report`, `convert` and `compare`: the same command then ends
+right.
 
-At failpoints, at each call about a file, and at random instants. After each kill what has a final name is whole and what is the user's is
-as it was; after the same command again the files are those of an undisturbed call, byte for byte where bytes are promised.
+At failpoints, at each call about a file, and at random instants. After each kill what has a final name is whole and
+what is the user's is as it was; after the same command again the files are those of an undisturbed call, byte for byte
+where bytes are promised.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ def no_run_is_torn(target: Path) -> str | None:
     if not (target / "manifest.json").exists():
         return None
     held = json.loads((target / "manifest.json").read_bytes())
-    return next((f"{file['path']} is torn" for file in held["labels"] if sha256_file(target / file["path"]) != file["sha256"]), None)
+    return next(
+        (f"{file['path']} is torn" for file in held["labels"] if sha256_file(target / file["path"]) != file["sha256"]),
+        None,
+    )
 
 
 def no_student_is_torn(target: Path) -> str | None:
@@ -83,14 +88,18 @@ class Case:
 
 TEMPORARY = ("before_temp_sync", "before_temp_rename")
 CASES = {
-    "score": Case("out/scores", no_run_is_torn, tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
-                  (".parquet",)),
+    "score": Case(
+        "out/scores",
+        no_run_is_torn,
+        tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
+        (".parquet",),
+    ),
     "distill": Case("out/learnt", no_student_is_torn, (*DISTILL_FAILPOINTS, *TEMPORARY), (".safetensors",)),
     "export": Case("out/bundle", no_bundle_is_torn, TEMPORARY),
     "report": Case("report.html", no_page_is_torn, (), ()),
     "convert": Case("labels.qrels", no_table_is_torn),
     "compare": Case("page.html", no_page_is_torn, (), ()),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,9 @@ class Bench:
         """The files of the target by name; of those whose bytes are promised, the digests too."""
         target = folder / self.case.target
         found = tree(target) if target.is_dir() else {"": sha256_file(target)} if target.exists() else {}
-        found.pop("estimate.json", None)  # what the first call expected: a call that finds the plan made expects nothing
+        found.pop(
+            "estimate.json", None
+        )  # what the first call expected: a call that finds the plan made expects nothing
         return {name: digest if name.endswith(self.case.promised) else "any" for name, digest in found.items()}
 
     def others(self, folder: Path) -> dict[str, str]:
@@ -130,7 +141,8 @@ class Bench:
         more: tuple[str, ...] = ()
         for _ in range(CALLS):
             again = self.start(folder, None, *more).wait()
-            # who was killed after the last step is told that the file is there; whether it is the right one is looked at below
+            # who was killed after the last step is told that the file is there; whether it is the right one is looked
+            # at below
             is_told = again.codes == [2] and "is there already" in again.text and bool(self.made(folder))
             if again.codes in ([0], [10]) or is_told:
                 break
@@ -140,7 +152,9 @@ class Bench:
         if self.others(folder) != self.others(self.world):
             return "other files of the folder changed"
         if (found := self.made(folder)) != self.expected:
-            differ = sorted(name for name in found.keys() | self.expected.keys() if found.get(name) != self.expected.get(name))
+            differ = sorted(
+                name for name in found.keys() | self.expected.keys() if found.get(name) != self.expected.get(name)
+            )
             return f"other files than an undisturbed call leaves: {differ}"
         shutil.rmtree(folder)
         return None
@@ -218,7 +232,9 @@ def test_killed_at_any_call_about_a_file_the_same_command_ends_right(bench: Benc
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_at_a_random_instant_the_same_command_ends_right(bench: Bench, number: signal.Signals, sweep: Sweep) -> None:
+def test_killed_at_a_random_instant_the_same_command_ends_right(
+    bench: Bench, number: signal.Signals, sweep: Sweep
+) -> None:
     def attempt(instant: float) -> str | None:
         folder = bench.new(f"instant-{number.name}-{instant:.4f}")
         victim = bench.start(folder)

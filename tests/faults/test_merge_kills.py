@@ -1,4 +1,6 @@
-"""kill -9 in a merge, the first one or one that follows its sources; the same command again ends as one that nobody disturbed."""
+"""kill -9 in a merge, the first one or one that follows its sources; the same command again ends as one that nobody
+disturbed.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ def sources(place: Place) -> tuple[str, str]:
 
 
 def merge(place: Place, *, setup: Setup | None = None) -> forks.Ended:
-    return forks.call(["merge", *sources(place), "--to", f"{place.root}/merged"], variables=place.variables, setup=setup)
+    return forks.call(
+        ["merge", *sources(place), "--to", f"{place.root}/merged"], variables=place.variables, setup=setup
+    )
 
 
 def prepared(place: Place, *, is_second: bool) -> Place:
-    """Two outputs of one job, the second of them retried; merged once before that, if so wanted. Returns where they are merged."""
+    """Two outputs of one job, the second of them retried; merged once before that, if so wanted. Returns where they are
+    merged.
+    """
     place.write()
     other = sources(place)[1]
     ended = place.call("run", f"run --set output={other}")
@@ -60,7 +66,9 @@ def test_killed_at_every_failpoint_and_merged_again_equals_an_undisturbed_merge(
     expected = looked.committed()
     hits = Counter(log.read_text().split())
     assert set(hits) >= {"before_receipt", "after_receipt", "before_manifest", "after_manifest"}
-    schedules = [(name, hit) for hit in ((1, 2, 4) if IS_FULL else (1, 3)) for name, most in hits.items() if hit <= most]
+    schedules = [
+        (name, hit) for hit in ((1, 2, 4) if IS_FULL else (1, 3)) for name, most in hits.items() if hit <= most
+    ]
     schedules = some(schedules, short=2) if where == "local" else schedules[-ON_S3:]  # each of them waits for a lease
 
     def attempt(schedule: tuple[str, int]) -> str | None:

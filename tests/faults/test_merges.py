@@ -1,8 +1,10 @@
-"""Any order of running, degrading, retrying, redoing, merging and dying on the way: no output ever holds other rows than it should.
+"""Any order of running, degrading, retrying, redoing, merging and dying on the way: no output ever holds other rows
+than it should.
 
-Three outputs, two of them of one job, and three merges of them, one of a merge. A model in memory says what each output must hold: it is
-told of commits alone, knows nothing of folders, and chooses between parts of one run by the rule that docs/reuse.md states. What an output
-does hold is read from its JSON and Parquet files here, not by relabel's own readers; these are then held against it.
+Three outputs, two of them of one job, and three merges of them, one of a merge. A model in memory says what each output
+must hold: it is told of commits alone, knows nothing of folders, and chooses between parts of one run by the rule that
+docs/reuse.md states. What an output does hold is read from its JSON and Parquet files here, not by relabel's own
+readers; these are then held against it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,14 @@ from tests.manifests.memory_objects import MemoryObjects
 SOURCES = {"a": "first", "b": "first", "c": "second"}
 """Outputs, and the job of each."""
 TARGETS = {"ab": ("a", "b"), "cba": ("c", "b", "a"), "nested": ("ab", "c")}
-AT_A_MERGE = ("before_receipt", "after_receipt", "before_manifest", "after_manifest", "before_temp_sync", "before_temp_rename")
+AT_A_MERGE = (
+    "before_receipt",
+    "after_receipt",
+    "before_manifest",
+    "after_manifest",
+    "before_temp_sync",
+    "before_temp_rename",
+)
 """Where a merge mostly dies; now and then elsewhere, at any failpoint that there is."""
 pytestmark = pytest.mark.timeout(1800)  # all sequences of a dialect are one test
 NUM_SEQUENCES = count(full=40, short=3, long=200)
@@ -62,7 +71,9 @@ Place = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """A chunk of a merge to come: what the target has, what the best source has, and whether the one begins with the other."""
+    """A chunk of a merge to come: what the target has, what the best source has, and whether the one begins with the
+    other.
+    """
 
     held: list[Commit]
     wanted: list[Commit]
@@ -121,13 +132,17 @@ class Merges(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="relabel-merges-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="relabel-merges-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        )
         self.objects = MemoryObjects()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
         self.patch.setattr("manifests.storage.object_run_store.READERS", 1)
-        self.patch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr(
+            "manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2])
+        )
         pq.write_table(pairs(13), self.folder / "first.parquet")
         pq.write_table(pairs(7, touched=(2,)), self.folder / "second.parquet")
         self.jobs = {name: self._job(name) for name in SOURCES}
@@ -165,7 +180,9 @@ class Merges(RuleBasedStateMachine):
             for target in TARGETS:
                 self._merge(target)
 
-    @rule(name=st.sampled_from(sorted(SOURCES)), stamp=st.integers(1, 4), bits=st.integers(0, 31), one_shard=st.booleans())
+    @rule(
+        name=st.sampled_from(sorted(SOURCES)), stamp=st.integers(1, 4), bits=st.integers(0, 31), one_shard=st.booleans()
+    )
     def run_to_the_end(self, name: str, stamp: int, bits: int, one_shard: bool) -> None:
         """What is open is asked, of an engine that degrades as it likes."""
         self._work(name, stamp, bits, shards=[0] if one_shard else [0, 1])
@@ -186,15 +203,24 @@ class Merges(RuleBasedStateMachine):
         self.armed, self.hits_left = where, hits
         self._work(name, stamp, bits, is_retry=is_retry)
 
-    @rule(name=st.sampled_from(sorted((*SOURCES, *TARGETS))), which=st.integers(0, 20), only_last=st.booleans(), runs=st.booleans())
+    @rule(
+        name=st.sampled_from(sorted((*SOURCES, *TARGETS))),
+        which=st.integers(0, 20),
+        only_last=st.booleans(),
+        runs=st.booleans(),
+    )
     def redo(self, name: str, which: int, only_last: bool, runs: bool) -> None:
-        """A chunk's receipts are moved away, or that of its last retry; then what wrote them is run again, or is not."""
+        """A chunk's receipts are moved away, or that of its last retry; then what wrote them is
+        run again, or is not.
+        """
         places = sorted(self.model[name])
         if not places:
             return
         place = places[which % len(places)]
         pattern = f"receipts/shard-{place[0]:05d}/chunk-{place[1]:06d}"
-        found = sorted((path for path in self._tree(name) if path.startswith(pattern)), key=lambda path: (len(path), path))
+        found = sorted(
+            (path for path in self._tree(name) if path.startswith(pattern)), key=lambda path: (len(path), path)
+        )
         if only_last and name in SOURCES:
             self.model[name][place].pop()
             found = found[-1:]
@@ -213,7 +239,9 @@ class Merges(RuleBasedStateMachine):
         """A merge, the first or once more."""
         self._merge(name)
 
-    @rule(name=st.sampled_from(sorted(TARGETS)), where=st.sampled_from((*AT_A_MERGE, *FAILPOINTS)), hits=st.integers(1, 6))
+    @rule(
+        name=st.sampled_from(sorted(TARGETS)), where=st.sampled_from((*AT_A_MERGE, *FAILPOINTS)), hits=st.integers(1, 6)
+    )
     def die_at_a_merge(self, name: str, where: str, hits: int) -> None:
         self.armed, self.hits_left = where, hits
         self._merge(name)
@@ -226,8 +254,9 @@ class Merges(RuleBasedStateMachine):
         which=st.integers(0, 20),
     )
     def merge_what_is_damaged(self, name: str, source: str, stamp: int, bits: int, which: int) -> None:
-        """A source goes on, and then a data file of it is not what was committed: a merge that needs it is refused, and what was whole
-        stays so, though other files of it would have done."""
+        """A source goes on, and then a data file of it is not what was committed: a merge that needs it is refused, and
+        what was whole stays so, though other files of it would have done.
+        """
         before = self._tree(source)
         self._work(source, stamp, bits, is_retry=which > 3)
         files = [path for path in self._tree(source) if path.endswith(".parquet") and not path.startswith("plan")]
@@ -256,7 +285,9 @@ class Merges(RuleBasedStateMachine):
 
     # How it is done
 
-    def _work(self, name: str, stamp: int, bits: int, *, is_retry: bool = False, shards: list[int] | None = None) -> None:
+    def _work(
+        self, name: str, stamp: int, bits: int, *, is_retry: bool = False, shards: list[int] | None = None
+    ) -> None:
         worker, model = None, self.model[name]
         self.is_settled[name] = False
         self.objects.now_s += 1000.0
@@ -270,7 +301,9 @@ class Merges(RuleBasedStateMachine):
                 worker.fill(work, bits)
                 commit = tuple(
                     sorted(
-                        (row.row_id, row.status if isinstance(row, LabelRow) else "format", stamp) for row in work.rows if row is not None
+                        (row.row_id, row.status if isinstance(row, LabelRow) else "format", stamp)
+                        for row in work.rows
+                        if row is not None
                     )
                 )
                 try:
@@ -310,7 +343,9 @@ class Merges(RuleBasedStateMachine):
             if merged is None:
                 self._adopt(name, parts)
             else:
-                assert merged.was_written_now or committed(now) == committed(before), "it did something and said that it did not"
+                assert merged.was_written_now or committed(now) == committed(before), (
+                    "it did something and said that it did not"
+                )
                 self.model[name] = {place: part.wanted for place, part in parts.items()}
         self.is_settled[name] = (self.is_settled[name] and not is_dead) or merged is not None
         self._check(name)
@@ -327,7 +362,9 @@ class Merges(RuleBasedStateMachine):
         for sources in groups.values():
             plan = json.loads(self._tree(sources[0])["plan.json"])
             for shard, chunk in self._places(sources[0]):
-                offers = [self.model[source][shard, chunk] for source in sources if (shard, chunk) in self.model[source]]
+                offers = [
+                    self.model[source][shard, chunk] for source in sources if (shard, chunk) in self.model[source]
+                ]
                 if not offers:
                     return None
                 place = shard + first_shard, chunk
@@ -384,13 +421,17 @@ class Merges(RuleBasedStateMachine):
         assert verify.main([self._root(name), "--output", "json"], standalone_mode=False) == 0
 
     def teardown(self) -> None:
-        """However it stands: everything is run to its end and merged once more, and each row is there, for those who train too."""
+        """However it stands: everything is run to its end and merged once more, and each row is there, for those who
+        train too.
+        """
         try:
             for name, stamp in (("a", 1), ("b", 2), ("c", 3)):
                 self._work(name, stamp, 31)
             for target in TARGETS:
                 self._merge(target)
-                assert not merge_outputs([self._root(source) for source in TARGETS[target]], self._root(target)).was_written_now
+                assert not merge_outputs(
+                    [self._root(source) for source in TARGETS[target]], self._root(target)
+                ).was_written_now
             for name in self.model:
                 assert self.is_settled[name]
                 ok = sorted(row for row, (status, _) in states(self.model[name].values()).items() if status == "ok")
@@ -406,9 +447,15 @@ class Merges(RuleBasedStateMachine):
     def _tree(self, name: str) -> dict[str, bytes]:
         if self.dialect == "local":
             root = self.folder / name
-            return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+            return {
+                str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
+            }
         prefix = f"bucket/{name}/"
-        return {key.removeprefix(prefix): held[0] for key, held in sorted(self.objects.held.items()) if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): held[0]
+            for key, held in sorted(self.objects.held.items())
+            if key.startswith(prefix)
+        }
 
     def _write(self, name: str, path: str, data: bytes) -> None:
         if self.dialect == "local":
@@ -425,7 +472,11 @@ class Merges(RuleBasedStateMachine):
 
 def committed(tree: Mapping[str, bytes]) -> dict[str, bytes]:
     """What a reader goes by."""
-    return {path: data for path, data in tree.items() if path.startswith("receipts/") or path in ("plan.json", "manifest.json")}
+    return {
+        path: data
+        for path, data in tree.items()
+        if path.startswith("receipts/") or path in ("plan.json", "manifest.json")
+    }
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
-"""Object storage that fails: each request of a run in turn is lost, hangs, is refused or answered in part; nothing is lost, all is said.
+"""Object storage that fails: each request of a run in turn is lost, hangs, is refused or answered in part; nothing is
+lost, all is said.
 
-First in memory, where every call of a small run can be made to fail in every way; then a real server behind a proxy, where the failures are
-those of connections.
+First in memory, where every call of a small run can be made to fail in every way; then a real server behind a proxy,
+where the failures are those of connections.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from tests.manifests.memory_objects import MemoryObjects
 
 HOWS = ("lost before", "lost after", "down before", "down after", "refused", "cut")
 ALLOWED = {"lost": (0,), "down": (0, 20), "refused": (0, 3), "cut": (0, 3)}
-"""Exit codes by what went wrong: one lost answer is asked for again; where the last calls of a run are refused (logs, a lease that is given
-back), nothing is missing."""
+"""Exit codes by what went wrong: one lost answer is asked for again; where the last calls of a run are refused (logs, a
+lease that is given back), nothing is missing.
+"""
 SMALL = 18
 
 
@@ -42,8 +44,8 @@ class Faulty:
     """Storage of which the nth call goes wrong, or all from the nth on.
 
     Args:
-        how: `lost` (this one call; no answer, `before` it acted or `after`), `down` (from here on), `refused` (from here on, for good),
-            `cut` (this one reply holds half of the bytes).
+        how: `lost` (this one call; no answer, `before` it acted or `after`), `down` (from here on), `refused` (from
+            here on, for good), `cut` (this one reply holds half of the bytes).
     """
 
     has_atomic_conditions = True
@@ -74,12 +76,16 @@ class Faulty:
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Place]]:
-    """`memory(objects)`: from here on, mem:// leads to these objects; gives the place of a small job there, with its input on disk."""
+    """`memory(objects)`: from here on, mem:// leads to these objects; gives the place of a small job there, with its
+    input on disk.
+    """
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
     place = Place(tmp_path, str(tmp_path))
 
     def lead(objects: Any) -> Place:
-        monkeypatch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/")))
+        monkeypatch.setattr(
+            "manifests.storage.object_run_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/"))
+        )
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)
         return place
 
@@ -101,10 +107,17 @@ def held(objects: MemoryObjects) -> dict[str, bytes]:
     """The committed label and quarantine files, through the receipts."""
     store = ObjectRunStore(objects, "bucket/out", root="mem://bucket/out")
     receipts = [load_receipt(store, name) for name in store.marks("receipts")]
-    return {file.path: store.read(file.path) for one in receipts for file in (one.labels, one.quarantine) if file is not None}
+    return {
+        file.path: store.read(file.path)
+        for one in receipts
+        for file in (one.labels, one.quarantine)
+        if file is not None
+    }
 
 
-def test_every_storage_call_may_fail_in_every_way_and_the_next_run_ends_whole(memory: Callable[[Any], Place], sweep: Sweep) -> None:
+def test_every_storage_call_may_fail_in_every_way_and_the_next_run_ends_whole(
+    memory: Callable[[Any], Place], sweep: Sweep
+) -> None:
     whole = MemoryObjects()
     counting = Faulty(whole, 0, "lost before")
     place = memory(counting)
@@ -171,7 +184,9 @@ READ_TIMEOUT_S = 2
 def test_every_request_to_a_real_server_may_fail_and_the_run_ends_whole(
     server: seaweed.Server, s3_variables: dict[str, str], tmp_path: Path, sweep: Sweep
 ) -> None:
-    """Connections refused, or dropped after the act, 503 and 500, bodies cut short, and a server that is silent beyond the time-out."""
+    """Connections refused, or dropped after the act, 503 and 500, bodies cut short, and a server that is silent beyond
+    the time-out.
+    """
     numbers = itertools.count()
 
     def new_place() -> Place:

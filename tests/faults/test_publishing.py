@@ -1,8 +1,8 @@
-"""Publish, pull and rollback, killed, raced and failed anywhere: each channel points to whole versions, what serves is whole, no move is
-lost or doubled, and the same commands end the work.
+"""Publish, pull and rollback, killed, raced and failed anywhere: each channel points to whole versions, what serves is
+whole, no move is lost or doubled, and the same commands end the work.
 
-Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3. tests/publish looks at each such
-case by itself; here they are swept.
+Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3. tests/publish
+looks at each such case by itself; here they are swept.
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ class Shelf:
             "restore": lambda: ["pull", "--rollback", str(self.dest)],
         }[verb]()
 
-    def start(self, *lines: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None) -> forks.Child:
+    def start(
+        self, *lines: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None
+    ) -> forks.Child:
         return forks.start(*map(self.words, lines), variables={**self.variables, **(variables or {})}, setup=setup)
 
-    def call(self, *lines: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None) -> forks.Ended:
+    def call(
+        self, *lines: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None
+    ) -> forks.Ended:
         return self.start(*lines, setup=setup, variables=variables).wait()
 
     def served(self) -> str | None:
@@ -102,7 +106,9 @@ class Shelf:
 
 
 def fault_of(bundle_store: BundleStore, channel: Channel) -> str | None:
-    """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap (`find_channel`)."""
+    """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap
+    (`find_channel`).
+    """
     if channel.moves[0].sequence != 1:
         return f"its history begins with move {channel.moves[0].sequence}"
     for name in {move.version for move in channel.moves}:
@@ -178,7 +184,11 @@ def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same
             return shelf.finish("two", moves=1)
         if line == "restore":  # whoever rolled back here is not followed up by a pull
             again = shelf.call("restore").codes if shelf.served() == "two" else [0]
-            return shelf.fault() if (again, shelf.served()) == ([0], "one") else f"{shelf.served()} serves, restored once more: {again}"
+            return (
+                shelf.fault()
+                if (again, shelf.served()) == ([0], "one")
+                else f"{shelf.served()} serves, restored once more: {again}"
+            )
         return shelf.finish("two", moves=None if line == "rollback" else 2)
 
     sweep(some(schedules, short=6 if where == "local" else 1), attempt, share=0.05)
@@ -225,7 +235,9 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
         time.sleep(instant * 0.5)
         racers[0].send(signal.SIGKILL)
         ends, pulls = [racer.wait() for racer in racers], [puller.wait() for puller in pullers]
-        if any(end.code not in (0, 10, 20, -signal.SIGKILL) for end in ends):  # 20: somebody else was first, and it says so
+        if any(
+            end.code not in (0, 10, 20, -signal.SIGKILL) for end in ends
+        ):  # 20: somebody else was first, and it says so
             return f"a publisher ended otherwise: {list(map(str, ends))}"
         if any(pull.code not in (0, 10, 20, 75) for pull in pulls):
             return f"a pull ended otherwise: {list(map(str, pulls))}"
@@ -246,7 +258,9 @@ HOWS = ("error before", "error after", "full before", "kill before", "kill after
 
 
 @pytest.mark.parametrize("line", ["publish two", "pull"])
-def test_every_call_about_the_disk_may_fail_or_be_the_last(line: str, tmp_path: Path, bundles: dict[str, Path], sweep: Sweep) -> None:
+def test_every_call_about_the_disk_may_fail_or_be_the_last(
+    line: str, tmp_path: Path, bundles: dict[str, Path], sweep: Sweep
+) -> None:
     numbers = itertools.count()
 
     def failing(nth: int, how: str) -> tuple[Shelf, forks.Ended, str]:
@@ -255,7 +269,9 @@ def test_every_call_about_the_disk_may_fail_or_be_the_last(line: str, tmp_path: 
         shelf, log = Shelf(root, str(root / "store"), bundles, {}), root.with_suffix(".log")
         before = shelf.call(*STEPS[line][1])
         assert set(before.codes) == {0}, before
-        ended = shelf.call(line, setup=forks.Setup("tests.faults.children", "fail_file_call", (str(root), nth, how, str(log))))
+        ended = shelf.call(
+            line, setup=forks.Setup("tests.faults.children", "fail_file_call", (str(root), nth, how, str(log)))
+        )
         return shelf, ended, log.read_text() if log.exists() else "no call"
 
     _, ended, said = failing(10**9, "error before")
@@ -281,7 +297,12 @@ REQUESTS_FAIL = ("refuse", "drop", "503", "500", "cut")
 @pytest.mark.s3
 @pytest.mark.parametrize("line", ["publish two", "pull", "rollback"])
 def test_every_request_may_fail_and_the_command_ends_whole(
-    line: str, server: seaweed.Server, s3_variables: dict[str, str], tmp_path: Path, bundles: dict[str, Path], sweep: Sweep
+    line: str,
+    server: seaweed.Server,
+    s3_variables: dict[str, str],
+    tmp_path: Path,
+    bundles: dict[str, Path],
+    sweep: Sweep,
 ) -> None:
     """Never sent on, its reply lost, throttled, failed, or cut off."""
     numbers = itertools.count()

@@ -1,4 +1,6 @@
-"""Several workers at once, workers that sleep past their lease and wake, workers that are stopped: one commit a chunk, same labels."""
+"""Several workers at once, workers that sleep past their lease and wake, workers that are stopped: one commit a chunk,
+same labels.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
         if any(worker.code not in (0, 10, 20) for worker in ended):
             return f"{ended[0]}\n{ended[1]}"
         did = [
-            json.loads(next(line for line in worker.text.splitlines() if line.startswith('{"exit_code"')))["this_run"] for worker in ended
+            json.loads(next(line for line in worker.text.splitlines() if line.startswith('{"exit_code"')))["this_run"]
+            for worker in ended
         ]
         chunks = len(place.store().marks("receipts"))
         won, lost = (sum(one[key] for one in did) for key in ("chunks_committed", "chunks_lost"))
@@ -49,7 +52,9 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
 
 
 @pytest.mark.full("s3")
-def test_four_workers_at_once_lose_and_double_nothing(new_place: Places, where: str, expected: dict[str, str], sweep: Sweep) -> None:
+def test_four_workers_at_once_lose_and_double_nothing(
+    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
+) -> None:
     def attempt(_: int) -> str | None:
         place = new_place()
         place.write(args=SLOW)
@@ -75,7 +80,9 @@ def test_a_worker_that_sleeps_past_its_lease_and_wakes_changes_nothing(
         time.sleep(3.5 if where == "s3" else 0.0)  # its leases die; a lock of the kernel's lasts as long as its holder
         second = place.start()
         deadline = time.monotonic() + 8.0
-        while second.is_alive() and time.monotonic() < deadline:  # it may wait for the sleeper, who holds the manifest's lock
+        while (
+            second.is_alive() and time.monotonic() < deadline
+        ):  # it may wait for the sleeper, who holds the manifest's lock
             time.sleep(0.05)
         before = committed_so_far(place)
         sleeper.send(signal.SIGCONT)

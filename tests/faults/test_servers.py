@@ -1,4 +1,6 @@
-"""An S3 server that is killed and started again amid the work, a bucket that is full, listings that lag behind: nothing is lost."""
+"""An S3 server that is killed and started again amid the work, a bucket that is full, listings that lag behind: nothing
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,11 @@ def test_a_run_goes_on_when_its_server_is_away_for_a_while(
     """Requests under way are lost, done or not, and none is answered until it is back."""
 
     def attempt(nth: int) -> str | None:
-        place, seen, back_s = Place(tmp_path / f"away-{nth}", f"s3://{seaweed.BUCKET}/away-{nth}", led), itertools.count(1), [math.inf]
+        place, seen, back_s = (
+            Place(tmp_path / f"away-{nth}", f"s3://{seaweed.BUCKET}/away-{nth}", led),
+            itertools.count(1),
+            [math.inf],
+        )
         place.write()
 
         def decide(exchange: seaweed.Exchange) -> str:
@@ -159,7 +165,9 @@ def test_a_full_bucket_ends_a_run_with_exit_code_20_and_room_lets_it_go_on(
             ended = place.call(variables=proxy.environment)
         if ended.codes not in ([20], [0]):
             return str(ended)
-        if ended.codes == [20] and ("no space left in the bucket" not in ended.text or "run the same command again" not in ended.text):
+        if ended.codes == [20] and (
+            "no space left in the bucket" not in ended.text or "run the same command again" not in ended.text
+        ):
             return f"exit code 20, and not a word of the bucket: {ended}"
         return place.finish(expected)
 
@@ -185,7 +193,9 @@ def test_a_full_bucket_ends_a_publish_with_exit_code_20_and_room_lets_it_go_on(
             return f"exit code 20, and not a word of the bucket: {ended}"
         again = forks.call(line, variables=led)
         is_well = ended.codes in ([0], [20]) and again.codes == ([10] if ended.codes == [0] else [0])
-        return None if is_well and list(open_bundle_store(url).folders()) == ["ecom", "objects"] else f"{ended}\n{again}"
+        return (
+            None if is_well and list(open_bundle_store(url).folders()) == ["ecom", "objects"] else f"{ended}\n{again}"
+        )
 
     sweep(range(12), attempt, share=0.02)
 

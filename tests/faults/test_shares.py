@@ -1,4 +1,6 @@
-"""What the figures say of how much was tried, and that a run without a limit of time fails where it tried too little."""
+"""What the figures say of how much was tried, and that a run without a limit of time fails where
+it tried too little.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_the_share_that_was_tried_is_a_figure_of_every_sweep_and_of_all(tmp_path
 
 
 @pytest.mark.parametrize(("tried", "status"), [(80, 0), (79, 1)])
-def test_without_a_limit_of_time_a_sweep_that_tried_less_than_four_fifths_fails(tried: int, status: int, tmp_path: Path) -> None:
+def test_without_a_limit_of_time_a_sweep_that_tried_less_than_four_fifths_fails(
+    tried: int, status: int, tmp_path: Path
+) -> None:
     assert ended(tmp_path, "long", (5, 5), (tried, 100))[0] == status
 
 

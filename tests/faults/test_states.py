@@ -1,7 +1,9 @@
-"""Any order of planning, leasing, claiming, committing, crashing, resuming and finishing: conservation and single commits hold.
+"""Any order of planning, leasing, claiming, committing, crashing, resuming and finishing: conservation and single
+commits hold.
 
-The code is the real one; only the workers are driven by hand. Three dialects of storage: S3 as it should be, S3 that loses replies, and a
-local folder. Workers give different answers on purpose, so that a chunk that changed hands after its commit could not look unchanged.
+The code is the real one; only the workers are driven by hand. Three dialects of storage: S3 as it should be, S3 that
+loses replies, and a local folder. Workers give different answers on purpose, so that a chunk that changed hands after
+its commit could not look unchanged.
 """
 
 from __future__ import annotations
@@ -85,8 +87,25 @@ class Worker:
         grade, probs, own = self.number % 3, (0.2, 0.3, 0.5), self.number
         key = work.keys[index]
         return LabelRow(
-            pair.row_id, pair.query_id, pair.doc_id, "ok", grade, probs, 0.1, 1.3, [], None, None, [], None, 0, own, False, key, None
-        )  # fmt: skip
+            pair.row_id,
+            pair.query_id,
+            pair.doc_id,
+            "ok",
+            grade,
+            probs,
+            0.1,
+            1.3,
+            [],
+            None,
+            None,
+            [],
+            None,
+            0,
+            own,
+            False,
+            key,
+            None,
+        )
 
     def die(self) -> None:
         """As by kill -9: a kernel frees its locks, leases stay until their time is over."""
@@ -112,14 +131,18 @@ class Runs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="relabel-states-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="relabel-states-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        )
         self.objects = MemoryObjects()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
         for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_run_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
-        self.patch.setattr("manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2]))
+        self.patch.setattr(
+            "manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2])
+        )
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)
         spec = {
             "name": "states",
@@ -159,7 +182,9 @@ class Runs(RuleBasedStateMachine):
             self.locks_are_lost()
         self._claim(self._begin(helps=helps), count)
 
-    @precondition(lambda self: len(self.alive) < MOST_WORKERS and any(held.receipt.quarantine for held in self.seen.values()))
+    @precondition(
+        lambda self: len(self.alive) < MOST_WORKERS and any(held.receipt.quarantine for held in self.seen.values())
+    )
     @rule()
     def begin_retry(self) -> None:
         """A worker starts to ask quarantined rows again."""
@@ -200,7 +225,9 @@ class Runs(RuleBasedStateMachine):
             else:
                 held = self._receipts().get(work.id.receipt_name)
                 assert held is not None, f"{work.id} was refused, and nobody has committed it"
-                assert json.loads(held)["worker"] != f"w{worker.number}", f"{work.id} was refused to the worker whose receipt stands"
+                assert json.loads(held)["worker"] != f"w{worker.number}", (
+                    f"{work.id} was refused to the worker whose receipt stands"
+                )
 
     @precondition(lambda self: self._busy())
     @rule(one=WHICH, bits=st.integers(0, 31), where=st.sampled_from((*COMMIT_PLACES, *LOCAL_PLACES)))
@@ -233,7 +260,9 @@ class Runs(RuleBasedStateMachine):
 
     @rule()
     def locks_are_lost(self) -> None:
-        """All who hold leases fall asleep until these are dead, and may wake; a local file system forgets its locks, as some do."""
+        """All who hold leases fall asleep until these are dead, and may wake; a local file system forgets its locks, as
+        some do.
+        """
         self.objects.now_s += LEASE_S + 1.0
         for worker in self.alive:
             for lock in worker.session._locks.values():
@@ -248,7 +277,9 @@ class Runs(RuleBasedStateMachine):
         self.locks_are_lost()
         second = self._begin(is_retry=first.session.is_retry)
         self._claim(second, 8)
-        for worker, chosen in ((second, bits), (first, other_bits)) if bits % 2 else ((first, bits), (second, other_bits)):
+        for worker, chosen in (
+            ((second, bits), (first, other_bits)) if bits % 2 else ((first, bits), (second, other_bits))
+        ):
             self._commit(worker, 4, chosen)
 
     @precondition(lambda self: self.dialect != "local" and self.alive)
@@ -260,7 +291,11 @@ class Runs(RuleBasedStateMachine):
             lock.renew()
 
     @precondition(lambda self: self.dialect == "lossy")
-    @rule(after_calls=st.integers(0, 6), verb=st.sampled_from(("put", "get", "age_s", "page")), when=st.sampled_from(("before", "after")))
+    @rule(
+        after_calls=st.integers(0, 6),
+        verb=st.sampled_from(("put", "get", "age_s", "page")),
+        when=st.sampled_from(("before", "after")),
+    )
     def lose_a_reply(self, after_calls: int, verb: str, when: str) -> None:
         """One of the next replies is lost: the call did not act, or it did."""
         left = [after_calls]
@@ -311,7 +346,9 @@ class Runs(RuleBasedStateMachine):
         self.alive.remove(worker)
 
     def _conclude(self, session: Session) -> Exit:
-        self.objects.now_s += 1000.0 if self.dialect != "local" else 0.0  # the lock of whoever died over the manifest is dead
+        self.objects.now_s += (
+            1000.0 if self.dialect != "local" else 0.0
+        )  # the lock of whoever died over the manifest is dead
         return conclude(session).exit
 
     # What always holds
@@ -352,11 +389,15 @@ class Runs(RuleBasedStateMachine):
             wanted = [row["row_id"] for row in opened.folder.quarantined_rows(before)]
         assert sorted(ids) == sorted(wanted), f"{name}: rows lost or doubled"
         if chunk in self.winners:
-            assert receipt.worker == f"w{self.winners[chunk]}", f"{name}: written by another than the one that was told so"
+            assert receipt.worker == f"w{self.winners[chunk]}", (
+                f"{name}: written by another than the one that was told so"
+            )
         own = int(receipt.worker[1:])
         for file, schema in ((receipt.labels, LABELS), (receipt.quarantine, QUARANTINE)):
             if file is not None:
-                assert set(opened.folder.table(file, schema).column("output_tokens").to_pylist()) == {own}, f"{name}: another worker's rows"
+                assert set(opened.folder.table(file, schema).column("output_tokens").to_pylist()) == {own}, (
+                    f"{name}: another worker's rows"
+                )
         return receipt
 
     # Looking

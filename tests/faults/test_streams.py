@@ -1,4 +1,6 @@
-"""Stdout and stderr that are full, closed, or read by nobody: every command exits as it would, and leaves what it would."""
+"""Stdout and stderr that are full, closed, or read by nobody: every command exits as it would, and leaves what it
+would.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.faults.forks import Setup
 from tests.faults.places import Place
 
 SPOILT = [(name, how) for name in ("stdout", "stderr") for how in ("full", "closed", "broken")]
-NAMES = [name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")]  # the demo starts processes of its own
+NAMES = [
+    name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")
+]  # the demo starts processes of its own
 
 
 def test_every_command_has_a_line() -> None:
@@ -44,7 +48,9 @@ def new_world(world: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(world, tmp_path / name, symlinks=True))
 
 
-def test_a_stream_that_fails_changes_neither_the_exit_code_nor_the_files(new_world: Callable[[str], Path], sweep: Sweep) -> None:
+def test_a_stream_that_fails_changes_neither_the_exit_code_nor_the_files(
+    new_world: Callable[[str], Path], sweep: Sweep
+) -> None:
     def call(name: str, place: str, *spoilt: str) -> tuple[forks.Ended, dict[str, str]]:
         folder = new_world(place)
         setup = inside(folder, "spoil_stream", *spoilt) if spoilt else inside(folder)
@@ -71,7 +77,9 @@ def test_a_stream_that_fails_changes_neither_the_exit_code_nor_the_files(new_wor
             return ended.text
         if (stream, how, LINES[name].code) == ("stdout", "full", 0) and "can't be written" not in ended.text:
             return f"not a word of what was lost: {ended}"
-        return None if found.keys() == usual[name].keys() else f"other files: {sorted(found.keys() ^ usual[name].keys())}"
+        return (
+            None if found.keys() == usual[name].keys() else f"other files: {sorted(found.keys() ^ usual[name].keys())}"
+        )
 
     sweep(chosen, attempt, share=0.1)
 

@@ -1,4 +1,6 @@
-"""The transformers engine on a GPU: the distributions of the same tiny random model on a CPU, within what the dtype allows."""
+"""The transformers engine on a GPU: the distributions of the same tiny random model on a CPU, within what the dtype
+allows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def answers_on(folder: Path, device: str, dtype: str, **ask: Any) -> list[Answer
     try:
         return run_all(
             engine,
-            [Request(number, ask_for("shoes", text, decisions=(SCORE,), **ask), seed=number) for number, text in enumerate(DOCUMENTS)],
+            [
+                Request(number, ask_for("shoes", text, decisions=(SCORE,), **ask), seed=number)
+                for number, text in enumerate(DOCUMENTS)
+            ],
         )
     finally:
         engine.close()
@@ -42,9 +47,13 @@ def answers_on(folder: Path, device: str, dtype: str, **ask: Any) -> list[Answer
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 3e-2)])
 def test_distributions_on_a_gpu_are_those_of_the_cpu(folder: Path, dtype: str, tolerance: float) -> None:
-    """bfloat16 keeps 8 bits of each activation: 3e-2 on a probability is what a model of two layers loses, not a fault."""
+    """bfloat16 keeps 8 bits of each activation: 3e-2 on a probability is what a model of two
+    layers loses, not a fault.
+    """
     alone = {"max_tokens": 0, "format": None, "prefill": "<score>"}
-    for ours, reference in zip(answers_on(folder, "cuda", dtype, **alone), answers_on(folder, "cpu", "float32", **alone), strict=True):
+    for ours, reference in zip(
+        answers_on(folder, "cuda", dtype, **alone), answers_on(folder, "cpu", "float32", **alone), strict=True
+    ):
         found, wanted = ours.distributions["score"], reference.distributions["score"]
         assert found.probs == pytest.approx(wanted.probs, abs=tolerance)
         assert found.outside_mass == pytest.approx(wanted.outside_mass, abs=tolerance)

@@ -49,7 +49,9 @@ class Outcome(NamedTuple):
         return value
 
     def refused(self, code: int, *parts: str) -> None:
-        """It ended with `code`, stdout is empty, and stderr is a message that holds every one of `parts`, not a traceback."""
+        """It ended with `code`, stdout is empty, and stderr is a message that holds every one of `parts`, not a
+        traceback.
+        """
         assert self.code == code, self
         assert self.out == "", self
         assert "Traceback" not in self.err, self
@@ -105,7 +107,9 @@ def write_pairs(folder: Path, pairs: list[dict[str, Any]]) -> Callable[..., Path
 
 @pytest.fixture
 def write_job(folder: Path) -> Callable[..., str]:
-    """`write_job({"engine": {"seed": 3}}, path="job.yaml")`: the job of this folder with changes laid over it; None removes a key."""
+    """`write_job({"engine": {"seed": 3}}, path="job.yaml")`: the job of this folder with changes laid over it; None
+    removes a key.
+    """
 
     def write(changes: dict[str, Any] | None = None, path: str = "job.yaml") -> str:
         values = copy.deepcopy(JOB)

@@ -1,4 +1,6 @@
-"""Data, disks and specs as they come: refused with the right code and a sentence that helps, or labelled row for row."""
+"""Data, disks and specs as they come: refused with the right code and a sentence that helps, or
+labelled row for row.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +64,24 @@ def test_missing_column_is_told_with_the_nearest_and_those_that_are_there(
     write_pairs()
     job = write_job({"input": {"columns": {"query_id": "qury_id"}}})
     relabel("run", job).refused(
-        3, "pairs.parquet: no column `qury_id` (input.columns.query_id)", "it has query_id, query, doc_id", "Did you mean `query_id`?"
+        3,
+        "pairs.parquet: no column `qury_id` (input.columns.query_id)",
+        "it has query_id, query, doc_id",
+        "Did you mean `query_id`?",
     )
     assert not Path("out").exists()
 
 
-def test_missing_document_column_says_which_key_to_set(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
+def test_missing_document_column_says_which_key_to_set(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
+) -> None:
     write_pairs([{"query_id": "q", "query": "a", "doc_id": "d", "text": "b"}])
     job = write_job({"input": {"columns": {"document": None}}})
     relabel("plan", job).refused(
-        3, "neither `document` nor `title` nor `body` is there", "It has query_id, query, doc_id, text", "input.columns.document"
+        3,
+        "neither `document` nor `title` nor `body` is there",
+        "It has query_id, query, doc_id, text",
+        "input.columns.document",
     )
 
 
@@ -90,7 +100,9 @@ def test_missing_document_column_says_which_key_to_set(relabel: Cli, write_pairs
 def test_wrong_type_is_told_with_the_one_that_is_wanted(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, column: str, values: list[Any], parts: tuple[str, ...]
 ) -> None:
-    write_pairs([{"query_id": "q", "query": "a", "doc_id": "d", "title": "t", "body": "b", "grade": 1, column: values[0]}])
+    write_pairs(
+        [{"query_id": "q", "query": "a", "doc_id": "d", "title": "t", "body": "b", "grade": 1, column: values[0]}]
+    )
     job = write_job({"labeler": {"name": "r3a"}, "input": {"columns": {"gold": "grade"}}})
     relabel("plan", job).refused(3, "pairs.parquet: column ", *parts)
 
@@ -109,7 +121,9 @@ def test_no_file_is_told_with_what_would_do(relabel: Cli, folder: Path, write_jo
     )
 
 
-def test_path_that_is_not_there_says_from_where_it_was_looked_for(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
+def test_path_that_is_not_there_says_from_where_it_was_looked_for(
+    relabel: Cli, folder: Path, write_job: WriteJob
+) -> None:
     relabel("run", write_job()).refused(3, "input.path pairs.parquet: no such file or folder", f"looked from {folder}")
 
 
@@ -120,7 +134,10 @@ def test_path_that_is_not_there_says_from_where_it_was_looked_for(relabel: Cli, 
         (lambda whole: whole[:-3], ("not a whole Parquet file",)),
         (lambda whole: b"", ("not a whole Parquet file (0 bytes",)),
         (lambda whole: b"PAR1", ("not a whole Parquet file (4 bytes",)),
-        (lambda whole: b"query_id,query\n1,a\n" * 40, ("not a whole Parquet file (760 bytes", "or is it something else?")),
+        (
+            lambda whole: b"query_id,query\n1,a\n" * 40,
+            ("not a whole Parquet file (760 bytes", "or is it something else?"),
+        ),
         (
             lambda whole: whole[:-8] + (10**9).to_bytes(4, "little") + b"PAR1",
             ("its footer claims 1000000008 bytes of a file of", "damaged"),
@@ -142,7 +159,9 @@ def test_damaged_file_is_named_before_anything_is_written(
     assert not Path("out").exists()
 
 
-def test_middle_cut_out_of_a_file_is_found_when_it_is_read(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_middle_cut_out_of_a_file_is_found_when_it_is_read(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     path = write_pairs(row_group_size=4, compression="none")
     whole = path.read_bytes()
     path.write_bytes(whole[:500] + whole[900:])
@@ -153,7 +172,9 @@ def test_flipped_byte_ends_the_run_and_keeps_what_was_committed(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, committed: Committed
 ) -> None:
     """One shard a query; the flip is in the last, the other workers' chunks are there before it is met."""
-    path = write_pairs(row_group_size=4, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True)
+    path = write_pairs(
+        row_group_size=4, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
+    )
     whole = path.read_bytes()
     place = whole.index(b"of kind 21")
     job = write_job({"shards": 6})
@@ -175,7 +196,9 @@ def test_flipped_byte_ends_the_run_and_keeps_what_was_committed(
     assert relabel("verify", job).code == 0
 
 
-def test_files_that_disagree_are_told_with_both_types(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
+def test_files_that_disagree_are_told_with_both_types(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
+) -> None:
     write_pairs(path="in/a.parquet")
     write_pairs([{**row, "query_id": 7} for row in pairs], path="in/b.parquet")
     job = write_job({"input": {"path": "in"}})
@@ -184,7 +207,9 @@ def test_files_that_disagree_are_told_with_both_types(relabel: Cli, write_pairs:
     )
 
 
-def test_file_without_a_column_of_the_others_is_named(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
+def test_file_without_a_column_of_the_others_is_named(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
+) -> None:
     write_pairs(path="in/a.parquet")
     write_pairs([{key: value for key, value in row.items() if key != "body"} for row in pairs], path="in/b.parquet")
     relabel("plan", write_job({"input": {"path": "in"}})).refused(3, "in/b.parquet: no column `body`")
@@ -203,7 +228,9 @@ def test_text_stored_in_different_ways_agrees(
     assert committed()[24]["doc_id"] == "d0-0"
 
 
-def test_null_query_id_is_refused_with_its_row(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
+def test_null_query_id_is_refused_with_its_row(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
+) -> None:
     write_pairs(path="in/a.parquet")
     pairs[17]["query_id"] = None
     write_pairs(pairs, path="in/b.parquet", row_group_size=5)
@@ -213,12 +240,16 @@ def test_null_query_id_is_refused_with_its_row(relabel: Cli, write_pairs: WriteP
     assert relabel("plan", write_job({"input": {"path": "in", "limit": 41}})).code == 0  # the row is not read
 
 
-def test_unreadable_data_is_told_apart_from_absent_data(relabel: Cli, write_pairs: WritePairs, folder: Path, write_job: WriteJob) -> None:
+def test_unreadable_data_is_told_apart_from_absent_data(
+    relabel: Cli, write_pairs: WritePairs, folder: Path, write_job: WriteJob
+) -> None:
     (folder / "pairs.parquet").symlink_to("nowhere.parquet")
     relabel("plan", write_job()).refused(3, "pairs.parquet: no such file")
 
 
-def test_folder_that_a_glob_matches_stands_for_the_files_in_it(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_folder_that_a_glob_matches_stands_for_the_files_in_it(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     """Spark writes folders that are named like files."""
     write_pairs(path="day-1.parquet/part-0.parquet")
     write_pairs(path="day-2.parquet")
@@ -227,7 +258,9 @@ def test_folder_that_a_glob_matches_stands_for_the_files_in_it(relabel: Cli, wri
 
 def test_file_named_twice_is_refused(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
     write_pairs(path="a.parquet")
-    relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(3, "names a.parquet twice", "Name it once")
+    relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(
+        3, "names a.parquet twice", "Name it once"
+    )
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
@@ -236,7 +269,9 @@ def test_one_file_under_two_names_is_refused(
 ) -> None:
     write_pairs(path="in/a.parquet")
     link(folder / "in/a.parquet", folder / "in/b.parquet")
-    relabel("plan", write_job({"input": {"path": "in"}})).refused(3, "in/a.parquet and in/b.parquet are one file", "Name it once")
+    relabel("plan", write_job({"input": {"path": "in"}})).refused(
+        3, "in/a.parquet and in/b.parquet are one file", "Name it once"
+    )
 
 
 def without_root_powers() -> None:
@@ -254,7 +289,9 @@ def as_anybody(folder: Path) -> Iterator[Callable[..., subprocess.CompletedProce
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-c", "from jobs.cli import main; main()", *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, preexec_fn=without_root_powers, timeout=60)
+        done = subprocess.run(
+            line, capture_output=True, text=True, check=False, preexec_fn=without_root_powers, timeout=60
+        )
         if done.returncode == 99:
             pytest.skip("root without CAP_SETPCAP: mode bits can't be made to count")
         return done
@@ -276,7 +313,11 @@ def test_file_without_permission_is_told_with_what_to_check(
 
 @pytest.mark.parametrize("closed", ["in", "in/sub"])
 def test_folder_without_permission_is_an_error_and_not_an_empty_one(
-    as_anybody: Callable[..., subprocess.CompletedProcess[str]], write_pairs: WritePairs, write_job: WriteJob, folder: Path, closed: str
+    as_anybody: Callable[..., subprocess.CompletedProcess[str]],
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    folder: Path,
+    closed: str,
 ) -> None:
     write_pairs(path="in/a.parquet")
     write_pairs(path="in/sub/b.parquet")
@@ -287,7 +328,10 @@ def test_folder_without_permission_is_an_error_and_not_an_empty_one(
 
 
 def test_output_that_can_not_be_written_is_told(
-    as_anybody: Callable[..., subprocess.CompletedProcess[str]], write_pairs: WritePairs, write_job: WriteJob, folder: Path
+    as_anybody: Callable[..., subprocess.CompletedProcess[str]],
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    folder: Path,
 ) -> None:
     write_pairs()
     (folder / "out").mkdir(mode=0o555)
@@ -298,7 +342,11 @@ def test_output_that_can_not_be_written_is_told(
 
 
 def test_output_that_became_read_only_is_told(
-    as_anybody: Callable[..., subprocess.CompletedProcess[str]], relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
+    as_anybody: Callable[..., subprocess.CompletedProcess[str]],
+    relabel: Cli,
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    folder: Path,
 ) -> None:
     write_pairs()
     job = write_job()
@@ -311,7 +359,9 @@ def test_output_that_became_read_only_is_told(
     assert "out/ecom/leases" in done.stderr
 
 
-def test_output_that_is_a_file_is_told(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+def test_output_that_is_a_file_is_told(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
+) -> None:
     write_pairs()
     (folder / "out").write_text("")
     relabel("run", write_job()).refused(3, "out/ecom", "Not a directory")
@@ -327,7 +377,8 @@ def test_names_with_odd_letters_are_names(
 ) -> None:
     (folder / name).mkdir()
     pq.write_table(
-        pa.Table.from_pylist(pairs[::2] + pairs[1::2] if scattered else pairs), pa.OSFile(str(folder / name / "pairs.parquet"), "wb")
+        pa.Table.from_pylist(pairs[::2] + pairs[1::2] if scattered else pairs),
+        pa.OSFile(str(folder / name / "pairs.parquet"), "wb"),
     )
     label_all(relabel, write_job({"input": {"path": f"{name}/pairs.parquet"}, "output": f"out/{name}"}), 24)
     assert relabel("run", write_job({"input": {"path": name}, "output": f"out/{name}"})).code == 10
@@ -342,10 +393,16 @@ def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
         write_pairs(path=f"in/{name}.parquet")
     if pattern == ".":
         monkeypatch.chdir(folder / "in")
-    assert [file.path.removeprefix("in/") for file in list_files(pattern)] == ["a.parquet", "b.parquet", "sub/c.parquet"]
+    assert [file.path.removeprefix("in/") for file in list_files(pattern)] == [
+        "a.parquet",
+        "b.parquet",
+        "sub/c.parquet",
+    ]
 
 
-def test_plan_counts_what_rules_leave_out_of_the_input(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+def test_plan_counts_what_rules_leave_out_of_the_input(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
+) -> None:
     write_pairs(path="in/a.parquet")
     for name in ("_SUCCESS", ".a.crc", "x.csv", "y.csv"):
         (folder / "in" / name).touch()
@@ -372,7 +429,9 @@ def test_dangling_link_among_the_data_is_refused_by_name(
 ) -> None:
     write_pairs(path="in/a.parquet")
     (folder / "in/b.parquet").symlink_to("../gone/b.parquet")
-    relabel(command, write_job({"input": {"path": "in"}})).refused(3, "in/b.parquet: a link to ../gone/b.parquet, which is not there")
+    relabel(command, write_job({"input": {"path": "in"}})).refused(
+        3, "in/b.parquet: a link to ../gone/b.parquet, which is not there"
+    )
     assert not (folder / "out").exists()
 
 
@@ -382,7 +441,9 @@ def test_underscored_folder_that_is_named_itself_is_read(write_pairs: WritePairs
     assert [file.path for file in list_files("_in/*.parquet")] == ["_in/a.parquet"]
 
 
-@pytest.mark.parametrize(("path", "output"), [("in", "in/out"), ("./in", "in"), (".", "out/ecom"), (["other", "in/"], "in/a/b")])
+@pytest.mark.parametrize(
+    ("path", "output"), [("in", "in/out"), ("./in", "in"), (".", "out/ecom"), (["other", "in/"], "in/a/b")]
+)
 def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, path: str | list[str], output: str
 ) -> None:
@@ -393,13 +454,17 @@ def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     assert not list(folder.rglob("plan.json"))
 
 
-def test_output_inside_the_input_is_refused_by_url_too(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+def test_output_inside_the_input_is_refused_by_url_too(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
+) -> None:
     write_pairs(path="data/pairs.parquet")
     job = write_job({"input": {"path": "data"}, "output": f"file://{folder}/data/out"})
     relabel("run", job).refused(3, "lies inside input.path", "Give an output elsewhere")
 
 
-def test_output_beside_the_input_or_passed_over_by_it_is_fine(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_output_beside_the_input_or_passed_over_by_it_is_fine(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs(path="in/a.parquet")
     for output in ("in2", "in/_labels", "in/.labels/x"):
         job = write_job({"input": {"path": "in"}, "output": output})
@@ -410,11 +475,18 @@ def test_output_beside_the_input_or_passed_over_by_it_is_fine(relabel: Cli, writ
 # What no longer fits the plan
 
 
-def test_second_job_on_an_output_is_refused_with_every_difference(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_second_job_on_an_output_is_refused_with_every_difference(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
     assert relabel("run", write_job()).code == 0
     other = write_job(
-        {"engine": {"seed": 8}, "labeler": {"samples": 3, "temperature": 0.5}, "shards": 2, "input": {"overlong": "quarantine"}}
+        {
+            "engine": {"seed": 8},
+            "labeler": {"samples": 3, "temperature": 0.5},
+            "shards": 2,
+            "input": {"overlong": "quarantine"},
+        }
     )
     relabel("run", other).refused(
         3,
@@ -431,29 +503,45 @@ def test_second_job_on_an_output_is_refused_with_every_difference(relabel: Cli, 
 def test_other_labeler_on_an_output_is_told_by_name(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
     write_pairs()
     assert relabel("plan", write_job()).code == 0
-    relabel("plan", write_job({"labeler": {"name": "direct"}})).refused(3, 'labeler.name: was "graph-grpo", is "direct"')
+    relabel("plan", write_job({"labeler": {"name": "direct"}})).refused(
+        3, 'labeler.name: was "graph-grpo", is "direct"'
+    )
 
 
-def test_settings_that_change_no_label_do_not_make_another_job(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_settings_that_change_no_label_do_not_make_another_job(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
     assert relabel("run", write_job()).code == 0
-    assert relabel("run", write_job({"run": {"max_failed_fraction": 0.5}, "engine": {"args": {"batch": 3, "capacity": 9}}})).code in (0, 10)
+    assert relabel(
+        "run", write_job({"run": {"max_failed_fraction": 0.5}, "engine": {"args": {"batch": 3, "capacity": 9}}})
+    ).code in (0, 10)
 
 
 @pytest.fixture
 def three_files(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> str:
     """A planned job over in/a, in/b and in/c."""
     for number, name in enumerate("abc"):
-        write_pairs([{**row, "query_id": f"{name}{row['query_id']}"} for row in pairs[: 4 * (number + 1)]], path=f"in/{name}.parquet")
+        write_pairs(
+            [{**row, "query_id": f"{name}{row['query_id']}"} for row in pairs[: 4 * (number + 1)]],
+            path=f"in/{name}.parquet",
+        )
     job = write_job({"input": {"path": "in"}})
     assert relabel("plan", job).code == 0
     return job
 
 
-def test_edited_file_is_named_with_its_rows(relabel: Cli, three_files: str, write_pairs: WritePairs, pairs: Rows) -> None:
+def test_edited_file_is_named_with_its_rows(
+    relabel: Cli, three_files: str, write_pairs: WritePairs, pairs: Rows
+) -> None:
     write_pairs(pairs[:5], path="in/b.parquet")
     done = relabel("run", three_files)
-    done.refused(3, "the inputs are not those that were planned", "in/b.parquet: changed since the plan (8 rows in", "now 5 rows in")
+    done.refused(
+        3,
+        "the inputs are not those that were planned",
+        "in/b.parquet: changed since the plan (8 rows in",
+        "now 5 rows in",
+    )
     done.refused(3, "Restore the files, or label the new ones into another output")
     assert "in/a.parquet" not in done.err
     assert "in/c.parquet" not in done.err
@@ -490,12 +578,16 @@ def test_files_that_swapped_names_are_told(relabel: Cli, three_files: str, folde
     relabel("run", three_files).refused(3, "in/a.parquet: planned, now missing", "in/z.parquet: new since the plan")
 
 
-def test_data_that_moved_whole_is_the_same_data(relabel: Cli, three_files: str, folder: Path, write_job: WriteJob) -> None:
+def test_data_that_moved_whole_is_the_same_data(
+    relabel: Cli, three_files: str, folder: Path, write_job: WriteJob
+) -> None:
     (folder / "in").rename(folder / "moved")
     label_all(relabel, write_job({"input": {"path": "moved"}}), 24)
 
 
-def test_data_that_moved_and_lost_a_file_names_that_file(relabel: Cli, three_files: str, folder: Path, write_job: WriteJob) -> None:
+def test_data_that_moved_and_lost_a_file_names_that_file(
+    relabel: Cli, three_files: str, folder: Path, write_job: WriteJob
+) -> None:
     (folder / "in").rename(folder / "moved")
     (folder / "moved/b.parquet").unlink()
     done = relabel("run", write_job({"input": {"path": "moved"}}))
@@ -503,28 +595,38 @@ def test_data_that_moved_and_lost_a_file_names_that_file(relabel: Cli, three_fil
     assert "c.parquet" not in done.err
 
 
-def test_files_in_another_order_are_told(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
+def test_files_in_another_order_are_told(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
+) -> None:
     write_pairs(pairs[:8], path="a.parquet")
     write_pairs(pairs[8:], path="b.parquet")
     assert relabel("plan", write_job({"input": {"path": ["a.parquet", "b.parquet"]}})).code == 0
-    relabel("plan", write_job({"input": {"path": ["b.parquet", "a.parquet"]}})).refused(3, "in another order than planned")
+    relabel("plan", write_job({"input": {"path": ["b.parquet", "a.parquet"]}})).refused(
+        3, "in another order than planned"
+    )
 
 
 # What is missing on this machine
 
 
 @needs_transformers
-def test_model_that_is_not_there_exits_4_with_the_forms_there_are(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_model_that_is_not_there_exits_4_with_the_forms_there_are(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
     job = write_job({"engine": {"name": "transformers", "model": "models/none"}})
-    relabel("run", job).refused(4, "model 'models/none': there is no such directory here", "a local directory, hf:org/name")
+    relabel("run", job).refused(
+        4, "model 'models/none': there is no such directory here", "a local directory, hf:org/name"
+    )
     done = relabel("doctor", job, "--output", "json")
     assert done.code == 4
     assert "no such directory" in done.json["job"]["model"]
 
 
 @needs_transformers
-def test_engine_without_a_model_says_which_key_to_set(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_engine_without_a_model_says_which_key_to_set(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
     relabel("run", write_job({"engine": {"name": "transformers"}})).refused(4, "set engine.model")
 
@@ -543,12 +645,18 @@ def test_no_gpu_exits_4_and_says_what_to_use(
     (folder / "model/model.safetensors").write_bytes(b"")
     write_pairs()
     job = write_job({"engine": {"name": "transformers", "model": "model", "args": {"device": "cuda"}}})
-    relabel("run", job).refused(4, "engine.args.device is 'cuda' and torch finds no GPU here", "use `auto` or `cpu`, or a node with a GPU")
+    relabel("run", job).refused(
+        4, "engine.args.device is 'cuda' and torch finds no GPU here", "use `auto` or `cpu`, or a node with a GPU"
+    )
 
 
-def test_model_for_an_engine_that_takes_none_is_told(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_model_for_an_engine_that_takes_none_is_told(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
-    relabel("run", write_job({"engine": {"model": "models/x"}})).refused(4, "engine.model = 'models/x'", "takes no model; remove the key")
+    relabel("run", write_job({"engine": {"model": "models/x"}})).refused(
+        4, "engine.model = 'models/x'", "takes no model; remove the key"
+    )
 
 
 # Full disks
@@ -602,7 +710,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
     disk.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
     yield disk
@@ -637,7 +747,9 @@ def test_disk_that_is_really_full_ends_with_20_and_the_same_command_goes_on(
     assert relabel("verify", job).code == 0
 
 
-def test_log_that_can_not_be_written_does_not_end_the_run(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path) -> None:
+def test_log_that_can_not_be_written_does_not_end_the_run(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
+) -> None:
     write_pairs()
     (folder / "out/ecom/logs").mkdir(parents=True)
     (folder / "out/ecom/logs/shard-00000.log").symlink_to("/dev/full")
@@ -664,7 +776,13 @@ HOSTILE = [
 @pytest.mark.parametrize("labeler", LABELERS)
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 def test_hostile_text_is_labelled_row_for_row(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed, labeler: str, scattered: bool
+    relabel: Cli,
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    pairs: Rows,
+    committed: Committed,
+    labeler: str,
+    scattered: bool,
 ) -> None:
     for row, text in zip(pairs, HOSTILE * 3, strict=True):
         row["query"] = row["body"] = row["title"] = text
@@ -745,10 +863,18 @@ def test_duplicate_rows_are_legal_and_all_kept(
     assert Counter(label["doc_id"] for label in committed().values()) == Counter(row["doc_id"] for row in rows)
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.uint64(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.int8(), pa.uint64(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 def test_ids_of_any_kind_come_through_as_text(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed, kind: pa.DataType, scattered: bool
+    relabel: Cli,
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    pairs: Rows,
+    committed: Committed,
+    kind: pa.DataType,
+    scattered: bool,
 ) -> None:
     order = [*range(0, 24, 2), *range(1, 24, 2)] if scattered else list(range(24))
     biggest = 2**64 - 1 if kind == pa.uint64() else 127
@@ -766,7 +892,13 @@ def test_ids_of_any_kind_come_through_as_text(
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 @pytest.mark.parametrize("column", ["query", "title", "body", "doc_id"])
 def test_bytes_that_are_no_utf8_are_labelled_with_replacement_letters(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed, column: str, scattered: bool
+    relabel: Cli,
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    pairs: Rows,
+    committed: Committed,
+    column: str,
+    scattered: bool,
 ) -> None:
     if scattered:
         pairs = pairs[::2] + pairs[1::2]
@@ -816,7 +948,9 @@ def test_context_of_any_length_with_nulls_is_labelled(
 def test_context_that_fits_no_prompt_is_quarantined_as_overlong(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed
 ) -> None:
-    """An engine cuts the document and nothing else; context documents are cut by the labeler's own option, here set too high."""
+    """An engine cuts the document and nothing else; context documents are cut by the labeler's own option, here set too
+    high.
+    """
     for row in pairs:
         row["context"] = ["x" * 99_999] if row["query_id"] == "q2" else None
     write_pairs(pairs)

@@ -36,7 +36,9 @@ def test_the_rate_is_that_of_one_worker_over_its_own_time(receipts: list[Receipt
 
 
 @pytest.fixture
-def slow_run(relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path) -> str:
+def slow_run(
+    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path
+) -> str:
     """A run whose receipts say that 24 pairs took twelve seconds."""
     write_pairs()
     path = write_job()
@@ -52,7 +54,16 @@ def test_plan_warns_of_chunks_that_a_kill_would_make_dear_and_says_what_would_fi
     relabel: Callable[..., Any], slow_run: str, folder: Path
 ) -> None:
     done = relabel(
-        "plan", slow_run, "--set", "output=out/next", "--set", "reuse=out/ecom", "--set", "run.chunk_rows=256", "--output", "json"
+        "plan",
+        slow_run,
+        "--set",
+        "output=out/next",
+        "--set",
+        "reuse=out/ecom",
+        "--set",
+        "run.chunk_rows=256",
+        "--output",
+        "json",
     )
     assert (done.code, done.json["chunk_seconds"]) == (0, 128.0)
     assert "warning: a chunk takes about 128 s of engine time" in done.err
@@ -62,7 +73,9 @@ def test_plan_warns_of_chunks_that_a_kill_would_make_dear_and_says_what_would_fi
     assert (done.code, done.err, done.json["chunk_seconds"]) == (0, "", 30.0)
 
 
-def test_an_output_tells_by_its_own_receipts_and_a_first_plan_tells_nothing(relabel: Callable[..., Any], slow_run: str) -> None:
+def test_an_output_tells_by_its_own_receipts_and_a_first_plan_tells_nothing(
+    relabel: Callable[..., Any], slow_run: str
+) -> None:
     assert relabel("plan", slow_run, "--output", "json").json["chunk_seconds"] == 2.0
     first = relabel("plan", slow_run, "--set", "output=out/first", "--output", "json")
     assert (first.json["chunk_seconds"], first.err) == (None, "")

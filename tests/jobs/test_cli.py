@@ -20,9 +20,22 @@ from manifests import errors
 from manifests.schemas import LABELS
 
 HEAVY = {
-    "torch", "vllm", "transformers", "onnxruntime", "ray", "botocore", "pydantic", "pyarrow", "polars", "numpy", "rich", "yaml",
-    "fsspec", "jinja2", "hypothesis",
-}  # fmt: skip
+    "torch",
+    "vllm",
+    "transformers",
+    "onnxruntime",
+    "ray",
+    "botocore",
+    "pydantic",
+    "pyarrow",
+    "polars",
+    "numpy",
+    "rich",
+    "yaml",
+    "fsspec",
+    "jinja2",
+    "hypothesis",
+}
 CODES = {
     "RelabelError": 3,
     "TransientError": 20,
@@ -63,16 +76,21 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     environment.update(options.pop("variables", {}))
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
     call = [sys.executable, "-c", "from jobs.cli import main; main()", *arguments]
-    return subprocess.run(call, env=environment, encoding=encoding, check=False, timeout=60, **{"capture_output": True, **options})
+    return subprocess.run(
+        call, env=environment, encoding=encoding, check=False, timeout=60, **{"capture_output": True, **options}
+    )
 
 
 def loaded_by(*arguments: str) -> set[str]:
     """Top-level modules that a command leaves behind in a fresh interpreter."""
     code = (
-        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
+        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
+        "not end.code, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60
+    )
     assert "Usage: relabel" in done.stdout
     return set(done.stderr.split())
 
@@ -85,12 +103,23 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", ["run", "doctor"])
 def test_help_of_a_command_loads_no_model_library(command: str) -> None:
-    assert not loaded_by(command, "--help") & {"torch", "vllm", "transformers", "onnxruntime", "ray", "botocore", "polars"}
+    assert not loaded_by(command, "--help") & {
+        "torch",
+        "vllm",
+        "transformers",
+        "onnxruntime",
+        "ray",
+        "botocore",
+        "polars",
+    }
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_is_the_one_reviewed_and_ends_in_an_example(
-    relabel: Callable[..., Any], golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, command: str | None
+    relabel: Callable[..., Any],
+    golden: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str | None,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     done = relabel(*([command] if command else []), "--help")
@@ -278,7 +307,12 @@ CALLS = [
     (f"{EXPORT} --formats tensorrt", _taught, 4),
     (f"{EXPORT} --exporter optimum", _taught, 4),
     ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --batches 1", _bundled, 0),
-    ("bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 --to results", _bundled, 5),
+    (
+        "bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 "
+        "--to results",
+        _bundled,
+        5,
+    ),
     ("bench bundle --providers cuda", _bundled, 4),
     ("bench bundle", _published, 3),
     ("bench absent", _nothing, 3),
@@ -403,7 +437,9 @@ def test_precedence_holds_from_the_command_line_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def seed_of(*flags: str) -> int:
-        done = relabel("plan", "job.yaml", *flags, "--set", f"output=out/{len(list(folder.glob('out/*')))}", "--output", "json")
+        done = relabel(
+            "plan", "job.yaml", *flags, "--set", f"output=out/{len(list(folder.glob('out/*')))}", "--output", "json"
+        )
         assert done.code == 0, done
         plan = json.loads((folder / done.json["output"] / "plan.json").read_text())
         return int(plan["parts"]["engine"]["seed"])
@@ -419,7 +455,10 @@ def test_precedence_holds_from_the_command_line_down(
 
 
 def test_status_and_verify_look_where_the_variable_sent_the_run(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_pairs()
     write_job()
@@ -439,7 +478,10 @@ def test_job_file_without_yaml_in_its_name_is_still_a_job_file(
 
 
 def test_a_variable_with_a_slip_in_it_is_told_and_a_strange_one_left_alone(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_pairs()
     write_job()
@@ -471,9 +513,13 @@ def test_init_where_nothing_can_be_written_says_so(relabel: Callable[..., Any], 
 
 @pytest.mark.parametrize("name", ["pairs.parquet", "job.yaml"])
 def test_demo_leaves_files_alone_that_no_demo_wrote(relabel: Callable[..., Any], folder: Path, name: str) -> None:
-    """`relabel init`, then `relabel demo --to .`: both write a job.yaml, and the template's data is called pairs.parquet."""
+    """`relabel init`, then `relabel demo --to .`: both write a job.yaml, and the template's data is called
+    pairs.parquet.
+    """
     (folder / name).write_text("mine")
-    relabel("demo", "--engine", "fake", "--to", ".").refused(2, f"{name}: is there already, and no demo wrote it", "--to FOLDER")
+    relabel("demo", "--engine", "fake", "--to", ".").refused(
+        2, f"{name}: is there already, and no demo wrote it", "--to FOLDER"
+    )
     assert (folder / name).read_text() == "mine"
     assert [path.name for path in folder.iterdir()] == [name]
 
@@ -492,9 +538,14 @@ def test_schema_of_labels_is_the_schema_that_is_written(relabel: Callable[..., A
     assert [column["name"] for column in columns] == LABELS.names
 
 
-@pytest.mark.parametrize("arguments", [("status", "job.yaml"), ("schema", "job"), ("status", "absent", "--output", "json"), ("--help",)])
+@pytest.mark.parametrize(
+    "arguments", [("status", "job.yaml"), ("schema", "job"), ("status", "absent", "--output", "json"), ("--help",)]
+)
 def test_reader_that_goes_away_is_met_with_silence(
-    write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Callable[..., Any], arguments: tuple[str, ...]
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    relabel: Callable[..., Any],
+    arguments: tuple[str, ...],
 ) -> None:
     """`relabel status | head -1`, with a head that has gone before the first byte."""
     write_pairs()

@@ -58,7 +58,9 @@ def utc(text: str) -> datetime:
         ("2026-03-29T02:30", "2026-03-28T23:00", "2026-03-29T01:00"),
     ],
 )
-def test_a_time_of_day_is_the_next_moment_at_which_the_clock_shows_it(berlin: None, text: str, now: str, expected: str) -> None:
+def test_a_time_of_day_is_the_next_moment_at_which_the_clock_shows_it(
+    berlin: None, text: str, now: str, expected: str
+) -> None:
     assert datetime.fromtimestamp(until_s(text, utc(now)), UTC) == utc(expected)
 
 
@@ -119,7 +121,10 @@ def test_of_two_deadlines_the_earlier_counts() -> None:
 
 
 def test_a_deadline_states_its_zone(berlin: None) -> None:
-    assert Deadline("--until 06:00", wall_s=utc("2026-11-21T05:00").timestamp()).shown() == "--until 06:00 (2026-11-21 06:00:00 +0100 CET)"
+    assert (
+        Deadline("--until 06:00", wall_s=utc("2026-11-21T05:00").timestamp()).shown()
+        == "--until 06:00 (2026-11-21 06:00:00 +0100 CET)"
+    )
 
 
 def test_a_clock_that_is_set_moves_a_time_of_day_and_no_length(monkeypatch: pytest.MonkeyPatch) -> None:

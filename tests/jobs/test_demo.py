@@ -1,4 +1,6 @@
-"""The demo goes the whole way: its last step, a pulled bundle asked through its own loader, says what its first ones made."""
+"""The demo goes the whole way: its last step, a pulled bundle asked through its own loader, says what its first ones
+made.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def write_tiny_model(path: Path) -> Path:
     torch.manual_seed(1)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     tokenizer.save_pretrained(path)
-    tf.BertModel(tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, pad_token_id=0, **shape)).save_pretrained(path)
+    tf.BertModel(
+        tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=160, pad_token_id=0, **shape)
+    ).save_pretrained(path)
     return path
 
 
@@ -41,7 +45,9 @@ def test_the_demo_labels_trains_exports_measures_publishes_pulls_and_serves(
     assert done.code == 0, done
     found = done.json
     assert found["labels"] == 192
-    assert [step["command"].split()[:2] for step in found["steps"]] == [list(step.words[:2]) for step in steps_of("out/demo", seconds=2)]
+    assert [step["command"].split()[:2] for step in found["steps"]] == [
+        list(step.words[:2]) for step in steps_of("out/demo", seconds=2)
+    ]
     assert {step["exit_code"] for step in found["steps"]} == {0}
     assert found["served_against_scored"] < 1e-4
     assert len(json.loads((folder / "out/demo/answers.json").read_bytes())) == 192

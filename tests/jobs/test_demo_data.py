@@ -108,7 +108,9 @@ def test_readme_states_the_counts():
         cells[0]: [int(cell) for cell in cells[1:]]
         for cells in re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", readme, re.M)
     }
-    expected = {kind: [*(counts[grade] for grade in (0, 1, 2)), sum(counts.values())] for kind, counts in COUNTS.items()}
+    expected = {
+        kind: [*(counts[grade] for grade in (0, 1, 2)), sum(counts.values())] for kind, counts in COUNTS.items()
+    }
     expected["all"] = [sum(column) for column in zip(*expected.values(), strict=True)]
     assert stated == expected
 

@@ -11,7 +11,9 @@ from jobs.cli import main
 from tests.docs.pages import ROOT
 
 READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py"}
-"""What a fault test arms before anything is imported; and what is written for vLLM, which has no other way to be told."""
+"""What a fault test arms before anything is imported; and what is written for vLLM, which has no
+other way to be told.
+"""
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,9 @@ READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py"}
         ({}, None),
     ],
 )
-def test_a_region_counts_by_either_of_its_names(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: str | None) -> None:
+def test_a_region_counts_by_either_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: str | None
+) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.setenv(name, "put back")  # so that what `main` sets is taken away again
         monkeypatch.delenv(name)

@@ -1,6 +1,8 @@
-"""NaN and infinity are no number of ours: every option and every key of a spec that takes a number refuses them, and names itself.
+"""NaN and infinity are no number of ours: every option and every key of a spec that takes a number refuses them, and
+names itself.
 
-Made from the table of commands and from the models of all spec files, so that a new option or key is held to it. Infinity means something
+Made from the table of commands and from the models of all spec files, so that a new option or key is held to it.
+Infinity means something
 nowhere: limits that may be left off are left out, or 0.
 """
 
@@ -21,7 +23,12 @@ from tests.spec_models import spec_models
 
 TEXTS = ["nan", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e400"]
 NUMBERS = [math.nan, math.inf, -math.inf]
-SHAPES: list[Callable[[Any], Any]] = [lambda one: one, lambda one: [one], lambda one: {"key": one}, lambda one: {"key": {"inner": [one]}}]
+SHAPES: list[Callable[[Any], Any]] = [
+    lambda one: one,
+    lambda one: [one],
+    lambda one: {"key": one},
+    lambda one: {"key": {"inner": [one]}},
+]
 FINITE = [0.5, 1, 10.0]
 
 
@@ -44,7 +51,10 @@ OPTIONS = list(options())
 def keys() -> list[tuple[type[Spec], str]]:
     """Every key of a spec that takes a number with a point, alone, in a list or in a mapping, or anything at all."""
     return [
-        (model, name) for model in spec_models() for name in model.model_fields if any(accepts(model, name, one) for one in shaped(FINITE))
+        (model, name)
+        for model in spec_models()
+        for name in model.model_fields
+        if any(accepts(model, name, one) for one in shaped(FINITE))
     ]
 
 
@@ -57,14 +67,21 @@ def accepts(model: type[Spec], key: str, value: Any) -> bool:
     try:
         model.model_validate({key: value})
     except ValidationError as exc:
-        return all(error["loc"][:1] != (key,) for error in exc.errors(include_input=False)) and all(error["loc"] for error in exc.errors())
+        return all(error["loc"][:1] != (key,) for error in exc.errors(include_input=False)) and all(
+            error["loc"] for error in exc.errors()
+        )
     return True
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(("words", "option"), OPTIONS, ids=lambda one: one if isinstance(one, str) else " ".join(one))
-def test_an_option_refuses_it_and_is_named(relabel: Callable[..., Any], words: tuple[str, ...], option: str, text: str) -> None:  # noqa: F811
+def test_an_option_refuses_it_and_is_named(
+    relabel: Callable[..., Any],  # noqa: F811
+    words: tuple[str, ...],
+    option: str,
+    text: str,
+) -> None:
     done = relabel(*words, f"{option}={text}", *needed(words))
     done.refused(2, option)
 
@@ -82,7 +99,13 @@ def test_the_table_has_options_with_numbers_and_the_models_have_keys() -> None:
     assert (("bench",), "--slo-ms") in OPTIONS
     assert (("pull",), "--watch") in OPTIONS
     found = {f"{model.__name__}.{key}" for model, key in keys()}
-    assert {"LossSection.temperature", "BenchSpec.rates", "EngineSpec.chat_template_kwargs", "VllmArgs.extra", "SplitSection.dev"} <= found
+    assert {
+        "LossSection.temperature",
+        "BenchSpec.rates",
+        "EngineSpec.chat_template_kwargs",
+        "VllmArgs.extra",
+        "SplitSection.dev",
+    } <= found
 
 
 @pytest.mark.parametrize("model", spec_models(), ids=lambda model: f"{model.__module__}.{model.__qualname__}")

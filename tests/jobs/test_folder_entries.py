@@ -1,8 +1,8 @@
-"""Every kind of entry in a folder of tables × every place of a command that takes such a folder: it is read, left out by a rule, or refused
-by its name with exit 3; never a traceback, never rows that are lost without a word.
+"""Every kind of entry in a folder of tables × every place of a command that takes such a folder: it is read, left out
+by a rule, or refused by its name with exit 3; never a traceback, never rows that are lost without a word.
 
-Places come from the table of commands: each that takes a path has to be named here, as a reader of tables or as none, so that a new one is
-covered at birth. Those that look at a student first are tried with `RELABEL_FAULTS=full`.
+Places come from the table of commands: each that takes a path has to be named here, as a reader of tables or as none,
+so that a new one is covered at birth. Those that look at a student first are tried with `RELABEL_FAULTS=full`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ LINES = {
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "report gold": ("report out/ecom --gold {folder} --to {out}.html", "a folder, and a file is wanted"),
-    "pairs cited answers": ("pairs cited {folder} --docs pairs.parquet --to {out}.parquet --answers-per-query 4", "Wrote {rows} pairs"),
-    "pairs cited docs": ("pairs cited answers.parquet --docs {folder} --to {out}.parquet --answers-per-query 4", "Wrote {rows} pairs"),
+    "pairs cited answers": (
+        "pairs cited {folder} --docs pairs.parquet --to {out}.parquet --answers-per-query 4",
+        "Wrote {rows} pairs",
+    ),
+    "pairs cited docs": (
+        "pairs cited answers.parquet --docs {folder} --to {out}.parquet --answers-per-query 4",
+        "Wrote {rows} pairs",
+    ),
     "pairs context pairs_file": ("pairs context {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "{rows} distinct"),
 }
@@ -59,12 +65,29 @@ NO_PATHS = {
     "COL",
     "COL=VALUE",
 }
-NO_PATHS |= {"OLD=NEW,...", "K,...", "TEXT", "LIST", "COLUMN", "MAP", "SPDX", "M.N", "ID", "VERSION", "CHANNEL", "MODEL"}
+NO_PATHS |= {
+    "OLD=NEW,...",
+    "K,...",
+    "TEXT",
+    "LIST",
+    "COLUMN",
+    "MAP",
+    "SPDX",
+    "M.N",
+    "ID",
+    "VERSION",
+    "CHANNEL",
+    "MODEL",
+}
 NO_TABLES = {
-    "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench to, merge to, "
+    "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench "
+    "to, merge to, "
     "export to, build-engine to, pairs cited to, pairs context to, convert target",
-    "outputs of runs": "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths",
-    "students, bundles and stores": "score student, export student, bench student, bench bundle, bench against, build-engine bundle, "
+    "outputs of runs": (
+        "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
+    ),
+    "students, bundles and stores": "score student, export student, bench student, bench bundle, bench against, "
+    "build-engine bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "what a bundle that runs is measured on, read as by export": "bench pairs",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
@@ -75,7 +98,11 @@ def graded() -> pa.Table:
     """The world's pairs, each also as an answer that cites its document."""
     table = pq.read_table("pairs.parquet")
     cited = pa.array([[doc] for doc in table["doc_id"].to_pylist()])
-    return table.append_column("answer_id", table["doc_id"]).append_column("cited", cited).append_column("candidates", cited)
+    return (
+        table.append_column("answer_id", table["doc_id"])
+        .append_column("cited", cited)
+        .append_column("candidates", cited)
+    )
 
 
 def data(path: Path, start: int) -> None:
@@ -142,7 +169,9 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any], bool | str]] = {
     "hidden by .": (".x.parquet", os.mkfifo, False),
     "other suffix": ("x.csv", os.mkfifo, False),
 }
-"""Name, how it is made, and what becomes of it: its rows are read, they are left out by a rule, or what the refusal names."""
+"""Name, how it is made, and what becomes of it: its rows are read, they are left out by a rule, or what the refusal
+names.
+"""
 
 
 def test_every_place_that_takes_a_path_is_known_as_a_reader_of_tables_or_as_none() -> None:
@@ -150,7 +179,9 @@ def test_every_place_that_takes_a_path_is_known_as_a_reader_of_tables_or_as_none
         f"{words} {param.name}"
         for words, command in commands()
         for param in command.params
-        if isinstance(param.type, click.types.StringParamType) and not getattr(param, "is_flag", False) and param.metavar not in NO_PATHS
+        if isinstance(param.type, click.types.StringParamType)
+        and not getattr(param, "is_flag", False)
+        and param.metavar not in NO_PATHS
     }
     known = [*LINES, *LATER, *(name.strip() for names in NO_TABLES.values() for name in names.split(","))]
     assert sorted(known) == sorted(places)
@@ -171,7 +202,12 @@ def line_of(place: str, folder: Path) -> list[str]:
     """The command's line for a folder, with a job and a spec that name it."""
     job = {**JOB, "input": {**JOB["input"], "path": "in"}, "output": "out", "shards": 1}
     (folder.parent / "job.yaml").write_text(yaml.safe_dump(job))
-    spec = {**yaml.safe_load(STUDENT), "labels": ["../out/ecom"], "gold": {"path": "in", "grade": "grade"}, "output": "student"}
+    spec = {
+        **yaml.safe_load(STUDENT),
+        "labels": ["../out/ecom"],
+        "gold": {"path": "in", "grade": "grade"},
+        "output": "student",
+    }
     spec["student"]["model"] = "../student"
     (folder.parent / "spec.yaml").write_text(yaml.safe_dump(spec))
     pq.write_table(graded(), "answers.parquet")

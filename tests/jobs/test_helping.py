@@ -27,7 +27,9 @@ from tests.jobs.conftest import Outcome
 
 
 @pytest.fixture
-def planned(folder: Path, write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Callable[..., Outcome]) -> str:
+def planned(
+    folder: Path, write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Callable[..., Outcome]
+) -> str:
     """A planned job of two shards with three chunks each."""
     write_pairs()
     job = write_job({"shards": 2})
@@ -78,7 +80,9 @@ def test_a_helper_leaves_the_front_to_the_holder_and_asks_each_chunk_once(
 
 
 @pytest.fixture
-def one_shard(folder: Path, pairs: list[dict[str, Any]], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> OpenRun:
+def one_shard(
+    folder: Path, pairs: list[dict[str, Any]], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> OpenRun:
     """A plan of 240 chunks in one shard."""
     write_pairs([{**pairs[0], "doc_id": f"d{number}"} for number in range(240)])
     return open_run(load_job(write_job({"shards": 1, "run": {"chunk_rows": 1}})))
@@ -130,8 +134,9 @@ def test_a_chunk_is_taken_only_where_its_holders_pace_says_that_waiting_is_longe
 def test_the_time_since_the_last_commit_is_part_of_a_gap_and_not_the_pace(
     one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch, every_s: float, helps_at_s: float | None
 ) -> None:
-    """Of two open chunks one comes every so often. Just before the second commit the time over one commit is twice the pace: the chunk
-    that is about to come would be asked in vain. A holder that is truly slower is helped."""
+    """Of two open chunks one comes every so often. Just before the second commit the time over one commit is twice the
+    pace: the chunk that is about to come would be asked in vain. A holder that is truly slower is helped.
+    """
     clock = [1000.0]
     monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     lock = shard_lock(one_shard.store, 0)
@@ -148,7 +153,9 @@ def test_the_time_since_the_last_commit_is_part_of_a_gap_and_not_the_pace(
     lock.release()
 
 
-def test_a_claim_whose_worker_is_dead_holds_nobody_up_for_ever(one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_whose_worker_is_dead_holds_nobody_up_for_ever(
+    one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [1000.0]
     monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     dead, other, third = (helper(one_shard, number) for number in range(3))
@@ -175,15 +182,25 @@ def test_a_claim_of_a_process_that_is_gone_counts_no_more(one_shard: OpenRun) ->
 
 
 @pytest.mark.parametrize(
-    ("price", "run", "helps"), [(None, {}, True), (0.1, {}, False), (0.1, {"help": True}, True), (None, {"help": False}, False)]
+    ("price", "run", "helps"),
+    [(None, {}, True), (0.1, {}, False), (0.1, {"help": True}, True), (None, {"help": False}, False)],
 )
 def test_where_an_engine_is_paid_by_the_token_nobody_helps_unless_told_to(
-    folder: Path, write_pairs: Callable[..., Path], write_job: Callable[..., str], price: float | None, run: dict[str, Any], helps: bool
+    folder: Path,
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    price: float | None,
+    run: dict[str, Any],
+    helps: bool,
 ) -> None:
     write_pairs()
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
-    engine: dict[str, Any] = {"name": "openai", "model": str(folder), "args": {"base_url": "http://127.0.0.1:9/v1", "served_model": "m"}}
+    engine: dict[str, Any] = {
+        "name": "openai",
+        "model": str(folder),
+        "args": {"base_url": "http://127.0.0.1:9/v1", "served_model": "m"},
+    }
     engine["args"] |= {"price_per_million_input": price} if price else {}
     opened = open_run(load_job(write_job({"engine": engine, "run": {"chunk_rows": 4, **run}})))
     session = sessions.Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress(), helps=True)
@@ -200,7 +217,9 @@ def test_with_shard_what_another_holds_is_left_alone(
     assert not [name for name in receipts(folder) if name.startswith("shard-00001")]
 
 
-def test_a_helper_that_finds_nothing_open_has_nothing_to_do(folder: Path, planned: str, relabel: Callable[..., Outcome]) -> None:
+def test_a_helper_that_finds_nothing_open_has_nothing_to_do(
+    folder: Path, planned: str, relabel: Callable[..., Outcome]
+) -> None:
     assert relabel("run", planned).code == 0
     lock = shard_lock(LocalRunStore(folder / "out/ecom"), 1)
     lock.acquire()

@@ -1,4 +1,6 @@
-"""What may become of an input while it is labelled: the worker is killed, the file becomes a folder or the folder a file."""
+"""What may become of an input while it is labelled: the worker is killed, the file becomes a folder or the folder a
+file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Cli = Callable[..., Outcome]
 WriteJob = Callable[..., str]
 
 
-@pytest.mark.parametrize(("point", "is_kept"), [("before_reading", False), ("after_reading", True), ("before_receipt", True)])
+@pytest.mark.parametrize(
+    ("point", "is_kept"), [("before_reading", False), ("after_reading", True), ("before_receipt", True)]
+)
 def test_a_kill_between_reading_a_row_group_and_committing_its_rows(
     relabel: Cli, write_job: WriteJob, folder: Path, point: str, is_kept: bool
 ) -> None:
@@ -38,7 +42,12 @@ def test_a_kill_between_reading_a_row_group_and_committing_its_rows(
     job = write_job({"shards": 1})
     line = [sys.executable, "-m", "jobs", "run", str(folder / job)]
     killed = subprocess.run(
-        line, cwd=Path(__file__).parents[2], env={**os.environ, "RELABEL_FAILPOINT": point}, capture_output=True, timeout=90, check=False
+        line,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "RELABEL_FAILPOINT": point},
+        capture_output=True,
+        timeout=90,
+        check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert list(Path("out/ecom/receipts").rglob("*.json")) == []
@@ -49,7 +58,11 @@ def test_a_kill_between_reading_a_row_group_and_committing_its_rows(
         write()
     assert relabel("run", job).code == 0
     assert relabel("verify", job).code == 0
-    letters = {pair.document[0] for pair in load_labels(LabelSource(path="out/ecom"), allow_over_limit=False).pairs if pair.row_id < GROUP}
+    letters = {
+        pair.document[0]
+        for pair in load_labels(LabelSource(path="out/ecom"), allow_over_limit=False).pairs
+        if pair.row_id < GROUP
+    }
     assert letters == {"a" if is_kept else "b"}
 
 
@@ -89,7 +102,9 @@ def test_a_file_that_becomes_a_folder_between_two_shards_is_known_by_what_it_hol
 
 
 @pytest.mark.parametrize("change", [into_folder, into_file, "gone"])
-def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(folder: Path, change: Callable[[Path], None] | str) -> None:
+def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(
+    folder: Path, change: Callable[[Path], None] | str
+) -> None:
     data = Path("data.parquet")
     write(data)
     if change is into_file:
@@ -108,8 +123,12 @@ def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(
 
 
 @pytest.mark.parametrize("is_scattered", [False, True], ids=["together", "scattered"])
-def test_a_million_shards_over_ten_rows_cost_what_ten_do(relabel: Cli, write_job: WriteJob, folder: Path, is_scattered: bool) -> None:
-    """By CPU time, so that a busy machine does not tell: 0.1 s for both commands in a process that has its modules (2026-11-22)."""
+def test_a_million_shards_over_ten_rows_cost_what_ten_do(
+    relabel: Cli, write_job: WriteJob, folder: Path, is_scattered: bool
+) -> None:
+    """By CPU time, so that a busy machine does not tell: 0.1 s for both commands in a process that has its modules
+    (2026-11-22).
+    """
     write(scattered=is_scattered)
     job = write_job({"shards": 1_000_000, "input": {"limit": 10}})
     start_s = time.process_time()

@@ -75,14 +75,18 @@ def told(path: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize(("changes", "key", "meant"), TYPOS)
-def test_typo_is_an_error_that_names_the_nearest_key(write_job: Callable[..., str], changes: dict[str, Any], key: str, meant: str) -> None:
+def test_typo_is_an_error_that_names_the_nearest_key(
+    write_job: Callable[..., str], changes: dict[str, Any], key: str, meant: str
+) -> None:
     message = told(write_job(changes))
     assert message.startswith("job.yaml")
     assert f"unknown key `{key}`: did you mean `{meant}`?" in message
 
 
 def test_key_like_no_other_lists_the_known_keys(write_job: Callable[..., str]) -> None:
-    assert "unknown key `run.zzz`: known keys are chunk_rows, max_failed_fraction" in told(write_job({"run": {"zzz": 1}}))
+    assert "unknown key `run.zzz`: known keys are chunk_rows, max_failed_fraction" in told(
+        write_job({"run": {"zzz": 1}})
+    )
 
 
 @pytest.mark.parametrize(("changes", "got", "wanted"), WRONG)
@@ -117,7 +121,9 @@ def test_missing_section_is_named(write_job: Callable[..., str], section: str) -
         ("engine", "zzz", 'No engine "zzz"'),
     ],
 )
-def test_unknown_name_lists_the_known_and_the_nearest(write_job: Callable[..., str], kind: str, name: str, wanted: str) -> None:
+def test_unknown_name_lists_the_known_and_the_nearest(
+    write_job: Callable[..., str], kind: str, name: str, wanted: str
+) -> None:
     assert wanted in told(write_job({kind: {"name": name}}))
 
 
@@ -125,7 +131,10 @@ def test_unknown_name_lists_the_known_and_the_nearest(write_job: Callable[..., s
     ("text", "parts"),
     [
         ("name: a\nshards: 2\nshards: 3\n", ("line 3, column 1", "the key `shards` stands twice")),
-        ("name: a\nengine:\n  seed: 1\n  seed: 2\n", ("line 4, column 3", "the key `seed` stands twice, in lines 3 and 4")),
+        (
+            "name: a\nengine:\n  seed: 1\n  seed: 2\n",
+            ("line 4, column 3", "the key `seed` stands twice, in lines 3 and 4"),
+        ),
         ("name: a\ninput: [pairs.parquet\nshards: 2\n", ("line 3", "not YAML")),
         ("name: a\n\tshards: 2\n", ("line 2", "not YAML")),
         ("name: 'a\n", ("not YAML", "quoted scalar")),
@@ -133,7 +142,10 @@ def test_unknown_name_lists_the_known_and_the_nearest(write_job: Callable[..., s
         ("shards: !!int x\n", ("line 1, column 9", "'x' is no int")),
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
         ("[" * 999, ("not YAML", "nested too deeply")),
-        ("- name: a\n", ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list")),
+        (
+            "- name: a\n",
+            ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list"),
+        ),
         ("just words\n", ("want a mapping", "got str")),
         ("", ("is empty", "relabel init")),
         ("# only words\n", ("is empty",)),
@@ -160,7 +172,9 @@ def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, 
         assert part in message
 
 
-@pytest.mark.parametrize(("changes", "where"), [({1: 2}, "job.yaml: unknown key `1`"), ({"run": {1: 2}}, "unknown key `run.1`")])
+@pytest.mark.parametrize(
+    ("changes", "where"), [({1: 2}, "job.yaml: unknown key `1`"), ({"run": {1: 2}}, "unknown key `run.1`")]
+)
 def test_a_key_that_is_no_text_is_refused(write_job: Callable[..., str], changes: dict[Any, Any], where: str) -> None:
     assert where in told(write_job(changes))
 
@@ -206,7 +220,9 @@ def test_flag_wins_over_variable_over_file_over_default(write_job: Callable[...,
 
 def test_a_value_from_outside_the_file_is_read_as_yaml(write_job: Callable[..., str]) -> None:
     spec = load_job(
-        write_job(), environment={"RELABEL_INPUT__COLUMNS__DOCUMENT": "[body]"}, overrides=["input.limit=null", "engine.args={p_slow: 0.5}"]
+        write_job(),
+        environment={"RELABEL_INPUT__COLUMNS__DOCUMENT": "[body]"},
+        overrides=["input.limit=null", "engine.args={p_slow: 0.5}"],
     ).spec
     assert spec.input.columns.document == ("body",)
     assert spec.input.limit is None
@@ -214,7 +230,8 @@ def test_a_value_from_outside_the_file_is_read_as_yaml(write_job: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "name", ["RELABEL_SHARD_COUNT", "RELABEL_FAILPOINT", "RELABEL_PORT_80_TCP", "RELABEL", "relabel_engine__seed", "RELABEL_"]
+    "name",
+    ["RELABEL_SHARD_COUNT", "RELABEL_FAILPOINT", "RELABEL_PORT_80_TCP", "RELABEL", "relabel_engine__seed", "RELABEL_"],
 )
 def test_variables_that_set_nothing_of_a_job_are_left_alone(write_job: Callable[..., str], name: str) -> None:
     path = write_job()
@@ -233,8 +250,12 @@ def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callabl
     assert "`engine` = 'fake'" in told(write_job(), environment={"RELABEL_ENGINE": "fake"})
 
 
-@pytest.mark.parametrize("key", ["storage_options.s3", "storage_option.s3", " storage_options.s3", "Storage_Options.s3"])
-def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip(write_job: Callable[..., str], key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["storage_options.s3", "storage_option.s3", " storage_options.s3", "Storage_Options.s3"]
+)
+def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip(
+    write_job: Callable[..., str], key: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         load_job(write_job(), overrides=[f"{key}.secret=hunter2", "shards=0"], environment={})
     assert "hunter2" not in str(error.value)
@@ -243,7 +264,8 @@ def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip
 
 @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
 @pytest.mark.parametrize(
-    "key", ["cost_per_gpu_hour", "run.max_failed_fraction", "run.lease_s", "labeler.temperature", "engine.args.latency_s"]
+    "key",
+    ["cost_per_gpu_hour", "run.max_failed_fraction", "run.lease_s", "labeler.temperature", "engine.args.latency_s"],
 )
 def test_a_number_that_is_none_is_refused(write_job: Callable[..., str], key: str, number: str) -> None:
     with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
@@ -269,7 +291,9 @@ def test_schema_accepts_the_job_the_template_and_short_forms(
 ) -> None:
     job_schema_check.validate(read_job(write_job()))
     job_schema_check.validate(read_job(str(TEMPLATE)))
-    job_schema_check.validate(read_job(write_job({"input": {"path": ["a.parquet", "b"], "columns": {"document": "body"}}})))
+    job_schema_check.validate(
+        read_job(write_job({"input": {"path": ["a.parquet", "b"], "columns": {"document": "body"}}}))
+    )
 
 
 @pytest.mark.parametrize("labeler", ["graph-grpo", "r3a", "direct"])
@@ -289,7 +313,14 @@ def test_schema_rejects_a_typo_at_each_level(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"labeler": {"name": "r3"}}, {"engine": {"name": "fale"}}, {"shards": 0}, {"input": None}, {"engine": {"name": None}}]
+    "changes",
+    [
+        {"labeler": {"name": "r3"}},
+        {"engine": {"name": "fale"}},
+        {"shards": 0},
+        {"input": None},
+        {"engine": {"name": None}},
+    ],
 )
 def test_schema_rejects_unknown_names_bad_values_and_missing_sections(
     write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, changes: dict[str, Any]
@@ -302,7 +333,9 @@ def test_schema_is_whole_json_with_a_description_for_each_field() -> None:
     assert set(schema["required"]) == {"name", "input", "labeler", "engine", "output"}
     for model in schema["$defs"].values():
         for name, field in model.get("properties", {}).items():
-            assert "description" in field or name in {"name", "args"}, f"{model.get('title')}.{name} says nothing of itself"
+            assert "description" in field or name in {"name", "args"}, (
+                f"{model.get('title')}.{name} says nothing of itself"
+            )
 
 
 def test_every_yaml_of_the_repository_loads() -> None:

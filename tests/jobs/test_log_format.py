@@ -33,9 +33,16 @@ def call(folder: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
 
     def run(*arguments: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | variables
-        program = "import jobs.running.progress; jobs.running.progress.LINE_EVERY_S = 0.0; from jobs.cli import main; main()"
+        program = (
+            "import jobs.running.progress; jobs.running.progress.LINE_EVERY_S = 0.0; from jobs.cli import main; main()"
+        )
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", program, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         return done.returncode, lines_of(done.stderr), done.stdout
 
@@ -46,8 +53,16 @@ def test_every_line_of_a_run_is_an_object_with_job_shard_and_counts(
     call: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
 ) -> None:
     write_pairs()
-    path = write_job({"engine": {"args": {"batch": 2, "p_garbage": 0.3}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}})
-    code, lines, out = call("run", path, "--shard", "0/1", "--log-format", "json", "--metrics", "absent/m.prom", "--for", "1h")
+    path = write_job(
+        {
+            "engine": {"args": {"batch": 2, "p_garbage": 0.3}},
+            "labeler": {"attempts": 1},
+            "run": {"max_failed_fraction": 1.0},
+        }
+    )
+    code, lines, out = call(
+        "run", path, "--shard", "0/1", "--log-format", "json", "--metrics", "absent/m.prom", "--for", "1h"
+    )
     assert code == 0
     assert "labelled" in out
     events = [line["event"] for line in lines]
@@ -61,12 +76,17 @@ def test_every_line_of_a_run_is_an_object_with_job_shard_and_counts(
 
 
 def test_the_variable_does_as_the_flag_and_the_flag_wins(
-    call: Callable[..., Any], relabel: Callable[..., Any], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    call: Callable[..., Any],
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = write_job({"input": {"path": "absent.parquet"}})
     code, lines, _ = call("run", path, RELABEL_LOG_FORMAT="json")
     assert code == 3
-    assert [(line["level"], line["event"], line["error"], line["exit_code"]) for line in lines] == [("error", "error", "InputError", 3)]
+    assert [(line["level"], line["event"], line["error"], line["exit_code"]) for line in lines] == [
+        ("error", "error", "InputError", 3)
+    ]
     monkeypatch.setenv("RELABEL_LOG_FORMAT", "json")
     assert relabel("run", path, "--log-format", "text").err.startswith("relabel: ")
     monkeypatch.setenv("RELABEL_LOG_FORMAT", "xml")
@@ -83,7 +103,12 @@ def test_the_variable_does_as_the_flag_and_the_flag_wins(
     ],
 )
 def test_what_goes_wrong_early_is_one_object_too(
-    relabel: Callable[..., Any], write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, event: str
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    event: str,
 ) -> None:
     monkeypatch.setenv("RELABEL_LOG_FORMAT", "json")
     write_job()
@@ -109,7 +134,8 @@ def test_a_traceback_stays_within_one_line(
 def test_what_others_print_becomes_objects_and_threads_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
     with log_format.json_lines():
         threads = [
-            threading.Thread(target=lambda name=name: [print(f"{name} says {n}", file=sys.stderr) for n in range(200)]) for name in "abc"
+            threading.Thread(target=lambda name=name: [print(f"{name} says {n}", file=sys.stderr) for n in range(200)])
+            for name in "abc"
         ]
         for thread in threads:
             thread.start()

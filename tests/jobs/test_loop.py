@@ -292,7 +292,13 @@ def test_a_crash_of_the_engine_surfaces_and_committed_chunks_stay() -> None:
     committed: list[ChunkWork] = []
     works = chunks_of(3, 3, 3, 3)
     loop = RunLoop(
-        TwoStage(), LabelerOptions(name="x"), Dies(good), lambda work: not committed.append(work), seed=1, progress=Progress(), stop=Stop()
+        TwoStage(),
+        LabelerOptions(name="x"),
+        Dies(good),
+        lambda work: not committed.append(work),
+        seed=1,
+        progress=Progress(),
+        stop=Stop(),
     )
     with pytest.raises(EngineCrashError):
         loop.run(iter(works))
@@ -323,7 +329,9 @@ def test_stage_counts_of_all_chunks_add_up_to_the_requests() -> None:
 def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.running.loop.SHARED_ANSWERS_KEPT", 5)
     engine = Scripted(good)
-    loop = RunLoop(TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop())
+    loop = RunLoop(
+        TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop()
+    )
     loop.run(_many(200))
     assert len(loop._shared) <= 6
     assert [request.ask.stage for request in engine.seen].count("intent") == 200
@@ -331,7 +339,10 @@ def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 def _many(queries: int) -> Iterator[ChunkWork]:
     for number in range(queries):
-        yield ChunkWork(ChunkId(0, number), [Pair(number * 2 + k, f"q{number}", f"query {number}", "d", f"doc {k}") for k in range(2)])
+        yield ChunkWork(
+            ChunkId(0, number),
+            [Pair(number * 2 + k, f"q{number}", f"query {number}", "d", f"doc {k}") for k in range(2)],
+        )
 
 
 def test_an_engine_that_has_nothing_yet_is_polled_again() -> None:
@@ -382,7 +393,14 @@ def test_input_that_fails_midway_is_told_after_the_chunks_before_it_are_committe
 def test_numbers_that_are_no_probabilities_never_become_a_grade(found: Distribution) -> None:
     class OneDecision(TwoStage):
         def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
-            ask = Ask("score", (Message("user", ("x",)),), None, 0, (Decision("score", "<score>", ("0", "1", "2")),), "<score>")
+            ask = Ask(
+                "score",
+                (Message("user", ("x",)),),
+                None,
+                0,
+                (Decision("score", "<score>", ("0", "1", "2")),),
+                "<score>",
+            )
             answer = yield ask
             if answer.finish == "error":
                 raise VerdictError("engine", answer.detail)

@@ -96,17 +96,25 @@ def test_quarantine_stands_by_status_and_as_a_share(
 
 
 def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
-    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    write_pairs: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jobs.running.metrics.WRITE_EVERY_S", 0.0)
     write_pairs()
     done = relabel("run", write_job(), "--metrics", "absent/folder/m.prom")
     assert done.code == 0
-    assert done.err.count("--metrics absent/folder/m.prom: can't be written (No such file or directory); going on without") == 1
+    assert (
+        done.err.count("--metrics absent/folder/m.prom: can't be written (No such file or directory); going on without")
+        == 1
+    )
 
 
 @pytest.mark.parametrize("name", [".", "/", "folder"])
-def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing_behind(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing_behind(
+    folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "folder").mkdir()
     before = sorted(path.name for path in folder.iterdir())
     with caplog.at_level(logging.WARNING):

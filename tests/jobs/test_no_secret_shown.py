@@ -1,8 +1,8 @@
 """Every command × every place that a secret may stand in: it is on neither stream, and in no file that was written.
 
-Places come from the table of commands, the models of specs and the variables that the code names, so that a new one is covered at birth.
-An ordinary run tries one form of a secret at each place, `RELABEL_FAULTS=full` every form, or four where the commands themselves get it;
-`long` every form there too.
+Places come from the table of commands, the models of specs and the variables that the code names, so that a new one is
+covered at birth. An ordinary run tries one form of a secret at each place, `RELABEL_FAULTS=full` every form, or four
+where the commands themselves get it; `long` every form there too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ GIVEN = "Correct.horse/77 battery+staple%Kw"
 BODY = base64.b64encode(bytes(range(100, 132))).decode()
 DER = "MC4CAQAwBQYDK2VwBCIEI" + BODY[:43]
 PEM = f"-----BEGIN PRIVATE KEY-----\n{DER}\n-----END PRIVATE KEY-----\n"
-TELLTALES = [CORE[i : i + 6] for i in range(len(CORE) - 5)] + [GIVEN[8:16], GIVEN[20:28], BODY[8:16], BODY[20:28], DER[24:34]]
+TELLTALES = [CORE[i : i + 6] for i in range(len(CORE) - 5)] + [
+    GIVEN[8:16],
+    GIVEN[20:28],
+    BODY[8:16],
+    BODY[20:28],
+    DER[24:34],
+]
 
 FORMS = {
     "password": f"s3://AKIAPLANTED:{CORE}@bucket/models/ecom@stable",
@@ -92,7 +98,9 @@ BASES = {
     "doctor": "job.yaml",
     "demo": "--engine fake --to pairs.parquet",
 }
-"""What a command is called with beside the probe; a command that is not here gets the job file for all that it wants."""
+"""What a command is called with beside the probe; a command that is not here gets the job file for
+all that it wants.
+"""
 
 
 class Shown(NamedTuple):
@@ -195,7 +203,12 @@ def commands(group: click.Group = root, path: tuple[str, ...] = ()) -> Iterator[
 
 def places() -> list[tuple[str, str]]:
     """Every argument and every option with a value of every command."""
-    return [(words, str(param.name)) for words, command in commands() for param in command.params if not getattr(param, "is_flag", False)]
+    return [
+        (words, str(param.name))
+        for words, command in commands()
+        for param in command.params
+        if not getattr(param, "is_flag", False)
+    ]
 
 
 def line_with(words: str, name: str, value: str, number: int) -> list[str]:
@@ -203,7 +216,11 @@ def line_with(words: str, name: str, value: str, number: int) -> list[str]:
     command = dict(commands())[words]
     base = BASES.get(words)
     if base is None:
-        base = " ".join("job.yaml" if isinstance(p, click.Argument) else f"{p.opts[0]} job.yaml" for p in command.params if p.required)
+        base = " ".join(
+            "job.yaml" if isinstance(p, click.Argument) else f"{p.opts[0]} job.yaml"
+            for p in command.params
+            if p.required
+        )
     given = command.make_context(words, shlex.split(base.format(n=f"{number:04d}")), resilient_parsing=True).params
     line, arguments = words.split(), []
     for param in command.params:
@@ -243,7 +260,9 @@ def test_a_secret_at_any_argument_or_option_is_shown_nowhere(world: World, words
 
 @pytest.mark.parametrize("words", BASES)
 def test_the_door_holds_where_no_argument_is_refused(world: World, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """The commands themselves get the secret, so that what each of them says of it is seen; files may hold what names them."""
+    """The commands themselves get the secret, so that what each of them says of it is seen; files may hold what names
+    them.
+    """
     monkeypatch.setattr("jobs.cli.refuse_secret_arguments", lambda _: None)
     leaks = []
     for index, name, form in probes_of(words, few=4):
@@ -262,7 +281,14 @@ def probes_of(words: str, *, few: int = 16) -> Iterator[tuple[int, str, str]]:
 
 @pytest.mark.parametrize("form", ["password", "slash", "blank", "token", "jwt", "query", "chain", "named"])
 def test_a_url_with_a_secret_is_refused_before_a_command_sees_it(world: World, form: str) -> None:
-    for words, name in [("publish", "url"), ("list", "url"), ("convert", "source"), ("compare", "a"), ("run", "metrics"), ("init", "path")]:
+    for words, name in [
+        ("publish", "url"),
+        ("list", "url"),
+        ("convert", "source"),
+        ("compare", "a"),
+        ("run", "metrics"),
+        ("init", "path"),
+    ]:
         shown = world.call(*line_with(words, name, FORMS[form], 9999))
         assert shown.code == 3
         assert "holds a password, token or signature" in shown.text
@@ -282,7 +308,11 @@ def keys_of(model: type[BaseModel], before: str = "") -> Iterator[str]:
 
 
 def _parts(annotation: Any) -> list[Any]:
-    return [annotation, typing.get_origin(annotation), *(part for one in typing.get_args(annotation) for part in _parts(one))]
+    return [
+        annotation,
+        typing.get_origin(annotation),
+        *(part for one in typing.get_args(annotation) for part in _parts(one)),
+    ]
 
 
 def job_keys() -> list[str]:
@@ -351,9 +381,13 @@ def test_a_variable_with_a_secret_is_refused_in_a_spec_by_its_name_or_its_look(
         assert not Path("x").exists()
 
 
-def test_storage_options_take_such_a_variable_and_show_it_nowhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_options_take_such_a_variable_and_show_it_nowhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGPASSWORD", CORE)
-    shown = world.call("run", "job.yaml", "--set", "storage_options.memory.password=${env.PGPASSWORD}", "--set", "output=memory://b/o")
+    shown = world.call(
+        "run", "job.yaml", "--set", "storage_options.memory.password=${env.PGPASSWORD}", "--set", "output=memory://b/o"
+    )
     assert "looks like a secret" not in shown.text
     assert shown.leaks == []
 
@@ -361,14 +395,21 @@ def test_storage_options_take_such_a_variable_and_show_it_nowhere(world: World, 
 def variables() -> list[str]:
     """Every variable that the code names, and one for each first key of a spec."""
     folders = ("jobs", "export", "labelers", "distill", "manifests")
-    code = "".join(path.read_text() for folder in folders for path in (Path(__file__).parents[2] / folder).rglob("*.py"))
+    code = "".join(
+        path.read_text() for folder in folders for path in (Path(__file__).parents[2] / folder).rglob("*.py")
+    )
     named = set(re.findall(r"\"((?:RELABEL|SLURM|AWS|RAY|JOB|CUDA|HF|VLLM)_[A-Z0-9_]*[A-Z0-9])\"", code))
     return sorted(named | {f"RELABEL_{key.upper()}" for key in (*JobSpec.model_fields, *DistillSpec.model_fields)})
 
 
 def test_a_secret_in_any_variable_is_shown_nowhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     leaks = []
-    lines = ["run job.yaml --shard auto", "publish bundle store", "pull store/ecom made/by-variable", "distill student.yaml --done-ok"]
+    lines = [
+        "run job.yaml --shard auto",
+        "publish bundle store",
+        "pull store/ecom made/by-variable",
+        "distill student.yaml --done-ok",
+    ]
     for index, name in enumerate(variables()):
         for form in forms_for(index):
             line = lines[world.calls % len(lines)]
@@ -415,7 +456,9 @@ def test_a_crash_of_ours_and_words_of_libraries_show_no_secret(
         try:
             raise ValueError(f"{GIVEN!r} is no number")
         except ValueError as exc:
-            raise RuntimeError(f"Authorization: Basic {base64.b64encode(b'me:' + CORE.encode()).decode()} {PEM}") from exc
+            raise RuntimeError(
+                f"Authorization: Basic {base64.b64encode(b'me:' + CORE.encode()).decode()} {PEM}"
+            ) from exc
 
     monkeypatch.setattr("jobs.commands.inspect.verify.callback", crash)
     for extra in ([], ["--output", "json"], ["--log-format", "json"]):

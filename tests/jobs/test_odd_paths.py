@@ -1,7 +1,8 @@
-"""Every command × every place a path may stand in × paths that no system takes: a sentence and an exit code of the user's, never ours.
+"""Every command × every place a path may stand in × paths that no system takes: a sentence and an exit code of the
+user's, never ours.
 
-Places come from the table of commands and the models of specs, as in `test_no_secret_shown.py`. `RELABEL_FAULTS=full` tries every path at
-every place, an ordinary run one in turn.
+Places come from the table of commands and the models of specs, as in `test_no_secret_shown.py`. `RELABEL_FAULTS=full`
+tries every path at every place, an ordinary run one in turn.
 """
 
 from __future__ import annotations
@@ -71,7 +72,12 @@ def test_an_odd_path_at_any_key_of_a_spec_is_refused_in_a_sentence(world: World)
                 if form == "device" and key == "engine.args.replies":
                     continue
                 value = PATHS[form]
-                flag = [command, "job.yaml" if command == "run" else "student.yaml", "--set", f"{key}={json.dumps(value)}"]
+                flag = [
+                    command,
+                    "job.yaml" if command == "run" else "student.yaml",
+                    "--set",
+                    f"{key}={json.dumps(value)}",
+                ]
                 shown = world.call(*(flag if index % 2 else _in_file(world, command, key, value)))
                 if shown.code == 1 or "Traceback" in shown.text or (form in REFUSED and shown.code not in (2, 3)):
                     wrong.append(f"{command} {key} as {form}: {shown.code}, {shown.text[-600:]}")

@@ -17,7 +17,9 @@ def test_plan_says_for_every_stage_with_distributions_what_they_cost(
     write_job: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fake engine stands in for vLLM with a model of 1.5 billion parameters: only the call is replaced, not the figures."""
+    """The fake engine stands in for vLLM with a model of 1.5 billion parameters: only the call is replaced, not the
+    figures.
+    """
     write_pairs()
     job = write_job({"labeler": {"name": "r3a"}})
 
@@ -28,7 +30,12 @@ def test_plan_says_for_every_stage_with_distributions_what_they_cost(
     text = relabel("plan", job).out
     assert "distributions  verdict: second request, 0.93 to 0.955 of the requests/s without" in text
     (cost,) = relabel("plan", job, "--output", "json").json["decision_costs"]
-    assert (cost["stage"], cost["way"], cost["decisions"], cost["ratio"]) == ("verdict", "second_request", 1, [0.93, 0.955])
+    assert (cost["stage"], cost["way"], cost["decisions"], cost["ratio"]) == (
+        "verdict",
+        "second_request",
+        1,
+        [0.93, 0.955],
+    )
 
 
 def test_plan_says_that_a_cost_is_unknown_rather_than_nothing(

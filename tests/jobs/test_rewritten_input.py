@@ -1,4 +1,6 @@
-"""A file that is written over in place keeps its size and footer; what was read of it before tells, wherever it is read again."""
+"""A file that is written over in place keeps its size and footer; what was read of it before tells, wherever it is read
+again.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,16 @@ WriteJob = Callable[..., str]
 
 
 def write(
-    path: str | Path = "pairs.parquet", *, old: str = "a", new: str = "", scattered: bool = False, groups: tuple[int, ...] = ()
+    path: str | Path = "pairs.parquet",
+    *,
+    old: str = "a",
+    new: str = "",
+    scattered: bool = False,
+    groups: tuple[int, ...] = (),
 ) -> None:
-    """Pairs of six queries in three row groups, whose texts are spelled with another letter in some of them. In place: size, footer, and
-    the file itself stay."""
+    """Pairs of six queries in three row groups, whose texts are spelled with another letter in some of them. In place:
+    size, footer, and the file itself stay.
+    """
     path = Path(path)
     letters = [new if row // GROUP in groups else "a" for row in range(ROWS)]
     numbers = [row % 6 if scattered else row // 4 for row in range(ROWS)]
@@ -98,7 +106,10 @@ def test_a_file_of_which_the_part_to_come_alone_was_written_over_is_taken_by_its
     write(new="b", groups=(2,))
     done = relabel("run", half_done)
     assert done.code == 0, done
-    assert "pairs.parquet: written since it was planned; its size and footer are the same, and so is what was read of it" in done.err
+    assert (
+        "pairs.parquet: written since it was planned; its size and footer are the same, and so is what was read of it"
+        in done.err
+    )
 
 
 def test_a_file_that_was_written_over_before_it_was_read_is_taken_by_its_footer_and_the_log_says_so(
@@ -110,12 +121,19 @@ def test_a_file_that_was_written_over_before_it_was_read_is_taken_by_its_footer_
     write(new="b", groups=(0, 1, 2))
     done = relabel("run", job)
     assert done.code == 0, done
-    assert done.err.count("pairs.parquet: written since it was planned; its size and footer are the same, so what was not read yet") == 1
+    assert (
+        done.err.count(
+            "pairs.parquet: written since it was planned; its size and footer are the same, so what was not read yet"
+        )
+        == 1
+    )
     assert relabel("run", job).code == 10
 
 
 @pytest.mark.parametrize("how", ["copied", "touched", "moved"])
-def test_a_copy_of_equal_bytes_is_the_same_file_whatever_its_stamp(half_done: str, relabel: Cli, write_job: WriteJob, how: str) -> None:
+def test_a_copy_of_equal_bytes_is_the_same_file_whatever_its_stamp(
+    half_done: str, relabel: Cli, write_job: WriteJob, how: str
+) -> None:
     if how == "touched":
         os.utime("pairs.parquet", (0, 0))
     else:
@@ -131,7 +149,13 @@ def test_a_copy_of_equal_bytes_is_the_same_file_whatever_its_stamp(half_done: st
 def done(half_done: str, relabel: Cli, write_job: WriteJob) -> str:
     """A finished job with some rows in quarantine."""
     shutil.rmtree("out")
-    write_job({"labeler": {"attempts": 1}, "engine": {"args": {"p_garbage": 0.5}}, "run": {"chunk_rows": 4, "max_failed_fraction": 1.0}})
+    write_job(
+        {
+            "labeler": {"attempts": 1},
+            "engine": {"args": {"p_garbage": 0.5}},
+            "run": {"chunk_rows": 4, "max_failed_fraction": 1.0},
+        }
+    )
     ended = relabel("run", half_done)
     assert ended.code == 0, ended
     return half_done
@@ -177,7 +201,9 @@ def test_a_comparison_joins_by_row_what_was_read_alike_alone(done: str, relabel:
     assert found.json["matched_by"] == "query_id and doc_id"
 
 
-def test_a_comparison_of_runs_in_chunks_of_different_sizes_tells_by_row_group(done: str, relabel: Cli, write_job: WriteJob) -> None:
+def test_a_comparison_of_runs_in_chunks_of_different_sizes_tells_by_row_group(
+    done: str, relabel: Cli, write_job: WriteJob
+) -> None:
     """Their readings stand in other files: of four rows here, of sixteen there."""
     other = write_job({"output": "out/other", "run": {"chunk_rows": 16, "max_failed_fraction": 1.0}}, path="other.yaml")
     write(new="b", groups=(1,))
@@ -223,10 +249,14 @@ def test_human_grades_are_joined_by_row_to_the_texts_that_were_read_alone(
     with_grades("b", (1,))
     shutil.copy("graded.parquet", "copy/graded.parquet")
     with_grades()
-    join().refused(3, "copy/graded.parquet: row group 1 holds another `query`, `title` than when out/ecom first read it")
+    join().refused(
+        3, "copy/graded.parquet: row group 1 holds another `query`, `title` than when out/ecom first read it"
+    )
 
 
-def test_a_report_says_why_the_grades_beside_other_texts_are_not_used(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
+def test_a_report_says_why_the_grades_beside_other_texts_are_not_used(
+    relabel: Cli, write_job: WriteJob, folder: Path
+) -> None:
     with_grades()
     job = write_job({"input": {"path": "graded.parquet", "columns": {"gold": "grade"}}})
     assert relabel("run", job).code == 0
@@ -269,7 +299,9 @@ class Worker:
     def prove(self, groups: list[int], *, block: range | None = None) -> None:
         (file,) = self.dataset.files
         with open_planned(file) as opened:
-            found = ColumnBytes(opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, self.dataset.text_columns)
+            found = ColumnBytes(
+                opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, self.dataset.text_columns
+            )
             for group in groups:
                 self.readings.prove(0, file.path, block or range(group, group + 1), [group], found, lambda _: None)
 
@@ -339,14 +371,23 @@ FORGERIES: dict[str, tuple[Callable[[], str], str]] = {
     "texts": (lambda: forge("00000-000001.json", other_texts), "not what was read of the input"),
     "rows": (lambda: forge("00000-000001.json", overlapping), "not what was read of the input"),
     "new": (lambda: forge("00000-000001.json", moved, "00000-000009.json"), "not what was read of the input"),
-    "missing": (lambda: str(shutil.move("out/ecom/inputs/00000-000001.json", "away") and "out/ecom/inputs/00000-000001.json"), "missing"),
-    "renamed": (lambda: str(shutil.copy("out/ecom/inputs/00000-000001.json", "out/ecom/inputs/00000-000002.json")), "row group 1"),
+    "missing": (
+        lambda: str(shutil.move("out/ecom/inputs/00000-000001.json", "away") and "out/ecom/inputs/00000-000001.json"),
+        "missing",
+    ),
+    "renamed": (
+        lambda: str(shutil.copy("out/ecom/inputs/00000-000001.json", "out/ecom/inputs/00000-000002.json")),
+        "row group 1",
+    ),
     "no reading": (lambda: str(shutil.copy("job.yaml", "out/ecom/inputs/notes.json")), "no reading of an input"),
 }
 
 
 def reads_again(command: str) -> list[str]:
-    lines = {"verify": ["verify", "out/ecom"], "evaluate": ["evaluate", "out/ecom", "--qrels", "pairs.parquet", "--grade", "doc_id"]}
+    lines = {
+        "verify": ["verify", "out/ecom"],
+        "evaluate": ["evaluate", "out/ecom", "--qrels", "pairs.parquet", "--grade", "doc_id"],
+    }
     return lines.get(command) or ["merge", "out/ecom", "--to", "out/all"]
 
 
@@ -370,11 +411,15 @@ def test_a_damaged_or_forged_reading_is_named(half_done: str, relabel: Cli, kind
 def test_readings_that_no_manifest_names_must_fit_the_plan(half_done: str, relabel: Cli, kind: str) -> None:
     assert relabel("run", half_done).code == 0
     path = Path("out/ecom/manifest.json")
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_bytes()).items() if key != "readings"}))
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_bytes()).items() if key != "readings"})
+    )
     assert relabel("verify", "out/ecom").code == 0
     if kind == "overlap":
         forge("00000-000000.json", overlapping)
-        relabel("verify", "out/ecom").refused(3, "out/ecom/inputs/00000-000001.json: row group 1 stands in another reading too")
+        relabel("verify", "out/ecom").refused(
+            3, "out/ecom/inputs/00000-000001.json: row group 1 stands in another reading too"
+        )
     else:
         forge("00000-000000.json", lambda _: None, "00007-000000.json")
         relabel("verify", "out/ecom").refused(3, "out/ecom/inputs/00007-000000.json: the plan has no file 7")
@@ -394,7 +439,9 @@ def test_parts_that_read_other_texts_are_not_merged_and_a_merged_output_knows_wh
     assert relabel("run", parts[0], "--shard", "0/2").code == 0
     write(new="b", groups=(1,))
     assert relabel("run", parts[1], "--shard", "1/2").code == 0
-    relabel("merge", "out/0", "out/1", "--to", "out/all").refused(3, "pairs.parquet: row group 1 held other texts when out/0 read it than")
+    relabel("merge", "out/0", "out/1", "--to", "out/all").refused(
+        3, "pairs.parquet: row group 1 held other texts when out/0 read it than"
+    )
     assert not Path("out/all/manifest.json").exists()
     shutil.rmtree("out/1")
     write()
@@ -407,14 +454,18 @@ def test_parts_that_read_other_texts_are_not_merged_and_a_merged_output_knows_wh
         load_labels(LabelSource(path="out/all"), allow_over_limit=False)
 
 
-def test_outputs_of_several_files_are_merged_with_what_each_read(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
+def test_outputs_of_several_files_are_merged_with_what_each_read(
+    relabel: Cli, write_job: WriteJob, folder: Path
+) -> None:
     outputs = []
     for name in ("one", "two"):
         write()
         table = pq.read_table("pairs.parquet").slice(0, ROWS if name == "one" else 12)
         pq.write_table(table, f"{name}.parquet", row_group_size=GROUP)
         outputs.append(f"out/{name}")
-        job = write_job({"input": {"path": f"{name}.parquet"}, "output": outputs[-1], "run": {"chunk_rows": 3 + len(outputs)}})
+        job = write_job(
+            {"input": {"path": f"{name}.parquet"}, "output": outputs[-1], "run": {"chunk_rows": 3 + len(outputs)}}
+        )
         assert relabel("run", job).code == 0
     assert relabel("merge", *outputs, "--to", "out/all").code == 0
     assert sorted(path.name for path in Path("out/all", FOLDER).iterdir()) == [f"0000{at}.json" for at in (

@@ -61,7 +61,9 @@ def job(
 def call(*arguments: str | Path) -> tuple[int, Any]:
     """Run a command in this process; its exit code and its JSON result."""
     try:
-        found = CliRunner().invoke(relabel, [*map(str, arguments), "--output", "json"], standalone_mode=False, catch_exceptions=False)
+        found = CliRunner().invoke(
+            relabel, [*map(str, arguments), "--output", "json"], standalone_mode=False, catch_exceptions=False
+        )
     except RelabelError as exc:
         return int(exit_for(exc)), str(exc)
     return int(found.return_value or 0), json.loads(found.stdout)
@@ -145,7 +147,12 @@ def test_quarantine_over_the_limit_ends_in_30_until_a_retry_or_a_new_limit(tmp_p
 
 
 def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path) -> None:
-    path = job(tmp_path, labeler={"name": "r3a", "attempts": 1}, args={"p_garbage": 0.4}, run={"chunk_rows": 5, "max_failed_fraction": 1.0})
+    path = job(
+        tmp_path,
+        labeler={"name": "r3a", "attempts": 1},
+        args={"p_garbage": 0.4},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
+    )
     _, first = call("run", path)
     before = {row["row_id"]: row for row in labels_of(tmp_path / "out")}
     asked = first["quarantined"]
@@ -173,7 +180,9 @@ def test_quarantined_rows_keep_their_text_and_reason(tmp_path: Path) -> None:
     path = job(tmp_path, labeler={"name": "r3a", "attempts": 2}, args={"p_truncated": 0.5, "p_refused": 0.2})
     call("run", path)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
-    rows = [row for file in manifest["quarantine"] for row in pq.read_table(tmp_path / "out" / file["path"]).to_pylist()]
+    rows = [
+        row for file in manifest["quarantine"] for row in pq.read_table(tmp_path / "out" / file["path"]).to_pylist()
+    ]
     assert {row["status"] for row in rows} == {"truncated", "refused"}
     for row in rows:
         assert row["reason"]
@@ -268,7 +277,10 @@ def test_real_pairs_are_labelled_and_verified(tmp_path: Path, name: str, labeler
 
 def test_a_retry_that_changes_no_count_still_leaves_a_manifest_of_the_newest_files(tmp_path: Path) -> None:
     path = job(
-        tmp_path, labeler={"name": "direct", "attempts": 1}, args={"p_garbage": 1.0}, run={"chunk_rows": 5, "max_failed_fraction": 1.0}
+        tmp_path,
+        labeler={"name": "direct", "attempts": 1},
+        args={"p_garbage": 1.0},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
     )
     assert call("run", path)[0] == 0
     assert call("retry", path)[0] == 0
@@ -277,9 +289,14 @@ def test_a_retry_that_changes_no_count_still_leaves_a_manifest_of_the_newest_fil
     assert call("verify", path)[0] == 0
 
 
-def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = job(
-        tmp_path, labeler={"name": "direct", "attempts": 1}, args={"p_garbage": 1.0}, run={"chunk_rows": 5, "max_failed_fraction": 1.0}
+        tmp_path,
+        labeler={"name": "direct", "attempts": 1},
+        args={"p_garbage": 1.0},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
     )
     assert call("run", path)[0] == 0
     (tmp_path / "out" / "manifest.json").unlink()
@@ -298,7 +315,9 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(tmp_path
     monkeypatch.setattr(FileLock, "is_lost", property(lambda self: self.path.name == "manifest.lock"))
     call("run", path)
     assert ".2-" not in calls[0]["quarantine"][0]["path"], "the first to write knew of no retry"
-    assert all(".2-" in file["path"] for file in json.loads((tmp_path / "out" / "manifest.json").read_bytes())["quarantine"])
+    assert all(
+        ".2-" in file["path"] for file in json.loads((tmp_path / "out" / "manifest.json").read_bytes())["quarantine"]
+    )
     assert call("verify", path)[0] == 0
 
 

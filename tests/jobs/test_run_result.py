@@ -13,7 +13,11 @@ Relabel = Callable[..., Any]
 
 
 def test_the_result_of_a_run_is_golden(
-    folder: Path, relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str], golden: Callable[[str, str], None]
+    folder: Path,
+    relabel: Relabel,
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    golden: Callable[[str, str], None],
 ) -> None:
     """But for what the clock says."""
     write_pairs()

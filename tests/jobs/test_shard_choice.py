@@ -43,7 +43,9 @@ def test_a_worker_beyond_the_shards_takes_none() -> None:
     slack=st.integers(0, 6),
     num_shards=st.integers(1, 60),
 )
-def test_slurm_arrays_share_out_every_shard_once(first: int, step: int, count: int, slack: int, num_shards: int) -> None:
+def test_slurm_arrays_share_out_every_shard_once(
+    first: int, step: int, count: int, slack: int, num_shards: int
+) -> None:
     """Slurm's MAX may lie beyond the last task: 1-10:4 has the tasks 1, 5 and 9."""
     last = first + (count - 1) * step + min(slack, step - 1)
     tasks = range(first, last + 1, step)
@@ -91,7 +93,9 @@ def test_index_without_a_count_says_which_variable_to_set(index_name: str) -> No
 
 
 def test_auto_without_a_scheduler_says_what_it_looked_for() -> None:
-    with pytest.raises(UsageError, match=r"SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX.*Give INDEX/COUNT"):
+    with pytest.raises(
+        UsageError, match=r"SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX.*Give INDEX/COUNT"
+    ):
         choose_shards("auto", 8, {"RELABEL_SHARD_COUNT": "4"})
 
 

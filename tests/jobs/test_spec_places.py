@@ -1,4 +1,6 @@
-"""What a relative path counts from: in the file its folder, beside it the working directory; and work that lies by the old rule."""
+"""What a relative path counts from: in the file its folder, beside it the working directory; and work that lies by the
+old rule.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,22 @@ NOT_PLACES = {
 
 
 def _holds_text(annotation: Any) -> bool:
-    return annotation in (str, Any) or any(_holds_text(part) for part in get_args(annotation) if not isinstance(part, str))
+    return annotation in (str, Any) or any(
+        _holds_text(part) for part in get_args(annotation) if not isinstance(part, str)
+    )
 
 
 def test_every_key_that_holds_a_text_is_marked_as_a_path_or_known_to_be_none() -> None:
     unmarked: dict[str, set[str]] = {}
     for model in spec_models():
-        own = set(model.model_fields) - {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", ())}
-        texts = {name for name in own if _holds_text(model.model_fields[name].annotation) and mark_of(model.model_fields[name]) is None}
+        own = set(model.model_fields) - {
+            name for base in model.__mro__[1:] for name in getattr(base, "model_fields", ())
+        }
+        texts = {
+            name
+            for name in own
+            if _holds_text(model.model_fields[name].annotation) and mark_of(model.model_fields[name]) is None
+        }
         if texts:
             unmarked[model.__name__] = texts
     assert unmarked == NOT_PLACES
@@ -81,13 +91,18 @@ def test_every_key_that_holds_a_text_is_marked_as_a_path_or_known_to_be_none() -
         ("./~x", "/srv", PathMark.PATH, "/srv/~x"),
     ],
 )
-def test_a_path_is_placed(monkeypatch: pytest.MonkeyPatch, text: str, folder: str | None, mark: PathMark, path: str) -> None:
+def test_a_path_is_placed(
+    monkeypatch: pytest.MonkeyPatch, text: str, folder: str | None, mark: PathMark, path: str
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert placed(text, folder, mark) == path
 
 
 def test_a_home_that_there_is_not_and_a_path_that_counts_from_nowhere_are_refused() -> None:
-    for text, folder, said in (("~nobody-here/x", "/srv", "there is no home of ~nobody-here"), ("x", None, "counts from nowhere")):
+    for text, folder, said in (
+        ("~nobody-here/x", "/srv", "there is no home of ~nobody-here"),
+        ("x", None, "counts from nowhere"),
+    ):
         with pytest.raises(ConfigError, match=said) as refused:
             path_of(text, PathMark.PATH, Places("job.yaml", folder, "/here"), ("engine", "args", "lora"))
         assert str(refused.value).startswith(f"job.yaml: `engine.args.lora` = {text}: ")
@@ -111,20 +126,32 @@ def test_paths_in_lists_and_inner_specs_are_found(tmp_path: Path) -> None:
     values |= {"labeler": {"name": "r3a", "templates": "t"}, "engine": {"name": "x", "model": "m"}}
     spec = resolved(validate_spec(JobSpec, values, where="f"), Places("f", "/jobs", str(Path.cwd())))
     assert spec.input.path == ("/jobs/a", "s3://b/c", "/jobs/*.parquet")
-    assert (spec.labeler.templates, spec.engine.model, spec.output, spec.reuse) == ("/jobs/t", "/jobs/m", "/jobs/out/ecom", ("/jobs/r",))
+    assert (spec.labeler.templates, spec.engine.model, spec.output, spec.reuse) == (
+        "/jobs/t",
+        "/jobs/m",
+        "/jobs/out/ecom",
+        ("/jobs/r",),
+    )
     assert absolute(InputSpec(path=("a", "/b"))).path == (str(Path.cwd() / "a"), "/b")
 
 
 @pytest.fixture
 def elsewhere(
-    folder: Path, write_job: Callable[..., str], write_pairs: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path,
+    write_job: Callable[..., str],
+    write_pairs: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Path]:
-    """`elsewhere(changes)`: a job file in jobs/ beside the pairs; the working directory is some other folder, unless it stays."""
+    """`elsewhere(changes)`: a job file in jobs/ beside the pairs; the working directory is some other folder, unless it
+    stays.
+    """
     write_pairs()
 
     def write(changes: dict[str, Any] | None = None, *, moves: bool = True) -> Path:
         (folder / "jobs").mkdir(exist_ok=True)
-        write_job({"input": {"path": "../pairs.parquet"}, "output": "../out/ecom", **(changes or {})}, path="jobs/ecom.yaml")
+        write_job(
+            {"input": {"path": "../pairs.parquet"}, "output": "../out/ecom", **(changes or {})}, path="jobs/ecom.yaml"
+        )
         if moves:
             os.chdir(tmp_path_factory.mktemp("elsewhere"))  # the fixture `folder` goes back in the end
         return folder / "jobs" / "ecom.yaml"
@@ -132,7 +159,9 @@ def elsewhere(
     return write
 
 
-def test_a_run_lands_in_one_place_wherever_it_is_called_from(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+def test_a_run_lands_in_one_place_wherever_it_is_called_from(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path
+) -> None:
     job = elsewhere(moves=False)
     fingerprints = {relabel("plan", "jobs/ecom.yaml", "--output", "json").json["fingerprint"]}
     assert relabel("run", "jobs/ecom.yaml", "--output", "json").json["output"] == "out/ecom"
@@ -160,7 +189,9 @@ def test_a_whole_path_below_the_shells_working_directory_is_no_secret(
     relabel("plan", str(folder / "absent.yaml")).refused(3, str(folder / "absent.yaml"))
 
 
-def test_the_same_job_in_another_checkout_has_the_same_fingerprint(elsewhere: Callable[..., Path], tmp_path: Path, folder: Path) -> None:
+def test_the_same_job_in_another_checkout_has_the_same_fingerprint(
+    elsewhere: Callable[..., Path], tmp_path: Path, folder: Path
+) -> None:
     job = elsewhere()
     other = tmp_path / "checkout" / "jobs"
     other.mkdir(parents=True)
@@ -173,20 +204,26 @@ def test_the_same_job_in_another_checkout_has_the_same_fingerprint(elsewhere: Ca
 
 def test_what_is_set_beside_the_file_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
     job = str(elsewhere())
-    spec = load_job(job, environment={"RELABEL_REUSE": "[r, ~/s]", "RELABEL_CACHE": "c"}, overrides=["output=o", "engine.args={}"]).spec
+    spec = load_job(
+        job, environment={"RELABEL_REUSE": "[r, ~/s]", "RELABEL_CACHE": "c"}, overrides=["output=o", "engine.args={}"]
+    ).spec
     assert absolute(spec).output == str(Path.cwd() / "o")
     assert absolute(spec).reuse == (str(Path.cwd() / "r"), str(Path.home() / "s"))
     assert load_job(job, environment={"HOME": "/h"}, overrides=["output=${env.HOME}/o"]).spec.output == "/h/o"
 
 
-def test_a_linked_file_counts_from_where_the_link_lies(elsewhere: Callable[..., Path], folder: Path, tmp_path: Path) -> None:
+def test_a_linked_file_counts_from_where_the_link_lies(
+    elsewhere: Callable[..., Path], folder: Path, tmp_path: Path
+) -> None:
     job = elsewhere()
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "linked.yaml").symlink_to(job)
     assert load_job(str(tmp_path / "a" / "linked.yaml"), environment={}).spec.output == str(tmp_path / "out" / "ecom")
 
 
-def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "releases/1/jobs").mkdir(parents=True)
     (folder / "current").symlink_to("releases/1")
     monkeypatch.chdir(folder / "current")
@@ -215,7 +252,9 @@ def test_a_spec_from_a_pipe_counts_from_the_working_directory(elsewhere: Callabl
     assert absolute(spec).output == str(Path.cwd().parent / "out" / "ecom")
 
 
-def test_an_output_of_the_old_rule_goes_on_with_a_warning(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+def test_an_output_of_the_old_rule_goes_on_with_a_warning(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path
+) -> None:
     elsewhere({"input": {"path": "pairs.parquet"}, "output": "out/ecom"}, moves=False)
     (folder / "ecom.yaml").write_text((folder / "jobs/ecom.yaml").read_text())
     assert relabel("run", "ecom.yaml").code == 0
@@ -229,20 +268,29 @@ def test_an_output_of_the_old_rule_goes_on_with_a_warning(elsewhere: Callable[..
         ):
             assert part in done.err
     assert not (folder / "jobs" / "out").exists()
-    assert "goes on in" not in relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "input.path=pairs.parquet").err
+    assert (
+        "goes on in"
+        not in relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "input.path=pairs.parquet").err
+    )
 
 
-def test_work_by_both_rules_is_refused_with_both_places(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+def test_work_by_both_rules_is_refused_with_both_places(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path
+) -> None:
     elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
     assert relabel("run", "jobs/ecom.yaml").code == 0
     assert (folder / "jobs/out/ecom/manifest.json").exists()
     assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom").code == 0
     for command in ("run", "plan", "status", "verify"):
-        relabel(command, "jobs/ecom.yaml").refused(3, f"in two places: in {folder / 'out/ecom'}", str(folder / "jobs"), "Keep one")
+        relabel(command, "jobs/ecom.yaml").refused(
+            3, f"in two places: in {folder / 'out/ecom'}", str(folder / "jobs"), "Keep one"
+        )
     assert relabel("status", "out/ecom").code == 0
 
 
-def test_another_job_where_the_old_rule_led_is_left_alone(elsewhere: Callable[..., Path], relabel: Any, folder: Path) -> None:
+def test_another_job_where_the_old_rule_led_is_left_alone(
+    elsewhere: Callable[..., Path], relabel: Any, folder: Path
+) -> None:
     elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
     assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "engine.seed=8").code == 0
     done = relabel("run", "jobs/ecom.yaml", "--output", "json")
@@ -262,7 +310,9 @@ def test_a_home_on_the_command_line_is_found_where_no_shell_expands_it(
     assert (folder / "other/manifest.json").is_file()
 
 
-@pytest.mark.parametrize("engine", [name for name in engine_names() if any(map(mark_of, engine_class(name).Args.model_fields.values()))])
+@pytest.mark.parametrize(
+    "engine", [name for name in engine_names() if any(map(mark_of, engine_class(name).Args.model_fields.values()))]
+)
 def test_no_path_of_an_engine_enters_the_fingerprint(
     write_job: Callable[..., str], write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -273,7 +323,9 @@ def test_no_path_of_an_engine_enters_the_fingerprint(
     args = {"base_url": "http://x/v1", "served_model": "m"} if engine == "openai" else {}
 
     def parts(places: dict[str, str]) -> dict[str, Any]:
-        job = load_job(write_job({"engine": {"name": engine, "model": "m", "args": {**args, **places}}}), environment={})
+        job = load_job(
+            write_job({"engine": {"name": engine, "model": "m", "args": {**args, **places}}}), environment={}
+        )
         return job.parts(job.open_dataset())
 
     one, other = (dict.fromkeys(marked, f"{folder}/x") for folder in ("a", "/b"))

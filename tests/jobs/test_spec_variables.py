@@ -22,7 +22,9 @@ def told(path: str, **arguments: Any) -> str:
 
 
 def test_variables_are_resolved_in_every_string_and_recorded(write_job: Callable[..., str]) -> None:
-    path = write_job({"output": "out/${env.REGION}/${date}", "input": {"path": ["in/${date:%Y/%m/%d}/a", "b"]}, "shards": "${env.N}"})
+    path = write_job(
+        {"output": "out/${env.REGION}/${date}", "input": {"path": ["in/${date:%Y/%m/%d}/a", "b"]}, "shards": "${env.N}"}
+    )
     job = load_job(path, environment={"REGION": "eu", "N": "5"}, day="2026-11-19")
     assert job.spec.output == "out/eu/2026-11-19"
     assert job.spec.input.path == ("in/2026/11/19/a", "b")
@@ -32,7 +34,9 @@ def test_variables_are_resolved_in_every_string_and_recorded(write_job: Callable
 
 def test_a_flag_and_a_variable_of_the_job_are_resolved_too(write_job: Callable[..., str]) -> None:
     job = load_job(
-        write_job(), environment={"X": "left", "RELABEL_NAME": "n-${env.X}", "RELABEL_DATE": "2026-01-02"}, overrides=["output=out/${date}"]
+        write_job(),
+        environment={"X": "left", "RELABEL_NAME": "n-${env.X}", "RELABEL_DATE": "2026-01-02"},
+        overrides=["output=out/${date}"],
     )
     assert (job.spec.name, job.spec.output) == ("n-left", "out/2026-01-02")
 
@@ -64,9 +68,12 @@ def test_a_value_that_looks_like_a_variable_is_not_resolved_again(write_job: Cal
         ("${env.GITHUB_TOKEN}", "looks like a secret"),
     ],
 )
-def test_what_can_not_be_resolved_names_the_key_and_the_cause(write_job: Callable[..., str], text: str, part: str) -> None:
+def test_what_can_not_be_resolved_names_the_key_and_the_cause(
+    write_job: Callable[..., str], text: str, part: str
+) -> None:
     message = told(
-        write_job({"output": f"out/{text}"}), environment={"MY_API_KEY": "sk-1", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "t"}
+        write_job({"output": f"out/{text}"}),
+        environment={"MY_API_KEY": "sk-1", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "t"},
     )
     assert f"job.yaml: `output` = out/{text}: " in message
     assert part in message

@@ -19,11 +19,26 @@ from manifests.specs import DisputedText, Spec, _kinds
 from tests.spec_models import spec_models
 
 NUMBERS: dict[str, float | None] = {
-    "8": 8, "+8": 8, "-8": -8, '"8"': 8, "0o10": 8, "0x10": 16, "1e3": 1000, "0.5": 0.5, ".5": 0.5, "5.": 5, "2e-1": 0.2,
-    "010": 10, "08": 8, "1_000": 1000, "9" * 400: int("9" * 400),
-    **dict.fromkeys(["0b11", "-0x10", "1:30", "06:00", "1:30.5", ".inf", "-.INF", ".nan", "inf", "nan", "1e400", "1,000", "٣"]),
+    "8": 8,
+    "+8": 8,
+    "-8": -8,
+    '"8"': 8,
+    "0o10": 8,
+    "0x10": 16,
+    "1e3": 1000,
+    "0.5": 0.5,
+    ".5": 0.5,
+    "5.": 5,
+    "2e-1": 0.2,
+    "010": 10,
+    "08": 8,
+    "1_000": 1000,
+    "9" * 400: int("9" * 400),
+    **dict.fromkeys(
+        ["0b11", "-0x10", "1:30", "06:00", "1:30.5", ".inf", "-.INF", ".nan", "inf", "nan", "1e400", "1,000", "٣"]
+    ),
     **dict.fromkeys(["yes", "No", "on", "OFF", "true", "False", "y", "=", "[8]", "{a: 8}", "2026-11-20"]),
-}  # fmt: skip
+}
 """A value as written, and the number that it is; None is none."""
 TRUTHS = {"yes": True, "No": False, "on": True, "OFF": False, "true": True, "False": False, "y": True}
 TEXTS = {
@@ -53,7 +68,9 @@ def alone(model: type[Spec], name: str) -> type[Spec]:
 
 
 def read(model: type[Spec], name: str, text: str) -> Any:
-    """The field's value where it is written so, in a file and behind --set alike; a ValidationError's text if it is refused."""
+    """The field's value where it is written so, in a file and behind --set alike; a ValidationError's text if it is
+    refused.
+    """
     values = parse_yaml(f"{name}: {text}")
     assert repr(lay_over({}, [f"{name}={text}"])) == repr(values)
     try:
@@ -75,10 +92,14 @@ def test_every_number_and_truth_of_every_spec_is_read_right_or_refused_by_its_ke
             if isinstance(got, dict | tuple):
                 assert [*(got.values() if isinstance(got, dict) else got)] == [8], f"{where}: {text} is read as {got!r}"
                 continue
-            right: list[Any] = [TRUTHS[text]] if bool in kinds and text in TRUTHS else [number] if number is not None else []
+            right: list[Any] = (
+                [TRUTHS[text]] if bool in kinds and text in TRUTHS else [number] if number is not None else []
+            )
             right += [text] if isinstance(got, str) and str in kinds else []
             right += [bool(number)] if kinds == {bool} and number in (0, 1) else []
-            assert [got, isinstance(got, bool)] in [[one, isinstance(one, bool)] for one in right], f"{where}: {text} is read as {got!r}"
+            assert [got, isinstance(got, bool)] in [[one, isinstance(one, bool)] for one in right], (
+                f"{where}: {text} is read as {got!r}"
+            )
             taken += 1
     assert taken > 500
 
@@ -115,13 +136,37 @@ def test_a_key_that_takes_anything_refuses_words_that_are_read_in_two_ways() -> 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("true", True), ("FALSE", False), ("~", None), ("", None), ("Null", None), ("0x1F", 31), ("0o17", 15), ("-0", 0), ("!!int '8'", 8),
-        ("12e03", 12000.0), ("-2E+05", -200000.0), ("0.", 0.0), (".5", 0.5), ("+.inf", float("inf")), ("-.Inf", float("-inf")),
-        ("'010'", "010"), ('"no"', "no"), ("!!str 010", "010"), ("!!float 8", 8.0), ("y", "y"), ("N", "N"), ("0x", "0x"), ("1e", "1e"),
-        ("- -", [[None]]), ("|\n  no", "no"), (">-\n  010", "010"), ("\ufeff8", 8), ("'<<'", "<<"),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("", None),
+        ("Null", None),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("-0", 0),
+        ("!!int '8'", 8),
+        ("12e03", 12000.0),
+        ("-2E+05", -200000.0),
+        ("0.", 0.0),
+        (".5", 0.5),
+        ("+.inf", float("inf")),
+        ("-.Inf", float("-inf")),
+        ("'010'", "010"),
+        ('"no"', "no"),
+        ("!!str 010", "010"),
+        ("!!float 8", 8.0),
+        ("y", "y"),
+        ("N", "N"),
+        ("0x", "0x"),
+        ("1e", "1e"),
+        ("- -", [[None]]),
+        ("|\n  no", "no"),
+        (">-\n  010", "010"),
+        ("\ufeff8", 8),
+        ("'<<'", "<<"),
         ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
     ],
-)  # fmt: skip
+)
 def test_plain_words_are_those_of_yaml_1_2(text: str, value: object) -> None:
     got = parse_yaml(text)
     assert (got, type(got)) == (value, type(value))
@@ -142,7 +187,9 @@ def told(path: str, **arguments: Any) -> str:
 
 
 BILLION = "\n".join(["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)])
-MERGES = "\n".join(["a0: &a0 {x0: 1}"] + [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}], x{i}: 1}}" for i in range(1, 40)])
+MERGES = "\n".join(
+    ["a0: &a0 {x0: 1}"] + [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}], x{i}: 1}}" for i in range(1, 40)]
+)
 FLAT = f"a: &a {json.dumps(['x'] * 2000)}\n" + "\n".join(f"b{i}: *a" for i in range(2000))
 
 

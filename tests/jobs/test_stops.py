@@ -57,8 +57,12 @@ def loop_of(engine: Scripted, stop: Stop, committed: list[Any]) -> RunLoop:
     )
 
 
-def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 answers a second at best and four seconds to drain: of the begun chunks only the first, with 60 pairs to go, can be finished."""
+def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100 answers a second at best and four seconds to drain: of the begun chunks only the first, with 60 pairs to go,
+    can be finished.
+    """
     monkeypatch.setattr("jobs.running.stops.DRAIN_S", 4.0)
     monkeypatch.setattr("jobs.running.loop.LOOK_EVERY_S", 0.05)
     stop, committed = Stop(), []
@@ -99,7 +103,9 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
         stop.drain("test")
         return good(request)
 
-    monkeypatch.setattr("jobs.running.loop.num_fitting", lambda lefts, *_: 1)  # of 5, 2 and 5 left: the chunk of 2 alone
+    monkeypatch.setattr(
+        "jobs.running.loop.num_fitting", lambda lefts, *_: 1
+    )  # of 5, 2 and 5 left: the chunk of 2 alone
     engine = Scripted(answer, capacity=4, batch=1)
     works = chunks_of(5, 2, 5, queries=1)
     loop_of(engine, stop, committed).run(iter(works))
@@ -153,9 +159,18 @@ def test_the_rate_is_that_of_the_last_minute_and_unknown_before_the_first_pair()
 
 @pytest.mark.parametrize(
     ("lefts", "rate", "seconds", "count"),
-    [([], 1, 20, 0), ([5, 10, 10], 1, 20, 2), ([30], 1, 20, 0), ([30, 40], None, 20, 2), ([0, 0], 1, 0, 2), ([5], 1, -1, 0)],
+    [
+        ([], 1, 20, 0),
+        ([5, 10, 10], 1, 20, 2),
+        ([30], 1, 20, 0),
+        ([30, 40], None, 20, 2),
+        ([0, 0], 1, 0, 2),
+        ([5], 1, -1, 0),
+    ],
 )
-def test_as_many_chunks_fit_as_the_rate_allows(lefts: list[int], rate: float | None, seconds: float, count: int) -> None:
+def test_as_many_chunks_fit_as_the_rate_allows(
+    lefts: list[int], rate: float | None, seconds: float, count: int
+) -> None:
     assert num_fitting(lefts, rate, seconds) == count
 
 
@@ -213,12 +228,22 @@ def slow_job(write_job: Callable[..., str], write_pairs: Callable[..., Path]) ->
     """2,000 pairs at four a tenth of a second, in chunks of four."""
     write_pairs(
         [
-            {"query_id": f"q{n // 4}", "query": f"red shoe {n // 4}", "doc_id": f"d{n}", "title": "shoe", "body": f"red {n}"}
+            {
+                "query_id": f"q{n // 4}",
+                "query": f"red shoe {n // 4}",
+                "doc_id": f"d{n}",
+                "title": "shoe",
+                "body": f"red {n}",
+            }
             for n in range(2000)
         ]
     )
     return write_job(
-        {"input": {"limit": None}, "labeler": {"name": "direct"}, "engine": {"args": {"latency_s": 0.1, "batch": 4, "capacity": 8}}}
+        {
+            "input": {"limit": None},
+            "labeler": {"name": "direct"},
+            "engine": {"args": {"latency_s": 0.1, "batch": 4, "capacity": 8}},
+        }
     )
 
 
@@ -227,11 +252,17 @@ def process_of(*arguments: str) -> subprocess.Popen[str]:
     # at most eight open pairs: as an engine that holds two chunks
     program = "import jobs.running.loop; jobs.running.loop.MAX_OPEN_PAIRS = 8\nfrom jobs.cli import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-def test_a_run_ends_before_its_deadline_with_20_and_goes_on_next_time(slow_job: str, relabel: Callable[..., Any]) -> None:
+def test_a_run_ends_before_its_deadline_with_20_and_goes_on_next_time(
+    slow_job: str, relabel: Callable[..., Any]
+) -> None:
     started = time.perf_counter()
     with process_of("run", slow_job, "--for", "30s", "--output", "json") as process:
         out, err = process.communicate(timeout=120)
@@ -310,9 +341,15 @@ def test_nothing_to_do_is_10_however_near_the_deadline(
     assert relabel("run", path, "--for", "1s").code == 10
 
 
-@pytest.mark.parametrize("options", [("--until", "2026-01-01T06:00"), ("--until", "25:00"), ("--for", "soon"), ("--for", "0s")])
+@pytest.mark.parametrize(
+    "options", [("--until", "2026-01-01T06:00"), ("--until", "25:00"), ("--for", "soon"), ("--for", "0s")]
+)
 def test_a_deadline_that_makes_no_sense_is_told_before_anything_is_written(
-    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path, options: tuple[str, ...]
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    write_pairs: Callable[..., Path],
+    folder: Path,
+    options: tuple[str, ...],
 ) -> None:
     write_pairs()
     relabel("run", write_job(), *options).refused(2, f"{options[0]} {options[1]}: ")
@@ -323,14 +360,18 @@ def test_a_retry_that_was_cut_short_says_partial_and_one_that_ended_does_not(
     relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
 ) -> None:
     write_pairs()
-    path = write_job({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}})
+    path = write_job(
+        {"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}}
+    )
     assert relabel("run", path).code == 0
     assert relabel("retry", path, "--for", "1s").code == 20
     assert relabel("retry", path, "--for", "1h").code == 0
 
 
 @pytest.mark.parametrize("pool", [(), ("--workers", "2")])
-def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, relabel: Callable[..., Any], pool: tuple[str, ...]) -> None:
+def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(
+    slow_job: str, relabel: Callable[..., Any], pool: tuple[str, ...]
+) -> None:
     with process_of("run", slow_job, "--shard", "0/4", *pool) as first:
         deadline = time.perf_counter() + 60
         while not any(Path("out/ecom/receipts").glob("*/*.json")) and time.perf_counter() < deadline:
@@ -345,7 +386,9 @@ def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, 
     assert relabel("run", slow_job, "--shard", "0/4", "--for", "1s").code == 20, "the lock outlived its holder"
 
 
-def test_label_without_an_engine_leaves_no_lock(write_job: Callable[..., str], write_pairs: Callable[..., Path]) -> None:
+def test_label_without_an_engine_leaves_no_lock(
+    write_job: Callable[..., str], write_pairs: Callable[..., Path]
+) -> None:
     from jobs.commands.label import open_session
 
     write_pairs()

@@ -1,4 +1,6 @@
-"""Text that is cut before it gets to the door: by bars that wrap lines, by writes of a word at a time, by lines of JSON."""
+"""Text that is cut before it gets to the door: by bars that wrap lines, by writes of a word at a time, by lines of
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def _print_in_parts(_: Display, line: str) -> None:
 
 @pytest.mark.parametrize("way", [_say, _log, _print, _print_in_parts])
 @pytest.mark.parametrize("form", ["https://user:{}@host/x", "password={}", "Authorization: Bearer {}", "key hf_{0}{0}"])
-def test_a_secret_that_the_bars_would_wrap_is_masked(terminal: Terminal, way: Callable[[Display, str], None], form: str) -> None:
+def test_a_secret_that_the_bars_would_wrap_is_masked(
+    terminal: Terminal, way: Callable[[Display, str], None], form: str
+) -> None:
     with contextlib.redirect_stderr(terminal), redacted_streams(), Display(Progress(), 10) as display:
         for before in range(40, 81, 2):
             way(display, f"{'x' * before}={form.format(SECRET)}")

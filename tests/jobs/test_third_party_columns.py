@@ -1,5 +1,6 @@
-"""A labeler from elsewhere with columns of its own: they lie in the label files as declared. A key that it does not declare, or a value
-that its column can't hold, is refused at its first label, and nothing is dropped or cut."""
+"""A labeler from elsewhere with columns of its own: they lie in the label files as declared. A key that it does not
+declare, or a value that its column can't hold, is refused at its first label, and nothing is dropped or cut.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,11 @@ def test_declared_columns_some_or_none_lie_behind_the_others_and_the_plan_names_
     assert label(said).code == 0
     for row in rows_in(folder / "out"):
         assert list(row) == [*LABELS.names, "tone", "shares", "parts"]
-        assert {name: row[name] for name in ("tone", "shares", "parts")} == {"tone": None, "shares": None, "parts": None} | said
+        assert {name: row[name] for name in ("tone", "shares", "parts")} == {
+            "tone": None,
+            "shares": None,
+            "parts": None,
+        } | said
     plan = json.loads((folder / "out/plan.json").read_bytes())
     assert plan["parts"]["label_columns"] == [["tone", "string"], ["shares", "list<float32>"], ["parts", "int8"]]
     assert relabel("verify", "out").code == 0
@@ -129,7 +134,9 @@ def test_outputs_with_other_columns_merge_with_nulls_unless_a_name_means_two_kin
     manifest = json.loads((folder / "both/manifest.json").read_bytes())
     rows = [row for file in manifest["labels"] for row in pq.read_table(folder / "both" / file["path"]).to_pylist()]
     assert [(row["tone"], row["parts"], row["mood"]) for row in rows] == [("dry", None, None)] * 6 + [(None, 2, None)]
-    relabel("merge", "both", more("bool", 3), "--to", "all").refused(3, "its column `mood` holds bool, that of an output named before it")
+    relabel("merge", "both", more("bool", 3), "--to", "all").refused(
+        3, "its column `mood` holds bool, that of an output named before it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,18 +158,52 @@ def test_a_column_that_no_label_file_can_have_is_refused_before_anything_is_aske
     assert not (folder / "out/plan.json").exists()
 
 
-def test_an_undeclared_column_ends_the_run_at_once_and_names_labeler_and_keys(label: Callable[..., Any], folder: Path) -> None:
+def test_an_undeclared_column_ends_the_run_at_once_and_names_labeler_and_keys(
+    label: Callable[..., Any], folder: Path
+) -> None:
     done = label({"tone": "dry", "subject": 2, "brand": None})
-    done.refused(3, "labeler third-party: `Label.columns` holds brand, subject, for which it declares no column", "tone, shares, parts")
+    done.refused(
+        3,
+        "labeler third-party: `Label.columns` holds brand, subject, for which it declares no column",
+        "tone, shares, parts",
+    )
     assert not list((folder / "out").glob("labels/**/*.parquet"))
 
 
 WRONG = {
-    "int8": ["2", True, 2.0, 2.5, math.nan, math.inf, 128, -129, 10**30, [1], {}, b"2", object(), np.float32(2), np.bool_(True)],
+    "int8": [
+        "2",
+        True,
+        2.0,
+        2.5,
+        math.nan,
+        math.inf,
+        128,
+        -129,
+        10**30,
+        [1],
+        {},
+        b"2",
+        object(),
+        np.float32(2),
+        np.bool_(True),
+    ],
     "int32": ["2", 2.5, 2**31, -(2**31) - 1],
     "int64": ["2", 2.5, 2**63, -(2**63) - 1],
     "float32": ["0.5", True, math.nan, -math.inf, 10**400, 1e39, [0.5], b"", np.float64(math.nan)],
-    "list<float32>": [0.5, "0.5", {0.5}, {0: 0.5}, [None], [0.5, "x"], [True], [math.nan], [[0.5]], np.ones((2, 2)), iter([0.5])],
+    "list<float32>": [
+        0.5,
+        "0.5",
+        {0.5},
+        {0: 0.5},
+        [None],
+        [0.5, "x"],
+        [True],
+        [math.nan],
+        [[0.5]],
+        np.ones((2, 2)),
+        iter([0.5]),
+    ],
     "string": [5, b"shoe", ["shoe"], "\ud800", True, Path("shoe")],
     "list<string>": ["shoe", [5], [None], {"shoe"}, ["\ud800"]],
     "bool": [1, 0.0, "true", [True], math.nan],
@@ -181,9 +222,13 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize(("kind", "value"), WRONG_CASES, ids=lambda one: "object" if type(one) is object else repr(one)[:24])
+@pytest.mark.parametrize(
+    ("kind", "value"), WRONG_CASES, ids=lambda one: "object" if type(one) is object else repr(one)[:24]
+)
 def test_a_value_that_a_column_cannot_hold_is_named_with_its_type(kind: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"labeler theirs: `Label.columns['mine']` is {type(value).__name__}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"labeler theirs: `Label.columns['mine']` is {type(value).__name__}")
+    ):
         check_columns(Label(0, None, {"other": True, "mine": value}), {"other": "bool", "mine": kind}, labeler="theirs")
 
 
@@ -205,5 +250,7 @@ def test_what_passes_the_check_is_what_arrow_keeps_to_the_last_bit(kind: str) ->
 @pytest.mark.parametrize("value", ["two", [2], math.nan, 10**30])
 def test_a_wrong_value_ends_the_run_at_the_first_label(label: Callable[..., Any], folder: Path, value: Any) -> None:
     done = label({"parts": value})
-    done.refused(3, f"labeler third-party: `Label.columns['parts']` is {type(value).__name__}", "whole number from -128 to 127")
+    done.refused(
+        3, f"labeler third-party: `Label.columns['parts']` is {type(value).__name__}", "whole number from -128 to 127"
+    )
     assert not list((folder / "out").glob("labels/**/*.parquet"))

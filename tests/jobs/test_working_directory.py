@@ -1,4 +1,6 @@
-"""Nothing that lies in the working directory is imported: every command runs where modules of our names and our dependencies' lie."""
+"""Nothing that lies in the working directory is imported: every command runs where modules of our names and our
+dependencies' lie.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
     "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
     "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],
-    "publish": [("publish out/bundle models --channel stable", DONE), ("publish second models --channel stable --version two", DONE)],
+    "publish": [
+        ("publish out/bundle models --channel stable", DONE),
+        ("publish second models --channel stable --version two", DONE),
+    ],
     "rollback": [("rollback models/ecom stable", DONE)],
     "pull": [("pull models/ecom@stable served", DONE)],
     "channel set": [("channel set models/ecom candidate two", DONE)],
@@ -72,7 +77,9 @@ for words in json.loads(sys.argv[1]):
     print(" ".join(words), ends[-1], file=sys.stderr)
 print("\\n" + json.dumps(ends))
 """
-"""A script as the installed `relabel` is one: its own folder stands first on the path. One process for many commands."""
+"""A script as the installed `relabel` is one: its own folder stands first on the path. One process
+for many commands.
+"""
 
 
 def distributions() -> Iterator[str]:
@@ -96,7 +103,9 @@ def module_names() -> list[str]:
     """Top-level modules of those distributions."""
     known = {re.sub(r"[-_.]+", "-", name).lower() for name in distributions()}
     provided = {
-        module for module, names in packages_distributions().items() if known & {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+        module
+        for module, names in packages_distributions().items()
+        if known & {re.sub(r"[-_.]+", "-", name).lower() for name in names}
     }
     return sorted(name for name in {*provided, *OURS} if name.isidentifier() and name not in sys.stdlib_module_names)
 
@@ -107,9 +116,14 @@ def hostile(folder: Path) -> Path:  # noqa: F811
     marks = folder / "imported"
     names = module_names()
     assert set(OURS) < set(names)
-    assert {"numpy", "pyarrow", "click", "yaml", "torch", "ray", "s3fs", "pip", "llguidance"} - set(names) <= {"pip", "ray"}
+    assert {"numpy", "pyarrow", "click", "yaml", "torch", "ray", "s3fs", "pip", "llguidance"} - set(names) <= {
+        "pip",
+        "ray",
+    }
     for name in {*names, "pip", "vllm", "tensorrt", "tensorrt_rtx", "onnxruntime", "sitecustomize", "usercustomize"}:
-        (folder / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n")
+        (folder / f"{name}.py").write_text(
+            f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n"
+        )
     return folder
 
 
@@ -128,7 +142,12 @@ def as_script(folder: Path, calls: list[list[str]]) -> list[int]:  # noqa: F811
     script = folder.parent / f"{folder.name}-bin" / "relabel.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps(calls)], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+        [sys.executable, str(script), json.dumps(calls)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert_nothing_was_imported(folder)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -158,7 +177,12 @@ def test_every_command_has_a_call() -> None:
 def write_specs(folder: Path) -> None:  # noqa: F811
     """A job of two shards, and a student of one epoch on Monday's labels, over a tiny random encoder."""
     write_tiny_model(folder / "encoder")
-    job = {"name": "crew", "input": {"path": "pairs.parquet"}, "labeler": {"name": "graph-grpo"}, "engine": {"name": "fake", "seed": 7}}
+    job = {
+        "name": "crew",
+        "input": {"path": "pairs.parquet"},
+        "labeler": {"name": "graph-grpo"},
+        "engine": {"name": "fake", "seed": 7},
+    }
     student = {
         "name": "ecom",
         "labels": ["out/monday"],
@@ -172,7 +196,9 @@ def write_specs(folder: Path) -> None:  # noqa: F811
 
 
 def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:
-    """All of them, each doing its work: labels, a student of them, its scores, its bundle, measured, published and pulled."""
+    """All of them, each doing its work: labels, a student of them, its scores, its bundle, measured, published and
+    pulled.
+    """
     two_days(hostile)
     finished_run(hostile, "other", "monday.parquet", seed=8)
     write_pairs(hostile)
@@ -186,11 +212,15 @@ def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(
     assert codes[: len(helps)] == [0] * len(helps)
     wrong = {line: code for (line, wanted), code in zip(calls, codes[len(helps) :], strict=True) if code not in wanted}
     assert wrong == {}
-    assert (hostile / "served" / "current" / "model.onnx").read_bytes() == (hostile / "out" / "bundle" / "model.onnx").read_bytes()
+    assert (hostile / "served" / "current" / "model.onnx").read_bytes() == (
+        hostile / "out" / "bundle" / "model.onnx"
+    ).read_bytes()
 
 
 @pytest.mark.skipif(not IS_FULL, reason="a launcher and a process of its own load torch: RELABEL_FAULTS=full")
-def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(hostile: Path) -> None:
+def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(
+    hostile: Path,
+) -> None:
     two_days(hostile)
     write_specs(hostile)
     scripts = Path(sys.executable).parent
@@ -208,15 +238,21 @@ def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_working_directory(hostile: Path) -> None:
+def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_working_directory(
+    hostile: Path,
+) -> None:
     script = Path(sys.executable).with_name("relabel")
-    done = subprocess.run([script, "schema", "job"], cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [script, "schema", "job"], cwd=hostile, env=environment(), capture_output=True, text=True, check=False
+    )
     assert_nothing_was_imported(hostile)
     assert done.returncode == 0, done.stderr
 
 
 def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hostile: Path) -> None:
-    """Which is how a launcher may call it. The package itself Python looks for there first, before any line of ours is run."""
+    """Which is how a launcher may call it. The package itself Python looks for there first, before any line of ours is
+    run.
+    """
     (hostile / "jobs.py").unlink()
     call = [sys.executable, "-m", "jobs", "schema", "job"]
     done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
@@ -225,7 +261,9 @@ def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hos
 
 
 def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
-    """`-P` or `-I` stands behind each `sys.executable` of the five packages, so that a library's user is as safe as the command's."""
+    """`-P` or `-I` stands behind each `sys.executable` of the five packages, so that a library's user is as safe as the
+    command's.
+    """
     found = []
     for path in (path for name in OURS for path in sorted((ROOT / name).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -239,5 +277,7 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
 def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"(?:python3?|torchrun|launch) .*-m (?:jobs|manifests|labelers|distill|export)\b.*", text) == []
-    lines = [line for block in blocks(page) for line in block.lines if re.match(r"(torchrun|accelerate launch)\b", line)]
+    lines = [
+        line for block in blocks(page) for line in block.lines if re.match(r"(torchrun|accelerate launch)\b", line)
+    ]
     assert [line for line in lines if not re.search(r"--no[-_]python relabel ", line)] == []

@@ -12,7 +12,12 @@ from manifests.labels import Label, Pair
 from manifests.specs import EngineSpec, validate_spec
 
 ROSES = Pair(
-    7, "q1", "pruning climbing roses", "d1", "Climbing roses want pruning late.\n\nCut   to an outward bud.", ("Roses in winter", "Tools")
+    7,
+    "q1",
+    "pruning climbing roses",
+    "d1",
+    "Climbing roses want pruning late.\n\nCut   to an outward bud.",
+    ("Roses in winter", "Tools"),
 )
 
 

@@ -51,7 +51,12 @@ def test_probe_has_the_shape_of_every_ask_of_a_label(name: str) -> None:
     probes = subject.probe()
     assert [probe.stage for probe in probes] == [ask.stage for ask in asks]
     for probe, ask in zip(probes, asks, strict=True):
-        assert (probe.format, probe.decisions, probe.prefill, probe.max_tokens) == (ask.format, ask.decisions, ask.prefill, ask.max_tokens)
+        assert (probe.format, probe.decisions, probe.prefill, probe.max_tokens) == (
+            ask.format,
+            ask.decisions,
+            ask.prefill,
+            ask.max_tokens,
+        )
         assert [m.role for m in probe.messages] == [m.role for m in ask.messages]
     assert isinstance(fake().prepare(probes), list)
 
@@ -71,15 +76,21 @@ def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pai
 
 
 def check_written(label: Label, declared: tuple[LabelColumn, ...]) -> None:
-    """What a label says in its labeler's own columns is what a label file gives back, and no declared column is forgotten."""
+    """What a label says in its labeler's own columns is what a label file gives back, and no declared column is
+    forgotten.
+    """
     kinds = {column.name: column.kind for column in declared}
     check_columns(label, kinds, labeler="ours")
     assert label.columns.keys() == kinds.keys()
-    row = LabelRow(0, "q", "d", "ok", label.grade, None, None, None, [], None, None, [], None, 1, 1, False, columns=label.columns)
+    row = LabelRow(
+        0, "q", "d", "ok", label.grade, None, None, None, [], None, None, [], None, 1, 1, False, columns=label.columns
+    )
     (read,) = label_rows(table_of(parquet_bytes([row], label_schema(kinds))))
     for name, value in read.columns.items():
         assert value == (
-            pytest.approx(label.columns[name], rel=1e-6) if kinds[name] in ("float32", "list<float32>") else label.columns[name]
+            pytest.approx(label.columns[name], rel=1e-6)
+            if kinds[name] in ("float32", "list<float32>")
+            else label.columns[name]
         )
 
 
@@ -118,7 +129,9 @@ def test_what_stands_in_the_data_changes_no_template_part(name: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(pair=pairs(), seed=st.integers(0, 2**63 - 1))
-def test_any_pair_is_labelled_and_the_same_answers_lead_to_the_same_asks_and_label(name: str, pair: Pair, seed: int) -> None:
+def test_any_pair_is_labelled_and_the_same_answers_lead_to_the_same_asks_and_label(
+    name: str, pair: Pair, seed: int
+) -> None:
     label, asks, answers = walk(labeler(name), pair, fake(), seed)
     again, asks_again = replay(labeler(name), pair, answers)
     assert again is not None
@@ -220,7 +233,10 @@ def test_an_unknown_option_names_the_nearest(name: str) -> None:
 
 def test_the_digests_name_every_template_in_use_and_follow_an_override(name: str, tmp_path) -> None:
     before = labeler(name).template_digests
-    files = {file: next(folder / file for folder in (BUILT_IN / name, SHARED) if (folder / file).is_file()) for file in before}
+    files = {
+        file: next(folder / file for folder in (BUILT_IN / name, SHARED) if (folder / file).is_file())
+        for file in before
+    }
     for file, digest in before.items():
         assert hashlib.sha256(files[file].read_bytes()).hexdigest() == digest
     changed = sorted(before)[0]

@@ -1,4 +1,6 @@
-"""What a plan says about the cost of distributions is what was measured, for the model at hand, or that nobody measured it."""
+"""What a plan says about the cost of distributions is what was measured, for the model at hand, or that nobody measured
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def hollow_model(folder: Path, *shapes: tuple[int, ...], **config: Any) -> Path:
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", **config}))
     (folder / "tokenizer.json").write_text("{}")
     for number, shape in enumerate(shapes):
-        header = {"__metadata__": {"format": "pt"}, f"w{number}": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 0]}}
+        header = {
+            "__metadata__": {"format": "pt"},
+            f"w{number}": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 0]},
+        }
         text = json.dumps(header).encode()
         (folder / f"model-{number}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
     return folder
@@ -74,7 +79,9 @@ def test_every_second_request_costs_the_same_and_inline_costs_once():
 
 
 def test_a_stage_without_decisions_is_not_listed_and_one_that_is_nothing_else_costs_nothing_more():
-    costs = plan_decision_costs([ask("intent", decisions=0), ask("score", max_tokens=0)], "second_request", parameters=None)
+    costs = plan_decision_costs(
+        [ask("intent", decisions=0), ask("score", max_tokens=0)], "second_request", parameters=None
+    )
     assert [(cost.stage, cost.way, cost.ratio) for cost in costs] == [("score", "alone", (1.0, 1.0))]
 
 
@@ -109,7 +116,9 @@ def test_parameters_are_counted_over_all_files_from_their_headers(tmp_path):
 
 
 def test_packed_missing_or_broken_weights_have_no_count(tmp_path):
-    assert count_parameters(hollow_model(tmp_path / "packed", (3, 5), quantization_config={"quant_method": "awq"})) is None
+    assert (
+        count_parameters(hollow_model(tmp_path / "packed", (3, 5), quantization_config={"quant_method": "awq"})) is None
+    )
     assert count_parameters(hollow_model(tmp_path / "none")) is None
     assert count_parameters(tmp_path / "absent") is None
     for number, raw in enumerate((b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"w": {}}')):

@@ -24,7 +24,9 @@ def test_the_label_is_the_mode_whatever_text_there_is() -> None:
         assert (label.grade, label.distribution, label.flags) == (2, distribution, ["document_truncated"])
 
 
-@pytest.mark.parametrize("distributions", [{}, {"score": Distribution((0.5, 0.5), 0.0)}, {"grade": Distribution((0.25,) * 4, 0.0)}])
+@pytest.mark.parametrize(
+    "distributions", [{}, {"score": Distribution((0.5, 0.5), 0.0)}, {"grade": Distribution((0.25,) * 4, 0.0)}]
+)
 def test_no_distribution_is_no_label(distributions: dict[str, Distribution]) -> None:
     generator = labeler("direct").label(ROSES)
     next(generator)
@@ -35,4 +37,9 @@ def test_no_distribution_is_no_label(distributions: dict[str, Distribution]) -> 
 
 def test_the_ask_generates_nothing() -> None:
     ask = next(labeler("direct").label(ROSES))
-    assert (ask.max_tokens, ask.format, ask.prefill, ask.decisions[0].labels) == (0, None, "<score>", ("0", "1", "2", "3"))
+    assert (ask.max_tokens, ask.format, ask.prefill, ask.decisions[0].labels) == (
+        0,
+        None,
+        "<score>",
+        ("0", "1", "2", "3"),
+    )

@@ -44,13 +44,17 @@ def at_cluster_edges(document: str, start: int, end: int) -> bool:
 
 @settings(max_examples=600, deadline=None)
 @given(drawn=documents_and_spans(), form=st.sampled_from(("NFC", "NFD")), data=st.data())
-def test_a_fragment_with_other_white_space_or_another_unicode_form_is_found(drawn: tuple[str, int, int], form, data: st.DataObject) -> None:
+def test_a_fragment_with_other_white_space_or_another_unicode_form_is_found(
+    drawn: tuple[str, int, int], form, data: st.DataObject
+) -> None:
     document, start, end = drawn
     assume(at_cluster_edges(document, start, end))
     # A span may not part a mark from the space before it either: the mark would stand at the fragment's begin.
     fragment = document[start:end].strip()
     assume(fragment and not _continues(fragment[0]))
-    mangled = unicodedata.normalize(form, re.sub(r"\s+", lambda _: data.draw(st.sampled_from((" ", "\n", " \t\u00a0"))), fragment))
+    mangled = unicodedata.normalize(
+        form, re.sub(r"\s+", lambda _: data.draw(st.sampled_from((" ", "\n", " \t\u00a0"))), fragment)
+    )
     assume(mangled.lower() != "none")
     spans = read_evidence(mangled, document)
     assert len(spans) == 1
@@ -116,7 +120,9 @@ def test_every_composition_of_this_unicode_version_is_known() -> None:
     assert "\u09be" in _composing_seconds()
 
 
-def test_a_document_with_more_clusters_than_names_finds_what_it_named_and_invents_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_with_more_clusters_than_names_finds_what_it_named_and_invents_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("labelers.evidence._FIRST_NAME", 0x10FFFE)
     document = "x\u0301  q\u0301  w\u0301"
     assert find_fragment("x\u0301 ", document) == Span(0, 2, "x\u0301")

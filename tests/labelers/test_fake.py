@@ -1,4 +1,6 @@
-"""The fake engine: the same ask and seed give the same answer, faults come as often as asked, and what it writes can be read."""
+"""The fake engine: the same ask and seed give the same answer, faults come as often as asked, and what it writes can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,14 @@ from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 
 
-def ask_for(format: AnswerFormat | None, query: str = "climbing roses", document: str = ROSES.document, **fields) -> Ask:
-    decisions = tuple(Decision(s.tag, f"<{s.tag}>", s.options) for s in format.sections if isinstance(s, Choice)) if format else ()
+def ask_for(
+    format: AnswerFormat | None, query: str = "climbing roses", document: str = ROSES.document, **fields
+) -> Ask:
+    decisions = (
+        tuple(Decision(s.tag, f"<{s.tag}>", s.options) for s in format.sections if isinstance(s, Choice))
+        if format
+        else ()
+    )
     messages = (Message("user", ("Q ", query, " D ", document, ""), ("query", "document")),)
     return Ask("s", messages, format, fields.pop("max_tokens", 10_000), decisions, fragment_source=document, **fields)
 
@@ -47,7 +55,11 @@ def requests(count: int, name: str = "r3a") -> list[Request]:
     subject = labeler(name)
     made = []
     for i in range(count):
-        pair = ROSES._replace(row_id=i, query=("roses", "pruning late climbing", "cats")[i % 3], document=f"Document {i}. {ROSES.document}")
+        pair = ROSES._replace(
+            row_id=i,
+            query=("roses", "pruning late climbing", "cats")[i % 3],
+            document=f"Document {i}. {ROSES.document}",
+        )
         made.append(Request(i, walk(subject, pair, fake())[1][-1], i * 7919))
     return made
 
@@ -70,7 +82,9 @@ def test_it_is_an_engine_and_registered() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(format=answer_formats(), query=texts(4), document=texts(), seed=st.integers(0, 2**63 - 1))
-def test_it_answers_any_format_so_that_it_can_be_read(format: AnswerFormat, query: str, document: str, seed: int) -> None:
+def test_it_answers_any_format_so_that_it_can_be_read(
+    format: AnswerFormat, query: str, document: str, seed: int
+) -> None:
     ask = ask_for(format, query, document)
     answer = answer_of(fake(), ask, seed)
     sections = Reader(format).read(answer)
@@ -120,13 +134,16 @@ def test_an_answer_does_not_depend_on_order_batch_or_slowness() -> None:
 def test_an_answer_does_not_depend_on_the_process() -> None:
     code = (
         "from tests.labelers.test_fake import *\n"
-        "import hashlib; print(hashlib.sha256(repr(sorted(drain(fake(p_garbage=0.3), requests(40)).items())).encode()).hexdigest())"
+        "import hashlib; print(hashlib.sha256(repr(sorted(drain(fake(p_garbage=0.3), "
+        "requests(40)).items())).encode()).hexdigest())"
     )
     root = Path(__file__).parents[2]
     digests = set()
     for seed in ("1", "2"):
         env = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
-        digests.add(subprocess.run([sys.executable, "-c", code], env=env, cwd=root, check=True, capture_output=True).stdout)
+        digests.add(
+            subprocess.run([sys.executable, "-c", code], env=env, cwd=root, check=True, capture_output=True).stdout
+        )
     assert len(digests) == 1
 
 
@@ -136,7 +153,9 @@ def test_the_seed_and_the_text_both_change_the_answer() -> None:
     assert len({answer_of(fake(), request.ask, 0).text for request in requests(50)}) > 10
 
 
-@pytest.mark.parametrize(("fault", "finishes"), [("p_garbage", {"stop"}), ("p_truncated", {"length"}), ("p_refused", {"stop", "refused"})])
+@pytest.mark.parametrize(
+    ("fault", "finishes"), [("p_garbage", {"stop"}), ("p_truncated", {"length"}), ("p_refused", {"stop", "refused"})]
+)
 def test_faults_come_about_as_often_as_asked(fault: str, finishes: set[str]) -> None:
     ask = requests(1)[0].ask
     assert ask.format is not None
@@ -160,7 +179,9 @@ def test_decisions_alone_fail_by_having_no_distribution() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
-def test_a_slow_answer_comes_even_if_the_clock_is_put_back_or_on(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+def test_a_slow_answer_comes_even_if_the_clock_is_put_back_or_on(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
     true_clock, begun = time.monotonic, time.monotonic()
     engine = fake(p_slow=1.0, slow_s=1.3)
     asked = requests(3)

@@ -78,7 +78,8 @@ def test_one_distribution_missing_is_flagged(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"subject_score": "5"}, {"preliminary": "3"}, {"score": "2."}, {"query_subject": " "}, {"attribute_score": ""}]
+    "changed",
+    [{"subject_score": "5"}, {"preliminary": "3"}, {"score": "2."}, {"query_subject": " "}, {"attribute_score": ""}],
 )
 def test_a_node_off_its_scale_is_no_label(changed: dict[str, str]) -> None:
     with pytest.raises(VerdictError) as caught:

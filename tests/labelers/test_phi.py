@@ -42,7 +42,9 @@ def test_the_spec_checks_the_table_against_the_grades() -> None:
 
 @pytest.mark.parametrize("grades", [2, 4, 5, 10])
 def test_another_number_of_grades_wants_a_map_and_the_error_holds_one_that_is_taken(grades: int) -> None:
-    """The built-in map stops at 2: with four grades a teacher that says 3 would disagree with it everywhere, and nobody would be told."""
+    """The built-in map stops at 2: with four grades a teacher that says 3 would disagree with it everywhere, and nobody
+    would be told.
+    """
     with pytest.raises(ConfigError, match=r"`labeler\.phi` is missing: .* and there are") as caught:
         labeler("graph-grpo", grades=grades)
     offered = yaml.safe_load(str(caught.value).partition("for instance phi: ")[2])
@@ -56,5 +58,8 @@ def test_a_map_that_never_gives_a_grade_is_told(caplog: pytest.LogCaptureFixture
     assert not caplog.records
     labeler("graph-grpo", grades=5, phi=DEFAULT_PHI)
     assert [record.getMessage() for record in caplog.records] == [
-        "labeler.phi gives no pair of scores grade 3 or 4: wherever the teacher writes it, the label is flagged phi_disagrees."
+        (
+            "labeler.phi gives no pair of scores grade 3 or 4: wherever the teacher writes it, the label is flagged "
+            "phi_disagrees."
+        )
     ]

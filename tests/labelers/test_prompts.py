@@ -1,4 +1,6 @@
-"""Templates: data never passes through Jinja, a template that is off is named with its line, and the built-in prompts are golden."""
+"""Templates: data never passes through Jinja, a template that is off is named with its line, and the built-in prompts
+are golden.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def test_data_stands_in_its_place_as_it_is(tmp_path_factory, query: str, documen
 
 
 def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
-    source = "{{ query }}{% if context %} {{ context | length }}:{% for c in context %} {{ loop.index }} {{ c }}{% endfor %}{% endif %}"
+    source = (
+        "{{ query }}{% if context %} {{ context | length }}:{% for c in context %} {{ loop.index }} {{ c }}{% "
+        "endfor %}{% endif %}"
+    )
     two = turn(tmp_path, source, data=("query", "context"), num_context=2).message("q", "a", "b")
     assert two.text == "q 2: 1 a 2 b"
     assert two.fields == ("query", "context", "context")
@@ -39,7 +44,10 @@ def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ query }}\n{{ document }}\n{{ doc }}", r"user.j2:3: 'doc' is undefined. A template may read: document, grades, query"),
+        (
+            "{{ query }}\n{{ document }}\n{{ doc }}",
+            r"user.j2:3: 'doc' is undefined. A template may read: document, grades, query",
+        ),
         ("{{ query }}\n{% if %}\n{{ document }}", r"user.j2:2: "),
         ("{{ query }}\n\n{{ document | upper }}", r"user.j2:3: `document` can be printed and nothing else"),
         ("{{ query }}\n{{ document | trim }}", r"user.j2:2: `document` can be printed"),
@@ -50,8 +58,14 @@ def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
         ("{{ query ~ document }}", r"user.j2:1: "),
         ("{{ '%s' % query }}{{ document }}", r"user.j2:1: `query` can be printed"),
         ("{{ query }}{{ document._sentinel }}", r"user.j2:1: "),
-        ("{{ query }}\n{% filter upper %}{{ document }}{% endfilter %}", r"user.j2:2: a filter changed the place of a data field"),
-        ("{{ query }}{% set d %}{{ document }}{% endset %}\n{{ d | truncate(4, true, '') }}", r"user.j2:1: a filter changed"),
+        (
+            "{{ query }}\n{% filter upper %}{{ document }}{% endfilter %}",
+            r"user.j2:2: a filter changed the place of a data field",
+        ),
+        (
+            "{{ query }}{% set d %}{{ document }}{% endset %}\n{{ d | truncate(4, true, '') }}",
+            r"user.j2:1: a filter changed",
+        ),
         ("{{ query }}", r"user.j2: never prints `document` \(expected {{ document }}"),
         ("{{ query }}{{ document }}{{ '\\x00' }}", r"user.j2:1: a filter changed"),
         ("{{ query }}{{ document }}\n\0", r"user.j2:2: holds a NUL"),
@@ -60,7 +74,7 @@ def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
         ("{{ query }}{{ document }}\n{{ 1 // 0 }}", r"user.j2:2: "),
         ("{{ query }}{{ document }}\n{{ ''.__class__.__mro__ }}", r"user.j2:2: "),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_is_off_is_named_with_its_line(tmp_path: Path, source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         turn(tmp_path, source)

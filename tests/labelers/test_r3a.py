@@ -138,7 +138,8 @@ def test_context_is_shown_or_left_out() -> None:
 
 def test_noise_that_was_an_option_names_the_command_that_makes_it() -> None:
     with pytest.raises(
-        ConfigError, match=r"`context` = 'noisy': noise comes from the corpus now, .*`relabel pairs context PAIRS --to NOISY"
+        ConfigError,
+        match=r"`context` = 'noisy': noise comes from the corpus now, .*`relabel pairs context PAIRS --to NOISY",
     ):
         labeler("r3a", context="noisy")
 

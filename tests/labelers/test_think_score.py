@@ -36,8 +36,15 @@ def label_of(name: str, text: str, **fields: object) -> Label:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_label_holds_the_grade_the_reasoning_and_the_distribution(name: str) -> None:
-    label = label_of(name, "<think>Two of 3.</think>\n<score> 1 </score>\n", distributions=DIST, flags=("document_truncated",))
-    assert (label.grade, label.reasoning, label.distribution, label.flags) == (1, "Two of 3.", DIST["score"], ["document_truncated"])
+    label = label_of(
+        name, "<think>Two of 3.</think>\n<score> 1 </score>\n", distributions=DIST, flags=("document_truncated",)
+    )
+    assert (label.grade, label.reasoning, label.distribution, label.flags) == (
+        1,
+        "Two of 3.",
+        DIST["score"],
+        ["document_truncated"],
+    )
     assert (label.intent, label.evidence, label.columns) == (None, (), {})
     assert label_of(name, "<think></think><score>0</score>").flags == ["no_distribution"]
 
@@ -105,8 +112,12 @@ def test_what_pairs_share_comes_first_and_the_document_last_but_for_a_closing_li
 
 
 def test_five_samples_give_the_vote_and_the_mean() -> None:
-    """`samples: 5` through the run loop: the row is the majority's grade and the mean of the five distributions, and keeps all five."""
-    options = validate_spec(labeler_class("umbrela").Options, {"name": "umbrela", "samples": 5, "temperature": 1.0}, where="test")
+    """`samples: 5` through the run loop: the row is the majority's grade and the mean of the five distributions, and
+    keeps all five.
+    """
+    options = validate_spec(
+        labeler_class("umbrela").Options, {"name": "umbrela", "samples": 5, "temperature": 1.0}, where="test"
+    )
     pairs = [ROSES._replace(row_id=i, query_id=f"q{i}", document=f"{i} {ROSES.document}") for i in range(40)]
     done: list[ChunkWork] = []
 
@@ -123,7 +134,9 @@ def test_five_samples_give_the_vote_and_the_mean() -> None:
         assert row.samples is not None
         grades = [sample["grade"] for sample in row.samples]
         assert len(grades) == 5
-        assert row.probs == pytest.approx([sum(column) / 5 for column in zip(*(s["probs"] for s in row.samples), strict=True)])
+        assert row.probs == pytest.approx(
+            [sum(column) / 5 for column in zip(*(s["probs"] for s in row.samples), strict=True)]
+        )
         assert row.outside_mass == pytest.approx(sum(s["outside_mass"] for s in row.samples) / 5)
         assert row.expected_grade == pytest.approx(sum(k * p for k, p in enumerate(row.probs)))
         votes = Counter(grades)

@@ -1,4 +1,6 @@
-"""Every labeler in every variant that its own options make: prompt, format, fake answers and reader agree. Generated from the registry."""
+"""Every labeler in every variant that its own options make: prompt, format, fake answers and reader agree. Generated
+from the registry.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 Options = dict[str, Any]
 
 COMPARED = ("direct", "graph-grpo", "r1", "r3a", "umbrela")
-"""Labelers that papers and users compare as methods on the same pairs: what all are told stands in one file, and nothing else may hint."""
+"""Labelers that papers and users compare as methods on the same pairs: what all are told stands in one file, and
+nothing else may hint.
+"""
 YES_NO = ("complexity", "pointwise")
 """Labelers that answer another question."""
 TAG = re.compile(r"<([a-z_]+)>")
-HINTS = re.compile(r"\bwords\b[^.\n]*\b(?:shares?|alike|overlap|common)|look alike|superficial|lexical|truly offers", re.IGNORECASE)
+HINTS = re.compile(
+    r"\bwords\b[^.\n]*\b(?:shares?|alike|overlap|common)|look alike|superficial|lexical|truly offers", re.IGNORECASE
+)
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -57,7 +63,10 @@ def variants() -> Iterator[tuple[str, Options]]:
     for name in sorted(LABELERS):
         found = switches(name)
         for values in itertools.product(*found.values()):
-            yield name, {key: value for (key, known), value in zip(found.items(), values, strict=True) if value != known[0]}
+            yield (
+                name,
+                {key: value for (key, known), value in zip(found.items(), values, strict=True) if value != known[0]},
+            )
 
 
 def one_apart() -> Iterator[tuple[str, Options]]:
@@ -114,7 +123,9 @@ def test_prompt_and_format_name_the_same_tags_in_the_same_order(name: str, optio
 
 
 @each_variant
-def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is_shared(name: str, options: Options) -> None:
+def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is_shared(
+    name: str, options: Options
+) -> None:
     subject = labeler(name, **options)
     label, asks, _ = walk(subject, ROSES, fake())
     probes = subject.probe()
@@ -126,7 +137,9 @@ def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is
     if name == "r3a":
         assert len(asks) == options.get("stages", 2)
         assert (label.intent is not None) == options.get("intent", True)
-        assert any("context" in message.fields for message in asks[0].messages) == (options.get("context", "use") == "use")
+        assert any("context" in message.fields for message in asks[0].messages) == (
+            options.get("context", "use") == "use"
+        )
     for ask in asks:
         sees_document = any("document" in message.fields for message in ask.messages)
         assert (ask.shared_by is None) == sees_document
@@ -140,7 +153,9 @@ def test_what_the_fake_engine_answers_is_read_and_its_garbage_is_not(name: str, 
     subject = labeler(name, **options)
     good, bad = fake(), fake(p_garbage=1.0)
     for seed in range(12):
-        _, asks, answers = walk(subject, ROSES._replace(document=f"Climbing roses want pruning late, {seed} years on."), good, seed)
+        _, asks, answers = walk(
+            subject, ROSES._replace(document=f"Climbing roses want pruning late, {seed} years on."), good, seed
+        )
         for ask, answer in zip(asks, answers, strict=True):
             if ask.format is None:
                 continue
@@ -158,7 +173,12 @@ def test_one_tag_more_or_less_is_no_verdict(name: str, options: Options) -> None
             continue
         text = answers[stage].text
         first = tags(ask)[0]
-        for wrong in (text + "<intent>x</intent>", re.sub(rf"(?s)<{first}>.*?</{first}>", "", text), text + text, "hm " + text):
+        for wrong in (
+            text + "<intent>x</intent>",
+            re.sub(rf"(?s)<{first}>.*?</{first}>", "", text),
+            text + text,
+            "hm " + text,
+        ):
             assert refused(subject, ROSES, answers[:stage], wrong, answers[stage])
 
 
@@ -186,7 +206,9 @@ def test_prompts_are_golden(name: str, golden: Callable[[str, str], None]) -> No
     for ask in labeler(labeler_name, **options).probe():
         shown.append(f"=== stage {ask.stage}, max_tokens {ask.max_tokens}, prefill {ask.prefill!r}\n")
         for message in ask.messages:
-            parts = [part if i % 2 == 0 else f"⟦{message.fields[i // 2]}: {part}⟧" for i, part in enumerate(message.parts)]
+            parts = [
+                part if i % 2 == 0 else f"⟦{message.fields[i // 2]}: {part}⟧" for i, part in enumerate(message.parts)
+            ]
             shown.append(f"--- {message.role}\n{''.join(parts)}\n")
     golden(f"prompts/{name}.txt", "\n".join(shown))
 
@@ -200,7 +222,9 @@ def test_every_labeler_is_compared_with_others_or_answers_another_question() -> 
     assert {*COMPARED, *YES_NO} == set(LABELERS)
 
 
-@pytest.mark.parametrize(("name", "options"), [pytest.param(*one, id=slug(*one)) for one in variants() if one[0] in COMPARED])
+@pytest.mark.parametrize(
+    ("name", "options"), [pytest.param(*one, id=slug(*one)) for one in variants() if one[0] in COMPARED]
+)
 @pytest.mark.parametrize("grades", [2, 3, 4, 5])
 def test_labelers_that_are_compared_share_one_text_of_guidance_and_none_has_a_hint_of_its_own(
     name: str, options: Options, grades: int

@@ -125,9 +125,14 @@ def test_a_well_formed_answer_reads_to_what_was_written(data: st.DataObject) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), grade=st.sampled_from(("0", "1", "2")))
-def test_a_well_formed_verdict_reads_to_its_grade_under_any_chatter_within_its_reasoning(data: st.DataObject, grade: str) -> None:
+def test_a_well_formed_verdict_reads_to_its_grade_under_any_chatter_within_its_reasoning(
+    data: st.DataObject, grade: str
+) -> None:
     chatter = data.draw(texts()).replace("<", "‹")
-    assert Reader(R3A).read(reply(f"<think>{chatter}</think><extract>none</extract><score>{grade}</score>"))["score"] == grade
+    assert (
+        Reader(R3A).read(reply(f"<think>{chatter}</think><extract>none</extract><score>{grade}</score>"))["score"]
+        == grade
+    )
 
 
 @settings(max_examples=500, deadline=None)

@@ -28,13 +28,19 @@ def label_of(name: str, distribution: Distribution | None, **fields: object) -> 
     generator = labeler(name).label(ROSES)
     next(generator)
     with pytest.raises(StopIteration) as end:
-        generator.send(Answer(0, "yes", fields.pop("finish", "length"), {STAGES[name]: distribution} if distribution else {}, **fields))
+        generator.send(
+            Answer(
+                0, "yes", fields.pop("finish", "length"), {STAGES[name]: distribution} if distribution else {}, **fields
+            )
+        )
     return end.value.value
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("probs", "grade"), [((0.2, 0.8), 1), ((0.8, 0.2), 0), ((0.5, 0.5), 0)])
-def test_the_score_is_p_yes_over_p_yes_and_p_no_and_the_grade_its_mode(name: str, probs: tuple[float, float], grade: int) -> None:
+def test_the_score_is_p_yes_over_p_yes_and_p_no_and_the_grade_its_mode(
+    name: str, probs: tuple[float, float], grade: int
+) -> None:
     label = label_of(name, Distribution(probs, 0.3), flags=("document_truncated",))
     assert label.grade == grade
     assert label.distribution is not None
@@ -95,7 +101,14 @@ def test_complexity_never_shows_the_document() -> None:
 
 def test_complexity_is_asked_once_a_query_and_labels_every_row() -> None:
     options = validate_spec(labeler_class("complexity").Options, {"name": "complexity"}, where="test")
-    queries = ["roses", "compare the pruning of climbing roses with that of shrub roses, and say which tools each of them wants and when"]
+    queries = [
+        "roses",
+        (
+            "compare the pruning of climbing roses with that of shrub roses, and say which tools each of them wants "
+            "and "
+            "when"
+        ),
+    ]
     pairs = [Pair(i, f"q{i % 2}", queries[i % 2], f"d{i}", f"Document {i}.") for i in range(20)]
     done: list[ChunkWork] = []
     loop = RunLoop(
@@ -112,11 +125,16 @@ def test_complexity_is_asked_once_a_query_and_labels_every_row() -> None:
     assert [row.row_id for row in rows if isinstance(row, LabelRow)] == list(range(20))
     assert loop.progress.requests == 2
     for parity in (0, 1):
-        assert len({(row.grade, tuple(row.probs)) for row in rows[parity::2] if isinstance(row, LabelRow) and row.probs}) == 1
+        assert (
+            len({(row.grade, tuple(row.probs)) for row in rows[parity::2] if isinstance(row, LabelRow) and row.probs})
+            == 1
+        )
     assert (rows[0].grade, rows[1].grade) == (0, 1), "the fake engine finds long queries complex"
 
 
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason=f"no tokenizer at {SMOLLM2}: python ../shared/tools/get_models.py smollm2-135m")
+@pytest.mark.skipif(
+    not SMOLLM2.is_dir(), reason=f"no tokenizer at {SMOLLM2}: python ../shared/tools/get_models.py smollm2-135m"
+)
 @pytest.mark.parametrize("think", ["none", "empty"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_real_tokenizer_keeps_yes_and_no_apart_as_one_token_each(name: str, think: str) -> None:
@@ -129,7 +147,11 @@ def test_a_real_tokenizer_keeps_yes_and_no_apart_as_one_token_each(name: str, th
     (ask,) = labeler(name, think=think).probe()
     ids = resolve_labels(encoder, ask.decisions[0], tokenizer_name="smollm2")
     assert [encoder.decode([token]) for token in ids] == ["no", "yes"]
-    if think == "none":  # an empty think block is Qwen's form; other tokenizers cut its line breaks by what follows them
+    if (
+        think == "none"
+    ):  # an empty think block is Qwen's form; other tokenizers cut its line breaks by what follows them
         prefill = encoder.encode_text(ask.prefill)
         for word, token in zip(("no", "yes"), ids, strict=True):
-            assert encoder.encode_text(ask.prefill + word) == [*prefill, token], "what the model would write is what is measured"
+            assert encoder.encode_text(ask.prefill + word) == [*prefill, token], (
+                "what the model would write is what is measured"
+            )

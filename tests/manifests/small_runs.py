@@ -28,7 +28,12 @@ def failure(row: int, status: str = "format") -> QuarantineRow:
 
 def planned_run(folder: Path) -> RunFolder:
     rows = range(8)
-    table = {"query_id": [f"q{row // 2}" for row in rows], "query": ["q"] * 8, "doc_id": [str(row) for row in rows], "document": ["d"] * 8}
+    table = {
+        "query_id": [f"q{row // 2}" for row in rows],
+        "query": ["q"] * 8,
+        "doc_id": [str(row) for row in rows],
+        "document": ["d"] * 8,
+    }
     pq.write_table(pa.table(table), folder / "in.parquet")
     dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), reads_context=False)
     store = LocalRunStore(folder / "out")
@@ -48,6 +53,8 @@ def commit(
     times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
     sources = [ReusedRows("earlier", "f" * 64, None, "0" * 64, len(reused))] if reused else []
     engine = {"family": "fake"}
-    facts = ChunkFacts(folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, engine, "w", 0, *times, reused=sources)
+    facts = ChunkFacts(
+        folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, engine, "w", 0, *times, reused=sources
+    )
     rows = sorted([label(row) for row in labels] + [label(row, reused=True) for row in reused])
     return commit_chunk(folder.store, facts, rows, [failure(row) for row in failed])

@@ -53,7 +53,9 @@ def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, patte
 
 
 def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with nothing to do looks at every footer, so a thousand files may not cost a thousand replies one after the other."""
+    """A run with nothing to do looks at every footer, so a thousand files may not cost a thousand replies one after the
+    other.
+    """
     both = threading.Barrier(2, timeout=10)
     true = dataset._look
 
@@ -95,6 +97,8 @@ def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> N
     assert "hidden-77" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["memory://box@account/keys=1/pairs.parquet", "memory://box/day=2026-11-20/signature.parquet"])
+@pytest.mark.parametrize(
+    "url", ["memory://box@account/keys=1/pairs.parquet", "memory://box/day=2026-11-20/signature.parquet"]
+)
 def test_a_url_that_only_looks_like_it_is_taken(url: str) -> None:
     assert filesystem_of(url)[1].endswith(".parquet")

@@ -16,7 +16,9 @@ from manifests.specs import InputSpec
 @pytest.mark.parametrize("name", ["query_id", "document"])
 def test_a_column_name_that_is_no_text_any_more_is_told(tmp_path: Path, name: str) -> None:
     path = tmp_path / "pairs.parquet"
-    pq.write_table(pa.table({key: ["text"] for key in ("query_id", "query", "doc_id", "document")}), path, store_schema=False)
+    pq.write_table(
+        pa.table({key: ["text"] for key in ("query_id", "query", "doc_id", "document")}), path, store_schema=False
+    )
     whole = path.read_bytes()
     assert name.encode() in whole
     path.write_bytes(whole.replace(name.encode(), b"\xf1" + name.encode()[1:]))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table, a forgery a line)
 """What a hand, a bug or a bad disk may make of a finished run's receipts and files, with every digest put right: `verify` refuses it."""
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def out(tmp_path: Path) -> Path:
     commit(folder, 0, [0, 1], [2, 3])
     commit(folder, 0, [2], [3], attempt=2)
     commit(folder, 1, [6], [7], reused=[4, 5])
-    write_manifest(folder.store, build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0"))
+    write_manifest(
+        folder.store, build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0")
+    )
     assert run_verify(tmp_path / "out") == 0
     return tmp_path / "out"
 
@@ -70,7 +73,9 @@ def without(row: int) -> Callable[[pa.Table], pa.Table]:
 
 def with_rows(*rows: int) -> Callable[[pa.Table], pa.Table]:
     def add(table: pa.Table) -> pa.Table:
-        return pa.concat_tables([table, pa.Table.from_pylist([label(row)._asdict() for row in rows], schema=table.schema)])
+        return pa.concat_tables(
+            [table, pa.Table.from_pylist([label(row)._asdict() for row in rows], schema=table.schema)]
+        )
 
     return add
 

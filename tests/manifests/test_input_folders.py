@@ -1,4 +1,6 @@
-"""Every name in a folder of input is read, left out by a rule that is counted, or an error that names it: nothing is passed over."""
+"""Every name in a folder of input is read, left out by a rule that is counted, or an error that names it: nothing is
+passed over.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ KINDS: list[tuple[Callable[[Path], None], str]] = [
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize(("make", "said"), KINDS, ids=[make.__name__ for make, _ in KINDS])
 @pytest.mark.parametrize("pattern", ["in", "in/sub/x.parquet", "in/*/*.parquet", "in/**/x.parquet"])
-def test_what_looks_like_data_and_is_none_is_refused_by_name(folder: Path, make: Callable[[Path], None], said: str, pattern: str) -> None:
+def test_what_looks_like_data_and_is_none_is_refused_by_name(
+    folder: Path, make: Callable[[Path], None], said: str, pattern: str
+) -> None:
     """Opening a pipe would wait for a writer, and `/dev/zero` never ends: both have to be seen before."""
     Path("in/sub").mkdir()
     make(folder / "in/sub/x.parquet")

@@ -1,5 +1,6 @@
-"""Every Arrow type in every column that a job reads, lying together and scattered: each row comes out as the file holds it, or the file and
-the column are named. Types come from pyarrow's own list, so that a new one is covered at birth."""
+"""Every Arrow type in every column that a job reads, lying together and scattered: each row comes out as the file holds
+it, or the file and the column are named. Types come from pyarrow's own list, so that a new one is covered at birth.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def types() -> dict[str, pa.DataType]:
         "decimal128": [(20, 0), (20, 2)],
         "decimal256": [(40, 0)],
         "dictionary": [
-            (i, v) for i in (pa.int8(), pa.uint32()) for v in (pa.string(), pa.large_string(), pa.int64(), pa.uint64(), pa.binary())
+            (i, v)
+            for i in (pa.int8(), pa.uint32())
+            for v in (pa.string(), pa.large_string(), pa.int64(), pa.uint64(), pa.binary())
         ],
         "struct": [([("id", pa.string())],)],
         "map_": [(pa.string(), pa.string())],
@@ -52,7 +55,9 @@ def types() -> dict[str, pa.DataType]:
         },
     }
     found = {}
-    for name in sorted({name for name in dir(pa) if isinstance(getattr(pa, name), type(pa.int8)) or callable(getattr(pa, name))}):
+    for name in sorted(
+        {name for name in dir(pa) if isinstance(getattr(pa, name), type(pa.int8)) or callable(getattr(pa, name))}
+    ):
         for given in wants.get(name, [(), (pa.string(),)]):
             try:
                 made = getattr(pa, name)(*given)
@@ -67,21 +72,46 @@ TYPES = types()
 
 
 def test_the_list_of_types_knows_those_that_there_are() -> None:
-    assert {"string", "string_view", "large_string", "binary_view", "uint64", "decimal128(20, 2)", "double", "null", "halffloat"} <= set(
+    assert {
+        "string",
+        "string_view",
+        "large_string",
+        "binary_view",
+        "uint64",
+        "decimal128(20, 2)",
+        "double",
+        "null",
+        "halffloat",
+    } <= set(TYPES)
+    assert {"dictionary<values=string, indices=int8, ordered=0>", "list<item: string>", "struct<id: string>"} <= set(
         TYPES
     )
-    assert {"dictionary<values=string, indices=int8, ordered=0>", "list<item: string>", "struct<id: string>"} <= set(TYPES)
     assert len(TYPES) > 50
 
 
 def column(kind: pa.DataType, name: str, query_of: Callable[[int], int]) -> pa.Array | None:
-    """Values of a type, one a row; the same for rows of one query where it names queries. None where no column of it can be made."""
+    """Values of a type, one a row; the same for rows of one query where it names queries. None where no column of it
+    can be made.
+    """
     places = [query_of(row) if name in ("query_id", "query") else row for row in range(ROWS)]
     words = [f"{WORDS[place % 4]}{place}" for place in places]
     numbers = [place * 7 for place in places]
-    candidates: list[list[Any]] = [words, numbers, [float(number) for number in numbers], [Decimal(number) for number in numbers]]
-    candidates += [[bool(place % 2) for place in places], [{"id": word} for word in words], [[word, word] for word in words]]
-    candidates += [[[(word, word)] for word in words], [word.encode() for word in words], [b"%04d" % place for place in places]]
+    candidates: list[list[Any]] = [
+        words,
+        numbers,
+        [float(number) for number in numbers],
+        [Decimal(number) for number in numbers],
+    ]
+    candidates += [
+        [bool(place % 2) for place in places],
+        [{"id": word} for word in words],
+        [[word, word] for word in words],
+    ]
+    candidates += [
+        [[(word, word)] for word in words],
+        [word.encode() for word in words],
+        [b"%04d" % place for place in places],
+    ]
     candidates += [[b"%016d" % place for place in places], [None] * ROWS]
     for values in candidates:
         try:
@@ -112,7 +142,9 @@ def write(path: Path, kinds: dict[str, pa.DataType], *, scattered: bool, **optio
 
 
 def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
-    """What a run would read of the files of a folder: query id, query, document id and document by row, through shards and chunks."""
+    """What a run would read of the files of a folder: query id, query, document id and document by row, through shards
+    and chunks.
+    """
     dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), reads_context=False)
     store = LocalRunStore(folder / "_out")
     plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
@@ -128,15 +160,24 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
 def expected(tables: list[pa.Table]) -> dict[int, tuple[str, str, str, str]]:
     """The same by pyarrow alone."""
     rows = [row for table in tables for row in table.select(COLUMNS).to_pylist()]
-    return {number: tuple("" if row[name] is None else str(row[name]) for name in COLUMNS) for number, row in enumerate(rows)}  # type: ignore[misc]
+    return {
+        number: tuple("" if row[name] is None else str(row[name]) for name in COLUMNS)
+        for number, row in enumerate(rows)
+    }  # type: ignore[misc]
 
 
 def differs(folder: Path, tables: list[pa.Table], names: set[str]) -> str | None:
-    """What is wrong with how a folder of files is read; None if its rows come out right, or are refused by file and column."""
+    """What is wrong with how a folder of files is read; None if its rows come out right, or are refused by file and
+    column.
+    """
     try:
         found = labelled(folder)
     except InputError as exc:
-        return None if ".parquet: " in str(exc) and any(f"`{name}`" in str(exc) for name in names) else f"refused without its place: {exc}"
+        return (
+            None
+            if ".parquet: " in str(exc) and any(f"`{name}`" in str(exc) for name in names)
+            else f"refused without its place: {exc}"
+        )
     except Exception as exc:  # noqa: BLE001 (what is looked for)
         return f"{type(exc).__name__}: {exc}"
     return None if found == expected(tables) else f"other rows: {found}"
@@ -144,7 +185,9 @@ def differs(folder: Path, tables: list[pa.Table], names: set[str]) -> str | None
 
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 @pytest.mark.parametrize("name", COLUMNS)
-def test_every_type_in_every_column_is_read_right_or_refused_by_name(tmp_path: Path, name: str, scattered: bool) -> None:
+def test_every_type_in_every_column_is_read_right_or_refused_by_name(
+    tmp_path: Path, name: str, scattered: bool
+) -> None:
     wrong, tried = [], 0
     for number, (shown, kind) in enumerate(TYPES.items()):
         folder = tmp_path / str(number)
@@ -172,12 +215,19 @@ def mixes() -> Iterator[tuple[str, pa.DataType, pa.DataType]]:
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 def test_files_of_two_types_are_read_right_or_refused_by_name(tmp_path: Path, scattered: bool) -> None:
     drawn = list(mixes()) if IS_FULL else random.Random(15).sample(list(mixes()), 30)
-    drawn += [("query_id", pa.int64(), pa.uint64()), ("doc_id", pa.uint64(), pa.int8()), ("document", pa.string_view(), pa.null())]
+    drawn += [
+        ("query_id", pa.int64(), pa.uint64()),
+        ("doc_id", pa.uint64(), pa.int8()),
+        ("document", pa.string_view(), pa.null()),
+    ]
     wrong = []
     for number, (name, first, second) in enumerate(drawn):
         folder = tmp_path / str(number)
         folder.mkdir()
-        tables = [write(folder / f"{at}.parquet", {name: kind}, scattered=scattered) for at, kind in enumerate((first, second))]
+        tables = [
+            write(folder / f"{at}.parquet", {name: kind}, scattered=scattered)
+            for at, kind in enumerate((first, second))
+        ]
         fault = differs(folder, [table for table in tables if table is not None], {name})
         wrong += [f"{name}: {first} and {second}: {fault}"] if fault else []
     assert not wrong, "\n".join(wrong)
@@ -185,7 +235,9 @@ def test_files_of_two_types_are_read_right_or_refused_by_name(tmp_path: Path, sc
 
 def test_ids_beyond_signed_integers_beside_small_ones_are_read_as_they_are(tmp_path: Path) -> None:
     texts = {name: pa.array(["x"] * 6) for name in ("query", "document")}
-    for at, ids in enumerate((pa.array([1, 2, 3, 1, 2, 3], pa.int64()), pa.array([2**63 + 1, 2, 3, 2**64 - 1, 2, 3], pa.uint64()))):
+    for at, ids in enumerate(
+        (pa.array([1, 2, 3, 1, 2, 3], pa.int64()), pa.array([2**63 + 1, 2, 3, 2**64 - 1, 2, 3], pa.uint64()))
+    ):
         pq.write_table(pa.table({"query_id": ids, "doc_id": ids, **texts}), tmp_path / f"{at}.parquet")
     tables = [pq.read_table(tmp_path / f"{at}.parquet") for at in range(2)]
     assert differs(tmp_path, tables, set()) is None
@@ -197,7 +249,11 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
     table = write(tmp_path / "a.parquet", {}, scattered=scattered)
     assert table is not None
     other = pa.array([{"id": f"wrong{row}", "b": {"c": "wrong"}} for row in range(ROWS)])
-    arrays = {"q" if name != "q" else "q2": other, "a": other, **{("id" if at == "query_id" else at): table[at] for at in COLUMNS}}
+    arrays = {
+        "q" if name != "q" else "q2": other,
+        "a": other,
+        **{("id" if at == "query_id" else at): table[at] for at in COLUMNS},
+    }
     held = {name: arrays.pop("id"), **arrays}
     for order in (list(held), list(reversed(held))):
         pq.write_table(pa.table({at: held[at] for at in order}), tmp_path / "a.parquet", row_group_size=5)
@@ -216,21 +272,31 @@ SHAPES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no rows": lambda table: table.slice(0, 0),
     "no columns": lambda table: table.select([]),
     "a column twice": lambda table: table.append_column("doc_id", table["doc_id"]),
-    "null document ids": lambda table: table.set_column(2, "doc_id", pa.array([None, *table["doc_id"].to_pylist()[1:]])),
-    "null query ids": lambda table: table.set_column(0, "query_id", pa.array([None, *table["query_id"].to_pylist()[1:]])),
+    "null document ids": lambda table: table.set_column(
+        2, "doc_id", pa.array([None, *table["doc_id"].to_pylist()[1:]])
+    ),
+    "null query ids": lambda table: table.set_column(
+        0, "query_id", pa.array([None, *table["query_id"].to_pylist()[1:]])
+    ),
     "other columns": lambda table: table.append_column("more", pa.array([[{"x": [1]}]] * table.num_rows)),
-    "a column that is not asked for twice": lambda table: table.append_column("m", table["query"]).append_column("m", table["query"]),
+    "a column that is not asked for twice": lambda table: table.append_column("m", table["query"]).append_column(
+        "m", table["query"]
+    ),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
-def test_every_shape_of_a_file_beside_an_ordinary_one_is_read_right_or_refused_by_name(tmp_path: Path, shape: str, scattered: bool) -> None:
+def test_every_shape_of_a_file_beside_an_ordinary_one_is_read_right_or_refused_by_name(
+    tmp_path: Path, shape: str, scattered: bool
+) -> None:
     first = write(tmp_path / "a.parquet", {}, scattered=scattered)
     assert first is not None
     second = SHAPES[shape](first)
     pq.write_table(second, tmp_path / "b.parquet", row_group_size=5)
-    tables = [first] if second.num_columns == 0 else [first, second] if "doc_id" not in second.schema.names[3:] else [first]
+    tables = (
+        [first] if second.num_columns == 0 else [first, second] if "doc_id" not in second.schema.names[3:] else [first]
+    )
     assert differs(tmp_path, tables, set(COLUMNS)) is None
 
 
@@ -249,7 +315,9 @@ def test_an_encrypted_column_is_refused_by_name_and_one_that_is_not_read_is_none
         def wrap_key(self, key_bytes: bytes, _: str) -> str:
             return key_bytes.hex()
 
-    settings = encryption.EncryptionConfiguration(footer_key="f" * 16, column_keys={"c" * 16: [name]}, plaintext_footer=plaintext_footer)
+    settings = encryption.EncryptionConfiguration(
+        footer_key="f" * 16, column_keys={"c" * 16: [name]}, plaintext_footer=plaintext_footer
+    )
     factory = encryption.CryptoFactory(Plain)
     props = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
     table = write(tmp_path / "plain.parquet", {}, scattered=False)

@@ -67,7 +67,9 @@ def planned(tmp_path: Path) -> Planned:
     return Planned(tmp_path)
 
 
-def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def look(path: str) -> Any:
         raise AssertionError(f"{path} was opened")
 
@@ -113,7 +115,9 @@ def test_another_file_or_place_or_wish_is_looked_at_again(planned: Planned, tmp_
     planned.folder.rename(tmp_path / "moved")
     moved = InputSpec(path=(str(tmp_path / "moved"),))
     assert planned.shortcut(moved) is None
-    assert [file.identity for file in open_dataset(moved, reads_context=False).files] == [file.identity for file in planned.plan.files]
+    assert [file.identity for file in open_dataset(moved, reads_context=False).files] == [
+        file.identity for file in planned.plan.files
+    ]
 
 
 def test_a_plan_without_the_shortcut_is_read(planned: Planned) -> None:
@@ -185,7 +189,9 @@ def damaged_footer(files: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("damage", [damaged_rows, damaged_size, damaged_footer])
-def test_what_a_damaged_plan_says_of_its_files_is_not_believed(planned: Planned, damage: Callable[[list[Any]], None]) -> None:
+def test_what_a_damaged_plan_says_of_its_files_is_not_believed(
+    planned: Planned, damage: Callable[[list[Any]], None]
+) -> None:
     held = json.loads(planned.store.read(PLAN_NAME))
     damage(held["files"])
     planned.store.put(PLAN_NAME, json.dumps(held).encode())
@@ -198,7 +204,9 @@ def test_a_shortcut_that_can_not_be_read_is_none(planned: Planned) -> None:
     assert load_known(planned.store, planned.plan) is None
 
 
-def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned.plan
 
     def read(name: str) -> bytes:
@@ -211,5 +219,8 @@ def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(planned: Planned,
 
 def test_files_of_two_disks_have_two_marks_though_all_else_agrees(planned: Planned) -> None:
     stat = (planned.folder / "a.parquet").stat()
-    marks = {mark_of(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1})) for device in (1, 2)}
+    marks = {
+        mark_of(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
+        for device in (1, 2)
+    }
     assert len(marks) == 2

@@ -65,7 +65,9 @@ def test_of_many_takers_one_gets_a_free_lease_and_one_a_dead_one() -> None:
         objects.now_s += 61.0
 
 
-def test_a_live_lease_is_refused_and_a_dead_one_taken_over_by_the_clock_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_lease_is_refused_and_a_dead_one_taken_over_by_the_clock_of_the_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     objects = MemoryObjects()
     lease_on(objects).acquire()
     for hours in (-1, 1):  # what the workers' own clocks say plays no part
@@ -160,7 +162,10 @@ def test_the_keeper_renews_all_leases_every_third_of_their_time_and_then_ends(ke
     for lease in held:
         lease.acquire()
     deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline and min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) < 3:
+    while (
+        time.monotonic() < deadline
+        and min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) < 3
+    ):
         time.sleep(0.02)
     assert min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) >= 3
     for lease in held:
@@ -184,7 +189,9 @@ def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkey
 
 
 def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_renewal(keeper: LeaseKeeper) -> None:
-    """Two dozen shards, a reply takes half of the time between two renewals: one after the other, a round would take four lives."""
+    """Two dozen shards, a reply takes half of the time between two renewals: one after the other, a round would take
+    four lives.
+    """
     ttl_s, slow_s = 1.8, 0.3
     puts: dict[str, list[float]] = {}
     let_go = threading.Event()
@@ -273,7 +280,9 @@ assert faults.hangs.wait(20.0)
 sys.exit(7)
 """
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
@@ -294,7 +303,9 @@ def test_a_holder_whose_renewals_fail_in_an_unknown_way_counts_itself_out_and_no
     assert not other.is_lost
 
 
-def test_a_holder_that_gets_no_thread_to_renew_in_counts_itself_out(keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_gets_no_thread_to_renew_in_counts_itself_out(
+    keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = Lease(MemoryObjects(), "x", "x", 0.3, keeper)
     lease.acquire()
 

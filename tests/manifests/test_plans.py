@@ -1,4 +1,6 @@
-"""Shards partition the input into whole queries, chunks partition the shards, and the same input gives the same plan."""
+"""Shards partition the input into whole queries, chunks partition the shards, and the same input
+gives the same plan.
+"""
 
 from __future__ import annotations
 

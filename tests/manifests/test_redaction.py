@@ -132,11 +132,15 @@ SHAPES += [  # found by attacking the door
 ]
 HEX = hashlib.md5(b"x", usedforsecurity=False).hexdigest()
 FIRST_LETTERS = """
-    GOCSPX- 1//0g abc8Q~ whsec_ xapp-1- glrt- r8_ gsk_ xai- nvapi- hvs. pcsk_ lin_api_ ntn_ glsa_ ATATT3 dckr_pat_ figd_ pplx- sk-ant-api03-
+    GOCSPX- 1//0g abc8Q~ whsec_ xapp-1- glrt- r8_ gsk_ xai- nvapi- hvs. pcsk_ lin_api_ ntn_ glsa_ ATATT3 dckr_pat_
+    figd_ pplx- sk-ant-api03-
     sk_live_ rk_live_ ghs_ xoxb-1- npm_ pypi-AgE
 """
 SHAPES += [  # whole headers, webhooks, tokens by their first letters, values between quotes
-    f'Authorization: Digest username="me", realm="", nonce="dcd98b71", uri="/x", qop=auth, nc=1, response="{HEX}", opaque="5ccc"',
+    (
+        f'Authorization: Digest username="me", realm="", nonce="dcd98b71", uri="/x", qop=auth, nc=1, response="{HEX}", '
+        'opaque="5ccc"'
+    ),
     f'retry with Digest username="me", realm="r", nonce="dcd9", uri="/x", response="{HEX}"',
     f"Proxy-Authorization: Digest username=me, response={HEX}",
     f"Authorization: AWS4-HMAC-SHA256 Credential=me/20261122/eu/s3/aws4_request, SignedHeaders=host, Signature={HEX}",
@@ -190,7 +194,18 @@ SHAPES += [  # whole headers, webhooks, tokens by their first letters, values be
     f"connect('me', password=b'{SECRET}')",
     f"environ[b'API_TOKEN'] = b'{SECRET}'",
 ]
-TELLTALES = ["hunter2", HEX[4:], DER[30:40], BODY[10:20], LONG[20:30], JWT[25:40], "wJalrXUt", "MDENG", "abcdef", "dXNlcjpo"]
+TELLTALES = [
+    "hunter2",
+    HEX[4:],
+    DER[30:40],
+    BODY[10:20],
+    LONG[20:30],
+    JWT[25:40],
+    "wJalrXUt",
+    "MDENG",
+    "abcdef",
+    "dXNlcjpo",
+]
 TELLTALES += ["AAECAwQFBg", "aHVudGVy"]
 
 SURVIVE = [
@@ -253,7 +268,13 @@ def test_a_url_shows_neither_user_nor_query_in_whatever_stands_around_it(url: st
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_has_the_form_of_a_key_or_token_is_masked(shape: str) -> None:
-    for text in (shape, f"relabel: {shape}: no such file", repr(shape), json.dumps({"message": shape}), f"a\n{shape}\nb"):
+    for text in (
+        shape,
+        f"relabel: {shape}: no such file",
+        repr(shape),
+        json.dumps({"message": shape}),
+        f"a\n{shape}\nb",
+    ):
         shown = redacted(text)
         assert MASK in shown
         assert not [telltale for telltale in TELLTALES if telltale in shown], shown
@@ -273,7 +294,9 @@ PASSWORDS = st.text(string.ascii_letters + string.digits + "/@:%+=?#&!$,;~._-", 
 
 
 @given(
-    password=PASSWORDS, user=st.text(string.ascii_letters, min_size=1, max_size=12), scheme=st.sampled_from(["s3", "gs", "https", "sftp"])
+    password=PASSWORDS,
+    user=st.text(string.ascii_letters, min_size=1, max_size=12),
+    scheme=st.sampled_from(["s3", "gs", "https", "sftp"]),
 )
 def test_any_password_in_a_url_is_masked(password: str, user: str, scheme: str) -> None:
     head = password.partition("/")[0]
@@ -293,7 +316,14 @@ def test_a_value_that_was_given_is_masked_in_every_form_it_is_written_in(secret:
     forget_secrets()
     keep_secret(secret, "a test")
     raw = secret.encode(errors="replace")
-    forms = {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), quote(secret, errors="replace"), quote_plus(secret)}
+    forms = {
+        secret,
+        repr(secret)[1:-1],
+        json.dumps(secret)[1:-1],
+        html.escape(secret),
+        quote(secret, errors="replace"),
+        quote_plus(secret),
+    }
     forms.add(base64.b64encode(raw).decode().rstrip("="))
     forms |= {json.dumps(json.dumps(secret)[1:-1])[1:-1], raw.hex()}
     for form in forms:
@@ -306,7 +336,10 @@ PATHS = st.lists(SEGMENTS, min_size=1, max_size=6).map("/".join)
 
 
 @given(
-    path=PATHS, digest=st.binary(max_size=9), row=st.integers(0, 10**12), root=st.sampled_from(["", "/", "s3://bucket/", "http://h:9000/"])
+    path=PATHS,
+    digest=st.binary(max_size=9),
+    row=st.integers(0, 10**12),
+    root=st.sampled_from(["", "/", "s3://bucket/", "http://h:9000/"]),
 )
 def test_paths_digests_and_row_ids_survive(path: str, digest: bytes, row: int, root: str) -> None:
     hexed = hashlib.sha256(digest).hexdigest()
@@ -337,9 +370,41 @@ def test_lines_of_a_secret_of_many_lines_are_masked_one_by_one() -> None:
     assert redacted("w0: second-line-of-it") == f"w0: {MASK}"
 
 
-PARTS = ["x", "a/b-c_d.e:", "=/+", "?a=", "-----BEGIN X-----", "https://h/x ", "://", "b@", "authorization: ", "token", "key-", "a::b://"]
-PARTS += ["password='", "<token", "jdbc:oracle:x:", "private-lines: ", "Digest uri=", "/hooks/", "--- BEGIN ", "login a ", "&quot;"]
-PARTS += ["https%3A%2F%2F", "?a=b&", "\\", "Proc-Type: x\n", "password: 'a", "-----BEGIN X-----\nA: b\n", "1a8Q~", "eyJa."]
+PARTS = [
+    "x",
+    "a/b-c_d.e:",
+    "=/+",
+    "?a=",
+    "-----BEGIN X-----",
+    "https://h/x ",
+    "://",
+    "b@",
+    "authorization: ",
+    "token",
+    "key-",
+    "a::b://",
+]
+PARTS += [
+    "password='",
+    "<token",
+    "jdbc:oracle:x:",
+    "private-lines: ",
+    "Digest uri=",
+    "/hooks/",
+    "--- BEGIN ",
+    "login a ",
+    "&quot;",
+]
+PARTS += [
+    "https%3A%2F%2F",
+    "?a=b&",
+    "\\",
+    "Proc-Type: x\n",
+    "password: 'a",
+    "-----BEGIN X-----\nA: b\n",
+    "1a8Q~",
+    "eyJa.",
+]
 PARTS += ["/with/key/", 'authorization: a="b"']
 
 
@@ -364,12 +429,15 @@ def test_a_short_value_is_no_secret() -> None:
 
 
 NAMES_OF_SECRETS = """
-    PGPASSWORD DBPASSWORD GITHUB_PAT2 MYSECRETS APIKEY MYAPIKEY3 SIGNKEY accountKey x-amz-signature X-Amz-Credential sig jwt auth
-    AUTHORIZATION DB_DSN CONN_STRING CONNECTION_STRING MYSQL_PWD DbPass SASL_PASSPHRASE TLS_CERT PRIVATE_PEM BASIC_AUTH2 sas_token
+    PGPASSWORD DBPASSWORD GITHUB_PAT2 MYSECRETS APIKEY MYAPIKEY3 SIGNKEY accountKey x-amz-signature X-Amz-Credential
+    sig jwt auth
+    AUTHORIZATION DB_DSN CONN_STRING CONNECTION_STRING MYSQL_PWD DbPass SASL_PASSPHRASE TLS_CERT PRIVATE_PEM
+    BASIC_AUTH2 sas_token
     HF_TOKEN TOKENS secret
 """
 INNOCENT_NAMES = """
-    MONKEY REGION AUTHOR AUTHORS PATH PYTHONPATH PATTERN TOKENIZER TOKENIZERS_PARALLELISM PASSAGE_COLUMN KEYWORDS DAY output limit versionId
+    MONKEY REGION AUTHOR AUTHORS PATH PYTHONPATH PATTERN TOKENIZER TOKENIZERS_PARALLELISM PASSAGE_COLUMN KEYWORDS
+    DAY output limit versionId
     download COMPASS CONNECTIONS CREDITS signals SASKATOON PWD OLDPWD
 """
 

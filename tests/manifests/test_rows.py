@@ -1,4 +1,6 @@
-"""Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that stands in the files."""
+"""Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that
+stands in the files.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,13 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
             table = pa.table(
                 {
                     "query_id": pa.array(columns[0], pa.string()),
-                    "query": pa.array([f"q {row[0]}" for row in rows], pa.string() if number % 2 else pa.large_string()),
+                    "query": pa.array(
+                        [f"q {row[0]}" for row in rows], pa.string() if number % 2 else pa.large_string()
+                    ),
                     "doc_id": pa.array(range(len(rows)), pa.int32()),
-                    "title": pa.array(columns[1], pa.string()).dictionary_encode() if number % 2 else pa.array(columns[1], pa.string()),
+                    "title": pa.array(columns[1], pa.string()).dictionary_encode()
+                    if number % 2
+                    else pa.array(columns[1], pa.string()),
                     "body": pa.array(columns[2], pa.string()),
                 }
             )
@@ -65,12 +71,16 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
         seen: list[int] = []
         for shard in plan.shards:
             planned = shard_row_ids(store, shard)
-            pending = [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
+            pending = (
+                [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
+            )
             bounds = np.cumsum([0, *shard.chunks])
             found = list(read_chunks(dataset, shard, planned if shard.row_ids else None, pending, readings=None))
             assert [chunk.chunk for chunk in found] == pending
             for chunk in found:
-                assert [pair.row_id for pair in chunk.pairs] == planned[bounds[chunk.chunk] : bounds[chunk.chunk + 1]].tolist()
+                assert [pair.row_id for pair in chunk.pairs] == planned[
+                    bounds[chunk.chunk] : bounds[chunk.chunk + 1]
+                ].tolist()
                 for pair in chunk.pairs:
                     query_id, title, body = flat[pair.row_id]
                     assert (pair.query_id, pair.query) == (query_id, f"q {query_id}")
@@ -92,7 +102,13 @@ def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Pat
 
 def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: Path) -> None:
     table = pa.table(
-        {"query_id": ["a", "a"], "query": ["q", "q"], "doc_id": ["1", "2"], "document": ["x", "y"], "context": [list("abcdef"), None]}
+        {
+            "query_id": ["a", "a"],
+            "query": ["q", "q"],
+            "doc_id": ["1", "2"],
+            "document": ["x", "y"],
+            "context": [list("abcdef"), None],
+        }
     )
     pq.write_table(table, tmp_path / "a.parquet")
     for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):

@@ -49,7 +49,9 @@ def test_rows_in_equal_labelled_plus_quarantined(folder: RunFolder) -> None:
         ([4, 5, 6, 0], r"row ids \[7\]\), 1 doubled or foreign \(\[0\]\)"),
     ],
 )
-def test_a_lost_or_doubled_row_is_found_even_when_counts_agree(folder: RunFolder, rows: list[int], message: str) -> None:
+def test_a_lost_or_doubled_row_is_found_even_when_counts_agree(
+    folder: RunFolder, rows: list[int], message: str
+) -> None:
     commit(folder, 0, [0, 1, 2, 3])
     commit(folder, 1, rows)
     with pytest.raises(ManifestError, match=message):
@@ -124,7 +126,9 @@ def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
         manifest(folder)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"version": 99}', b'{"version": 1, "labels": {"path": "x"}}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"version": 99}', b'{"version": 1, "labels": {"path": "x"}}']
+)
 def test_a_damaged_receipt_is_told(folder: RunFolder, body: bytes) -> None:
     folder.store.put("receipts/shard-00000/chunk-000000.json", body)
     with pytest.raises(ManifestError, match=r"chunk-000000\.json"):

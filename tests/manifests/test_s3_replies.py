@@ -1,4 +1,6 @@
-"""Replies of an S3 server that can't be ones are asked for again, and end in StoreUnreachableError; never a traceback."""
+"""Replies of an S3 server that can't be ones are asked for again, and end in
+StoreUnreachableError; never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_whole_replies_are_read() -> None:
         ("page", {"is_deep": True, "after": None}, {"IsTruncated": True}, b""),
     ],
 )
-def test_a_reply_that_can_not_be_one_is_asked_for_again(verb: str, options: dict[str, Any], reply: dict[str, Any], data: bytes) -> None:
+def test_a_reply_that_can_not_be_one_is_asked_for_again(
+    verb: str, options: dict[str, Any], reply: dict[str, Any], data: bytes
+) -> None:
     def ask() -> object:
         return getattr(replying(reply, data), verb)("bucket/a", **options)
 
@@ -65,7 +69,9 @@ class RefusalError(Exception):
         self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
 
-@pytest.mark.parametrize(("status", "code"), [(507, ""), (507, "InsufficientStorage"), (403, "QuotaExceeded"), (400, "XMinioStorageFull")])
+@pytest.mark.parametrize(
+    ("status", "code"), [(507, ""), (507, "InsufficientStorage"), (403, "QuotaExceeded"), (400, "XMinioStorageFull")]
+)
 def test_a_full_bucket_is_said_so(status: int, code: str) -> None:
     found = S3Objects(None, "s3://bucket/out")._meaning(RefusalError(status, code), "bucket/out/a")
     assert isinstance(found, DiskFullError)

@@ -41,7 +41,9 @@ def test_put_replaces_in_one_step_and_leaves_nothing_beside(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_full_disk_is_told_and_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -65,12 +67,19 @@ def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path
     dead = subprocess.Popen(["true"])
     dead.wait()
     mine = f".tmp-{store_module._HOST}-{os.getpid()}-abc"
-    for name in (f".tmp-{store_module._HOST}-{dead.pid}-abc", mine, f".tmp-elsewhere-{dead.pid}-abc", ".tmp-elsewhere-1-old"):
+    for name in (
+        f".tmp-{store_module._HOST}-{dead.pid}-abc",
+        mine,
+        f".tmp-elsewhere-{dead.pid}-abc",
+        ".tmp-elsewhere-1-old",
+    ):
         (tmp_path / "labels" / name).write_bytes(b"half")
     os.utime(tmp_path / "labels" / ".tmp-elsewhere-1-old", (1, 1))
     assert store.names("labels") == ["labels/a.parquet"]
     assert store.sweep("labels") == 2
-    assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == sorted(["a.parquet", mine, f".tmp-elsewhere-{dead.pid}-abc"])
+    assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == sorted(
+        ["a.parquet", mine, f".tmp-elsewhere-{dead.pid}-abc"]
+    )
 
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:

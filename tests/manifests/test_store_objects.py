@@ -169,6 +169,8 @@ def test_a_log_that_ended_or_grew_is_kept_no_longer_and_loses_no_line(monkeypatc
     store.log("logs/shard-00001.log", "one more, by a helper\n", is_end=True)
     store.close()
     names = store.names("logs")
-    assert "".join(sorted("".join(store.read(name).decode() for name in names if "00000" in name).splitlines(True))) == "".join(lines)
+    assert "".join(
+        sorted("".join(store.read(name).decode() for name in names if "00000" in name).splitlines(True))
+    ) == "".join(lines)
     assert sorted(store.read(name) for name in names if "00001" in name) == [b"done\n", b"one more, by a helper\n"]
     assert max(len(store.read(name)) for name in names) < 100

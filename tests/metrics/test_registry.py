@@ -1,4 +1,6 @@
-"""The registry itself: every metric there is, against libraries and loops, weighted against repeated rows, and in the docs."""
+"""The registry itself: every metric there is, against libraries and loops, weighted against repeated rows, and in the
+docs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def world(seed: int, *, rows: int = 40, queries: int | None = 5, share_with_prob
     probs /= probs.sum(1, keepdims=True)
     labels = probs.argmax(1)
     probs[random.random(rows) >= share_with_probs] = np.nan
-    query = None if queries is None else np.concatenate([np.arange(queries), random.integers(0, queries, rows - queries)])
+    query = (
+        None if queries is None else np.concatenate([np.arange(queries), random.integers(0, queries, rows - queries)])
+    )
     docs = [f"d{row % 30}" for row in range(rows)]
     correct = random.integers(0, 4, rows)
     held = None if share_with_probs == 0.0 else probs
@@ -107,7 +111,9 @@ def ndcg(judged: Judged) -> float:
 
 
 def tau(judged: Judged) -> float:
-    values = [stats.kendalltau(np.round(judged.scores[rows], 6), judged.gold[rows]).statistic for rows in queries_of(judged)]
+    values = [
+        stats.kendalltau(np.round(judged.scores[rows], 6), judged.gold[rows]).statistic for rows in queries_of(judged)
+    ]
     return float(np.nanmean(values))
 
 
@@ -120,7 +126,10 @@ def ece(judged: Judged) -> float:
     assert judged.probs is not None
     confidence, is_right = judged.probs.max(1), judged.probs.argmax(1) == judged.gold
     place = np.minimum((confidence * 15).astype(int), 14)
-    gaps = [abs(confidence[place == one].mean() - is_right[place == one].mean()) * (place == one).mean() for one in set(place)]
+    gaps = [
+        abs(confidence[place == one].mean() - is_right[place == one].mean()) * (place == one).mean()
+        for one in set(place)
+    ]
     return float(sum(gaps))
 
 
@@ -160,7 +169,9 @@ def test_every_metric_is_that_of_a_library_or_of_a_loop(name: str) -> None:
     for seed in range(6):
         judged = world(seed, rows=30 * 3, queries=4)
         judged = Judged(**{**vars(judged), "docs": [f"d{(row * 7) % 90}" for row in range(90)]})  # each document once
-        assert measured(judged).values[name.format(MEMBERS.get(name))] == pytest.approx(REFERENCES[name](judged), abs=1e-12)
+        assert measured(judged).values[name.format(MEMBERS.get(name))] == pytest.approx(
+            REFERENCES[name](judged), abs=1e-12
+        )
 
 
 def test_an_auc_by_written_grades_is_that_of_scikit_learn() -> None:
@@ -172,7 +183,9 @@ def test_an_auc_by_written_grades_is_that_of_scikit_learn() -> None:
 
 
 def test_a_thousand_resamples_are_one_matrix_product() -> None:
-    """Each query adds the same to a sum whatever else is drawn: the sums of all resamples at once are those of each alone."""
+    """Each query adds the same to a sum whatever else is drawn: the sums of all resamples at once are those of each
+    alone.
+    """
     found = measured(world(1))
     weights = np.concatenate(list(draw_weights(5, 1000, seed=2)))
     together = found.resampled(weights)
@@ -213,7 +226,9 @@ def test_the_page_lists_every_metric(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         EVALUATE_PAGE.write_text(text[: found.start()] + table + text[found.end() :], encoding="utf-8")
     else:
-        assert found[0] == table, "the table of docs/evaluate.md is not that of the registry: run pytest with --update-golden"
+        assert found[0] == table, (
+            "the table of docs/evaluate.md is not that of the registry: run pytest with --update-golden"
+        )
 
 
 def test_places_of_large_weights_hold_their_sums() -> None:

@@ -1,4 +1,6 @@
-"""The exporter `optimum`, in its own environment (`make test-optimum`): transformers 4.57 and students that transformers 5 wrote."""
+"""The exporter `optimum`, in its own environment (`make test-optimum`): transformers 4.57 and students that
+transformers 5 wrote.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(pooling: str) -> Path:
         if pooling not in made:
             columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id", "document": ["document"]}
-            made[pooling] = write_tiny_student(tmp_path_factory.mktemp(pooling) / "student", pooling=pooling, columns=columns)
+            made[pooling] = write_tiny_student(
+                tmp_path_factory.mktemp(pooling) / "student", pooling=pooling, columns=columns
+            )
         return made[pooling]
 
     return make
 
 
 def exported(student: Path, pairs: Path, target: Path, **options: Any) -> Path:
-    export_bundle(student, target, ExportSpec(exporter="optimum", **options), pairs=PairsFile(str(pairs), "grade"), provider="cpu")
+    export_bundle(
+        student, target, ExportSpec(exporter="optimum", **options), pairs=PairsFile(str(pairs), "grade"), provider="cpu"
+    )
     return target
 
 
@@ -48,7 +54,9 @@ def test_an_encoders_heads_behind_optimums_backbone_say_what_the_student_says(
     tmp_path: Path,
 ) -> None:
     student = encoder(pooling)
-    made = exported(student, graded_file, tmp_path / "bundle", logits=True, precisions="fp32,int8", parity={"int8_max_f1_loss": 100})
+    made = exported(
+        student, graded_file, tmp_path / "bundle", logits=True, precisions="fp32,int8", parity={"int8_max_f1_loss": 100}
+    )
     facts = open_bundle(made).facts
     assert facts["made_by"]["models"]["fp32"]["exporter"] == "optimum"
     assert facts["made_by"]["versions"]["transformers"].startswith("4.57")
@@ -57,7 +65,9 @@ def test_an_encoders_heads_behind_optimums_backbone_say_what_the_student_says(
     for name, wanted in loaded.probabilities(HOSTILE).items():
         np.testing.assert_allclose(ours.probabilities(HOSTILE)[name], wanted, atol=1e-4)
     batch = ours.encoder.collate(ours.encoder.encode(HOSTILE))
-    np.testing.assert_allclose(ours.session.run(["subject_logits"], batch)[0], loaded.logits(HOSTILE)["subject"], atol=1e-3)
+    np.testing.assert_allclose(
+        ours.session.run(["subject_logits"], batch)[0], loaded.logits(HOSTILE)["subject"], atol=1e-3
+    )
 
 
 def test_a_decoders_grade_tokens_behind_optimums_backbone_say_what_the_student_says(
@@ -77,7 +87,10 @@ def test_a_tokenizer_that_transformers_5_wrote_keeps_its_inputs(encoder: Callabl
     held = json.loads(written)
     try:
         file.write_text(
-            json.dumps({key: value for key, value in held.items() if key != "model_input_names"} | {"tokenizer_class": "TokenizersBackend"})
+            json.dumps(
+                {key: value for key, value in held.items() if key != "model_input_names"}
+                | {"tokenizer_class": "TokenizersBackend"}
+            )
         )
         assert load_student(student).tokenizer.model_input_names == ["input_ids", "attention_mask"]
     finally:

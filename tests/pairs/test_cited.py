@@ -36,7 +36,13 @@ SCHEMA = pa.schema(
 def answers(query: str, *cited: str, shown: str = "d0 d1 d2 d3") -> list[dict[str, Any]]:
     """One answer for each text of cited ids."""
     return [
-        {"query_id": query, "query": f"about {query}", "answer_id": f"a{i}", "cited": ids.split(), "candidates": shown.split()}
+        {
+            "query_id": query,
+            "query": f"about {query}",
+            "answer_id": f"a{i}",
+            "cited": ids.split(),
+            "candidates": shown.split(),
+        }
         for i, ids in enumerate(cited)
     ]
 
@@ -44,9 +50,13 @@ def answers(query: str, *cited: str, shown: str = "d0 d1 d2 d3") -> list[dict[st
 FIVE = ("d0 d1", "d0", "d1 d1", "d2", "d0")  # d0 in 3 answers, d1 in 2 (once named twice), d2 in 1, d3 in none
 
 
-def build(write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]] | None = None, **rule: Any) -> Any:
+def build(
+    write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]] | None = None, **rule: Any
+) -> Any:
     frame, counts = cited_pairs(
-        write("answers.parquet", rows, SCHEMA), write("docs.parquet", DOCS if docs is None else docs), CitationRule(**rule)
+        write("answers.parquet", rows, SCHEMA),
+        write("docs.parquet", DOCS if docs is None else docs),
+        CitationRule(**rule),
     )
     return frame.collect().to_dicts(), counts
 
@@ -60,19 +70,28 @@ def test_five_answers_counted_by_hand(write: Callable[..., str]) -> None:
         ("d3", "hard_negative", 0),
     ]
     assert rows[0] == {
-        "query_id": "q", "query": "about q", "doc_id": "d0", "document": "text 0", "kind": "likely_positive", "cited_in": 3,
-    }  # fmt: skip
+        "query_id": "q",
+        "query": "about q",
+        "doc_id": "d0",
+        "document": "text 0",
+        "kind": "likely_positive",
+        "cited_in": 3,
+    }
     assert (counts.queries, counts.pairs) == (1, {"likely_positive": 2, "hard_negative": 2, "random_negative": 0})
 
 
 @pytest.mark.parametrize(("cited_in", "positives"), [(1, ["d0", "d1", "d2"]), (3, ["d0"]), (4, []), (5, [])])
-def test_the_number_of_citations_asked_for_decides(write: Callable[..., str], cited_in: int, positives: list[str]) -> None:
+def test_the_number_of_citations_asked_for_decides(
+    write: Callable[..., str], cited_in: int, positives: list[str]
+) -> None:
     rows, _ = build(write, answers("q", *FIVE), cited_in=cited_in)
     assert [row["doc_id"] for row in rows if row["kind"] == "likely_positive"] == positives
     assert len(rows) == 4
 
 
-def test_a_query_with_too_few_answers_is_told_and_left_out_and_of_one_with_more_the_first_count(write: Callable[..., str]) -> None:
+def test_a_query_with_too_few_answers_is_told_and_left_out_and_of_one_with_more_the_first_count(
+    write: Callable[..., str],
+) -> None:
     rows, counts = build(write, [*answers("few", *FIVE[:4]), *answers("many", *FIVE, "d3", "d3")])
     assert {row["query_id"] for row in rows} == {"many"}
     assert counts.short_queries == ["few"]
@@ -153,7 +172,10 @@ def answer_sets(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=answer_sets(), cited_in=st.integers(1, 3), negatives=st.integers(0, 5), texts=st.lists(st.integers(0, 8), min_size=12, max_size=12)
+    rows=answer_sets(),
+    cited_in=st.integers(1, 3),
+    negatives=st.integers(0, 5),
+    texts=st.lists(st.integers(0, 8), min_size=12, max_size=12),
 )
 def test_for_any_answers_the_pairs_are_the_ones_that_a_plain_count_gives(
     write: Callable[..., str], rows: list[dict[str, Any]], cited_in: int, negatives: int, texts: list[int]
@@ -200,15 +222,33 @@ def row(**changes: Any) -> dict[str, Any]:
         ([row(query_id=None)], DOCS, "row 0 has no `query_id`"),
         ([row()], DOCS, r"no query has 5 answers \(the most is 1\). Lower --answers-per-query"),
         ([], DOCS, "no query has 5 answers"),
-        (answers("q", *FIVE, shown="x y"), DOCS, "no candidate of any query is in docs.parquet. Do the document ids agree?"),
-        (answers("q", *FIVE), [{"doc_id": "d0", "document": t} for t in "ab"], "document `d0` stands there with different texts"),
+        (
+            answers("q", *FIVE, shown="x y"),
+            DOCS,
+            "no candidate of any query is in docs.parquet. Do the document ids agree?",
+        ),
+        (
+            answers("q", *FIVE),
+            [{"doc_id": "d0", "document": t} for t in "ab"],
+            "document `d0` stands there with different texts",
+        ),
         (answers("q", *FIVE), [{"doc_id": None, "document": "x"}, *DOCS], "row 0 has no `doc_id`"),
-        (answers("q", *FIVE), [{"id": "d0", "document": "x"}], r"\(--docs\): no column `doc_id`; it has id, document. Did you mean"),
-        (answers("q", *FIVE), [{"doc_id": "d0", "text": "x"}], "no column for the document: neither `document`, `title` nor `body`"),
+        (
+            answers("q", *FIVE),
+            [{"id": "d0", "document": "x"}],
+            r"\(--docs\): no column `doc_id`; it has id, document. Did you mean",
+        ),
+        (
+            answers("q", *FIVE),
+            [{"doc_id": "d0", "text": "x"}],
+            "no column for the document: neither `document`, `title` nor `body`",
+        ),
         (answers("q", *FIVE), [{"doc_id": "d0", "document": 3}], "column `document` holds Int64; a string is wanted"),
     ],
 )
-def test_bad_rows_are_named(write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]], message: str) -> None:
+def test_bad_rows_are_named(
+    write: Callable[..., str], rows: list[dict[str, Any]], docs: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         build(write, rows, docs)
 
@@ -241,7 +281,9 @@ def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., st
     docs = write("docs.parquet", DOCS)
     assert cited_pairs("many", docs, CitationRule())[0].collect().height == 4
     write("many/c.parquet", [{"query_id": "q"}])
-    with pytest.raises(InputError, match=r"c.parquet: has the columns query_id; many/a\[1\].parquet has query_id, query"):
+    with pytest.raises(
+        InputError, match=r"c.parquet: has the columns query_id; many/a\[1\].parquet has query_id, query"
+    ):
         cited_pairs("many", docs, CitationRule())
 
 
@@ -250,7 +292,9 @@ def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, m
     assert publish(frame, "new/out.parquet", source="d.parquet") == 4
     before = (folder / "new/out.parquet").read_bytes()
 
-    text = "parquet: File out of specification: underlying IO error: No space left on device (os error 28)"  # as polars 2.1 says it
+    text = (
+        "parquet: File out of specification: underlying IO error: No space left on device (os error 28)"  # polars 2.1
+    )
     for error in (OSError(28, "No space left on device"), polars.exceptions.ComputeError(text)):
 
         def fails(*_: Any, error: Exception = error, **__: Any) -> None:
@@ -274,7 +318,14 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     assert done.json["pairs"] == 6
     assert done.json["queries_left_out"] == 1
     assert "1 queries have fewer than 5 answers, left out: few" in done.err
-    assert pq.read_schema(folder / "out/p.parquet").names == ["query_id", "query", "doc_id", "document", "kind", "cited_in"]
+    assert pq.read_schema(folder / "out/p.parquet").names == [
+        "query_id",
+        "query",
+        "doc_id",
+        "document",
+        "kind",
+        "cited_in",
+    ]
     first = (folder / "out/p.parquet").read_bytes()
     relabel(*call).refused(2, "out/p.parquet: is there already", "--force")
     assert relabel(*call, "--force").code == 0

@@ -29,10 +29,31 @@ DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" 
 REAL = DATA / "llmjudge_dl23" / "pairs.parquet"
 
 PAIRS = [
-    {"query_id": "q1", "query": "pruning roses", "doc_id": "a", "title": "Roses", "body": "Pruning climbing roses in winter.", "grade": 2},
-    {"query_id": "q2", "query": "cast iron pan", "doc_id": "b", "title": "Pans", "body": "How to season a cast iron pan.", "grade": 2},
+    {
+        "query_id": "q1",
+        "query": "pruning roses",
+        "doc_id": "a",
+        "title": "Roses",
+        "body": "Pruning climbing roses in winter.",
+        "grade": 2,
+    },
+    {
+        "query_id": "q2",
+        "query": "cast iron pan",
+        "doc_id": "b",
+        "title": "Pans",
+        "body": "How to season a cast iron pan.",
+        "grade": 2,
+    },
     {"query_id": "q1", "query": "pruning roses", "doc_id": "c", "title": "", "body": "Roses want sun.", "grade": 1},
-    {"query_id": "q1", "query": "pruning roses", "doc_id": "b", "title": "Pans", "body": "How to season a cast iron pan.", "grade": 0},
+    {
+        "query_id": "q1",
+        "query": "pruning roses",
+        "doc_id": "b",
+        "title": "Pans",
+        "body": "How to season a cast iron pan.",
+        "grade": 0,
+    },
     {"query_id": "q3", "query": "¿?", "doc_id": "e", "title": None, "body": None, "grade": 0},
 ]
 
@@ -54,7 +75,9 @@ def plain_bm25(texts: list[str], query: str) -> list[float]:
     return scores
 
 
-vocabulary = st.sampled_from(["rose", "Roses", "prune", "iron", "pan", "cast", "sun", "winter", "a", "1", "é,", "ß", "日本", "x_y", "ROSE"])
+vocabulary = st.sampled_from(
+    ["rose", "Roses", "prune", "iron", "pan", "cast", "sun", "winter", "a", "1", "é,", "ß", "日本", "x_y", "ROSE"]
+)
 documents = st.lists(st.lists(vocabulary, max_size=12).map(" ".join), min_size=1, max_size=12, unique=True)
 
 
@@ -90,15 +113,28 @@ def test_k_and_the_length_are_limits(write: Callable[..., str]) -> None:
 
 
 def test_a_corpus_takes_the_place_of_the_sets_own_documents(write: Callable[..., str]) -> None:
-    corpus = write("c.parquet", [{"document": "all about roses"}, {"document": "iron"}, {"document": "all about roses"}, {"document": " "}])
+    corpus = write(
+        "c.parquet",
+        [{"document": "all about roses"}, {"document": "iron"}, {"document": "all about roses"}, {"document": " "}],
+    )
     rows, counts = contexts(write("p.parquet", PAIRS), corpus_path=corpus)
-    assert [row["context"] for row in rows] == [["all about roses"], ["iron"], ["all about roses"], ["all about roses"], []]
+    assert [row["context"] for row in rows] == [
+        ["all about roses"],
+        ["iron"],
+        ["all about roses"],
+        ["all about roses"],
+        [],
+    ]
     assert counts.documents == 2
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.lists(vocabulary, max_size=6).map(" ".join), st.integers(0, 3)), min_size=1, max_size=12),
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.lists(vocabulary, max_size=6).map(" ".join), st.integers(0, 3)),
+        min_size=1,
+        max_size=12,
+    ),
     grades=st.permutations(range(12)),
 )
 def test_one_list_a_query_and_never_by_grade(
@@ -109,15 +145,21 @@ def test_one_list_a_query_and_never_by_grade(
     folder = tmp_path_factory.mktemp("pairs")
     queries = ["rose prune", "iron pan", "sun", "日本 winter"]
     table = [
-        {"query_id": q, "query": queries[q], "doc_id": str(i), "document": text, "grade": grade} for i, (q, text, grade) in enumerate(rows)
+        {"query_id": q, "query": queries[q], "doc_id": str(i), "document": text, "grade": grade}
+        for i, (q, text, grade) in enumerate(rows)
     ]
     found = []
     for name, given_grades in (("a", [row[2] for row in rows]), ("b", grades)):
         path = folder / f"{name}.parquet"
-        pq.write_table(pa.Table.from_pylist([{**row, "grade": grade} for row, grade in zip(table, given_grades, strict=False)]), path)
+        pq.write_table(
+            pa.Table.from_pylist([{**row, "grade": grade} for row, grade in zip(table, given_grades, strict=False)]),
+            path,
+        )
         found.append([(row["query_id"], row["doc_id"], row["context"]) for row in contexts(str(path))[0]])
     assert found[0] == found[1]
-    assert [(q, d) for q, d, _ in found[0]] == [(row["query_id"], row["doc_id"]) for row in table], "rows stay in their order"
+    assert [(q, d) for q, d, _ in found[0]] == [(row["query_id"], row["doc_id"]) for row in table], (
+        "rows stay in their order"
+    )
     assert len({(q, tuple(c)) for q, _, c in found[0]}) == len({q for q, _, _ in found[0]})
 
 
@@ -128,7 +170,10 @@ def test_one_list_a_query_and_never_by_grade(
         ([PAIRS[0], {**PAIRS[0], "query": "else"}], "query `q1` has two texts, 'else' and 'pruning roses'"),
         ([{**PAIRS[0], "query_id": None}, PAIRS[0]], "row 0 has no `query_id`"),
         ([{**PAIRS[0], "query": 3}], "column `query` holds Int64; a string is wanted"),
-        ([{"query_id": "q", "qeury": "x", "document": "y"}], "no column `query`; it has query_id, qeury, document. Did you mean `qeury`?"),
+        (
+            [{"query_id": "q", "qeury": "x", "document": "y"}],
+            "no column `query`; it has query_id, qeury, document. Did you mean `qeury`?",
+        ),
         ([{"query_id": "q", "query": "x"}], "no column for the document"),
     ],
 )
@@ -138,7 +183,9 @@ def test_bad_pairs_are_named(write: Callable[..., str], rows: list[dict[str, Any
     assert message in str(caught.value)
 
 
-def test_the_command_from_end_to_end_gives_a_job_its_context(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:
+def test_the_command_from_end_to_end_gives_a_job_its_context(
+    relabel: Callable[..., Any], write: Callable[..., str], folder: Path
+) -> None:
     write("p.parquet", PAIRS)
     done = relabel("pairs", "context", "p.parquet", "--to", "out.parquet", "--output", "json")
     assert done.code == 0, done
@@ -148,7 +195,9 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(relabel: Callable[.
     assert dataset.columns.context == "context"
     relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--k", "5").refused(2, "--k")
     relabel("pairs", "context", "p.parquet", "--to", "p.parquet", "--force").refused(2, "lies in the input")
-    relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--corpus", "absent").refused(3, "absent (--corpus): no such file")
+    relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--corpus", "absent").refused(
+        3, "absent (--corpus): no such file"
+    )
     assert not list(folder.glob(".*.tmp"))
 
 

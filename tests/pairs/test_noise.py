@@ -1,4 +1,6 @@
-"""`relabel pairs context --noisy`: the share that was asked for, of documents that the query has nothing to do with, the same each time."""
+"""`relabel pairs context --noisy`: the share that was asked for, of documents that the query has nothing to do with,
+the same each time.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,15 @@ def make(rows: int = 40, queries: int = 5) -> list[dict[str, Any]]:
 
 
 def corpus(documents: int = 60) -> list[dict[str, Any]]:
-    return [{"doc_id": f"c{i}", "document": f"{WORDS[i % 8]} {WORDS[i // 3 % 8]} of the corpus, {i}"} for i in range(documents)]
+    return [
+        {"doc_id": f"c{i}", "document": f"{WORDS[i % 8]} {WORDS[i // 3 % 8]} of the corpus, {i}"}
+        for i in range(documents)
+    ]
 
 
-def contexts(path: str, share: float | None, *, corpus_path: str | None = None, seed: int = 7, **more: Any) -> tuple[Any, Any]:
+def contexts(
+    path: str, share: float | None, *, corpus_path: str | None = None, seed: int = 7, **more: Any
+) -> tuple[Any, Any]:
     """One context a query id, and the counts."""
     rule = ContextRule(noise=None if share is None else NoiseRule(share, seed), **more)
     frame, counts = with_context(path, rule, corpus_path=corpus_path)
@@ -57,11 +64,15 @@ def contexts(path: str, share: float | None, *, corpus_path: str | None = None, 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_that_share_of_each_context_is_random_and_the_rest_stays_in_its_place(write: Callable[..., str], share: float, k: int) -> None:
+def test_that_share_of_each_context_is_random_and_the_rest_stays_in_its_place(
+    write: Callable[..., str], share: float, k: int
+) -> None:
     path, other = write("p.parquet", make()), write("c.parquet", corpus())
     plain, _ = contexts(path, None, k=k, corpus_path=other)
     noisy, counts = contexts(path, share, k=k, corpus_path=other)
-    judged = {row["query_id"]: {one["document"] for one in make() if one["query_id"] == row["query_id"]} for row in make()}
+    judged = {
+        row["query_id"]: {one["document"] for one in make() if one["query_id"] == row["query_id"]} for row in make()
+    }
     in_corpus = {row["document"] for row in corpus()}
     replaced = 0
     for query, context in noisy.items():
@@ -78,7 +89,10 @@ def test_that_share_of_each_context_is_random_and_the_rest_stays_in_its_place(wr
 def test_documents_that_a_query_judges_are_no_noise_for_it(write: Callable[..., str]) -> None:
     """Drawn from the pairs themselves, where every document is judged for some query."""
     path = write("p.parquet", make())
-    judged = {query: {row["document"] for row in make() if row["query_id"] == query} for query in {row["query_id"] for row in make()}}
+    judged = {
+        query: {row["document"] for row in make() if row["query_id"] == query}
+        for query in {row["query_id"] for row in make()}
+    }
     for seed in range(40):
         noisy, _ = contexts(path, 1.0, seed=seed)
         assert all(not judged[query] & set(context) for query, context in noisy.items())
@@ -107,9 +121,13 @@ def test_the_same_for_any_order_of_rows_and_other_queries_change_nothing(
 
     rows, documents = make(), corpus()
     first, _ = contexts(put("p", rows), 0.5, corpus_path=put("c", documents), seed=seed)
-    again, _ = contexts(put("p2", [rows[i] for i in order]), 0.5, corpus_path=put("c2", [documents[i] for i in deck]), seed=seed)
+    again, _ = contexts(
+        put("p2", [rows[i] for i in order]), 0.5, corpus_path=put("c2", [documents[i] for i in deck]), seed=seed
+    )
     assert again == first
-    alone, _ = contexts(put("p3", [row for row in rows if row["query_id"] == "q1"]), 0.5, corpus_path=str(folder / "c"), seed=seed)
+    alone, _ = contexts(
+        put("p3", [row for row in rows if row["query_id"] == "q1"]), 0.5, corpus_path=str(folder / "c"), seed=seed
+    )
     assert alone == {"q1": first["q1"]}
 
 
@@ -145,7 +163,8 @@ def test_a_context_that_is_there_is_what_becomes_noisy(write: Callable[..., str]
 def test_noise_is_cut_like_any_context_and_a_cut_copy_of_a_context_document_is_none(write: Callable[..., str]) -> None:
     rows = [{**row, "context": ["a long document, cut"]} for row in make(4, queries=1)]
     other = write(
-        "c.parquet", [{"document": f"a long document, cut {i}"} for i in range(9)] + [{"document": "something else, and long too"}]
+        "c.parquet",
+        [{"document": f"a long document, cut {i}"} for i in range(9)] + [{"document": "something else, and long too"}],
     )
     noisy, _ = contexts(write("p.parquet", rows), 1.0, corpus_path=other, max_chars=20)
     assert noisy == {"q0": ("something else, and ",)}
@@ -154,20 +173,33 @@ def test_noise_is_cut_like_any_context_and_a_cut_copy_of_a_context_document_is_n
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (make(8, queries=1), "query 'rose winter' wants 3 random documents, and 0 are left that it neither judges nor has for context"),
-        ([{**row, "context": ["a", str(i)]} for i, row in enumerate(make())], "query `q0` has rows with different contexts"),
+        (
+            make(8, queries=1),
+            "query 'rose winter' wants 3 random documents, and 0 are left that it neither judges nor has for context",
+        ),
+        (
+            [{**row, "context": ["a", str(i)]} for i, row in enumerate(make())],
+            "query `q0` has rows with different contexts",
+        ),
         ([{**row, "context": "a"} for row in make()], "column `context` holds String; a list of strings is wanted"),
-        ([{**row, "context": [1]} for row in make()], "column `context` holds List(Int64); a list of strings is wanted"),
+        (
+            [{**row, "context": [1]} for row in make()],
+            "column `context` holds List(Int64); a list of strings is wanted",
+        ),
         ([make()[0], {**make()[0], "query": "else"}], "query `q0` has two texts, 'else' and 'rose winter'"),
     ],
 )
-def test_what_can_not_be_made_noisy_is_named(write: Callable[..., str], rows: list[dict[str, Any]], message: str) -> None:
+def test_what_can_not_be_made_noisy_is_named(
+    write: Callable[..., str], rows: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         contexts(write("p.parquet", rows), 1.0)
     assert message in str(caught.value)
 
 
-def test_the_command_makes_noise_that_a_job_reads(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:
+def test_the_command_makes_noise_that_a_job_reads(
+    relabel: Callable[..., Any], write: Callable[..., str], folder: Path
+) -> None:
     write("p.parquet", make())
     write("c.parquet", corpus())
     command = ("pairs", "context", "p.parquet", "--corpus", "c.parquet", "--output", "json")

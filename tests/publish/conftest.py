@@ -65,7 +65,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process's variables lead to a server, or to a proxy before it, and connections to another are not used again."""
+    """This process's variables lead to a server, or to a proxy before it, and connections to another are not used
+    again.
+    """
     import s3fs
 
     for name, value in environment.items():
@@ -96,8 +98,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, found = tmp_path_factory.mktemp("keys"), {}  # noqa: F811
     for name in ("ours", "theirs"):
         key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
         for suffix, pem in (("", private), (".pub", public)):
             found[name + suffix] = folder / (name + suffix)
             found[name + suffix].write_bytes(pem)
@@ -110,7 +116,9 @@ def publish_to(bundle_store: BundleStore, source: Path, channel: str | None = "s
     return publish(open_bundle(source), bundle_store, PublishOptions(channel=channel, **options), silent)
 
 
-def pull_from(bundle_store: BundleStore, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any) -> Pulled:
+def pull_from(
+    bundle_store: BundleStore, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any
+) -> Pulled:
     address = parse_address(f"{bundle_store.url}/{name}@{at}")
     return pull(bundle_store, address, Destination(target), PullOptions(**options), silent)
 

@@ -49,7 +49,11 @@ def test_of_sixteen_that_replace_at_once_one_wins(bundle_store: BundleStore) -> 
     for _ in range(3):
         tag = bundle_store.read("pointer").tag
         with ThreadPoolExecutor(16) as pool:
-            won = list(pool.map(lambda number, tag=tag: bundle_store.replace("pointer", f"{number} {tag}".encode(), tag), range(16)))  # type: ignore[misc]
+            won = list(
+                pool.map(
+                    lambda number, tag=tag: bundle_store.replace("pointer", f"{number} {tag}".encode(), tag), range(16)
+                )
+            )  # type: ignore[misc]
         assert won.count(True) == 1
         assert bundle_store.read("pointer").data == f"{won.index(True)} {tag}".encode()
 
@@ -80,7 +84,10 @@ def test_listings_show_files_with_sizes_and_the_depots_own_times(bundle_store: B
     for name in ("a/one", "a/b/two", "c/three"):
         bundle_store.create(name, name.encode())
     assert sorted(entry.name for entry in bundle_store.entries("")) == ["a/b/two", "a/one", "c/three"]
-    assert sorted((entry.name, entry.size_bytes) for entry in bundle_store.entries("a")) == [("a/b/two", 7), ("a/one", 5)]
+    assert sorted((entry.name, entry.size_bytes) for entry in bundle_store.entries("a")) == [
+        ("a/b/two", 7),
+        ("a/one", 5),
+    ]
     assert all(abs(bundle_store.now_s() - entry.written_s) < 60 for entry in bundle_store.entries(""))
     assert bundle_store.folders() == ["a", "c"]
 
@@ -120,7 +127,9 @@ def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Pa
 
 
 @pytest.mark.s3
-def test_a_listing_of_many_pages_is_whole(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_listing_of_many_pages_is_whole(
+    s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lead_to(s3_server.environment, monkeypatch)
     bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
     names = {f"a/{number}" for number in range(7)}
@@ -132,7 +141,9 @@ def test_a_listing_of_many_pages_is_whole(s3_server: seaweed.Server, monkeypatch
 
 
 @pytest.mark.s3
-def test_a_sweep_ends_the_uploads_of_every_page(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweep_ends_the_uploads_of_every_page(
+    s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lead_to(s3_server.environment, monkeypatch)
     bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
     for number in range(5):
@@ -153,7 +164,9 @@ def test_a_sweep_ends_the_uploads_of_every_page(s3_server: seaweed.Server, monke
 
 
 @pytest.mark.s3
-def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_told(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_told(
+    s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lead_to(s3_server.environment, monkeypatch)
     with pytest.raises(StoreError, match="no bucket"):
         list(open_bundle_store("s3://not-there-at-all/x").entries("a"))

@@ -49,7 +49,10 @@ def test_the_same_files_and_facts_are_the_same_version_wherever_and_whenever_the
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx is missing"),
         (lambda folder: (folder / "extra.py").write_text("import os"), "extra.py is not in the manifest"),
         (lambda folder: (folder / "link").symlink_to("/etc/passwd"), "a link or a special file"),
-        (lambda folder: ((folder / "model.onnx").unlink(), (folder / "model.onnx").symlink_to("README.md")), "a link or a special file"),
+        (
+            lambda folder: ((folder / "model.onnx").unlink(), (folder / "model.onnx").symlink_to("README.md")),
+            "a link or a special file",
+        ),
         (lambda folder: os.mkfifo(folder / "pipe"), "a link or a special file"),
         (lambda folder: (folder / "empty").mkdir(), "an empty folder"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
@@ -59,7 +62,9 @@ def test_the_same_files_and_facts_are_the_same_version_wherever_and_whenever_the
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe{}"), "not readable as JSON"),
     ],
 )
-def test_a_folder_that_is_not_its_manifest_is_refused(bundle: Callable[..., Path], harm: Callable[[Path], Any], said: str) -> None:
+def test_a_folder_that_is_not_its_manifest_is_refused(
+    bundle: Callable[..., Path], harm: Callable[[Path], Any], said: str
+) -> None:
     folder = bundle("one")
     harm(folder)
     with pytest.raises(ManifestError, match=said):
@@ -93,7 +98,14 @@ def test_a_hostile_manifest_is_refused(bundle: Callable[..., Path], change: dict
 
 
 @pytest.mark.parametrize(
-    "text", ['{"kind": "bundle", "kind": "bundle"}', '{"x": NaN}', '{"x": 1e999}', '{"x": -Infinity}', '{"x": ' + "9" * 5000 + "}"]
+    "text",
+    [
+        '{"kind": "bundle", "kind": "bundle"}',
+        '{"x": NaN}',
+        '{"x": 1e999}',
+        '{"x": -Infinity}',
+        '{"x": ' + "9" * 5000 + "}",
+    ],
 )
 def test_json_that_two_readers_may_read_in_two_ways_is_refused(text: str) -> None:
     with pytest.raises(ManifestError, match="not readable as JSON"):
@@ -101,11 +113,49 @@ def test_json_that_two_readers_may_read_in_two_ways_is_refused(text: str) -> Non
 
 
 HOSTILE = [
-    "", "/etc/passwd", "../up", "a/../../up", "a/..", ".", "./a", "a//b", "a/", "a/./b", "C:/windows", "c:evil", "a\\b", "..\\up",
-    "\\\\host\\share", "a\0b", "a\nb", "a\x1b[2Jb", "a\u202eb", "a\u200bb", "a\ufeff", "file:stream", "con", "aux.txt", "a/NUL",
-    "com1.onnx", "lpt9", "a.", "a ", " a", "a/b./c", "a" * 201, "/".join("a" * 17), "é" * 300, "e\u0301", "\ud800", "a*", "a?", 'a"b',
-    "<a>", "a|b", "\u2028",
-]  # fmt: skip
+    "",
+    "/etc/passwd",
+    "../up",
+    "a/../../up",
+    "a/..",
+    ".",
+    "./a",
+    "a//b",
+    "a/",
+    "a/./b",
+    "C:/windows",
+    "c:evil",
+    "a\\b",
+    "..\\up",
+    "\\\\host\\share",
+    "a\0b",
+    "a\nb",
+    "a\x1b[2Jb",
+    "a\u202eb",
+    "a\u200bb",
+    "a\ufeff",
+    "file:stream",
+    "con",
+    "aux.txt",
+    "a/NUL",
+    "com1.onnx",
+    "lpt9",
+    "a.",
+    "a ",
+    " a",
+    "a/b./c",
+    "a" * 201,
+    "/".join("a" * 17),
+    "é" * 300,
+    "e\u0301",
+    "\ud800",
+    "a*",
+    "a?",
+    'a"b',
+    "<a>",
+    "a|b",
+    "\u2028",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name)[:40])
@@ -136,7 +186,17 @@ def test_names_that_fall_together_on_some_disk_are_refused(names: list[str]) -> 
 
 def test_ordinary_names_are_taken() -> None:
     check_names(
-        ["model.onnx", "model.onnx.data", "a/b/c.json", ".gitattributes", "größe.txt", "日本.txt", "1/config.pbtxt", "a b.txt", "console"],
+        [
+            "model.onnx",
+            "model.onnx.data",
+            "a/b/c.json",
+            ".gitattributes",
+            "größe.txt",
+            "日本.txt",
+            "1/config.pbtxt",
+            "a b.txt",
+            "console",
+        ],
         "here",
     )
 

@@ -78,7 +78,10 @@ def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
     publish_to(open_bundle_store(store), bundle("two"))
     said = []
     for arguments in (("list", store), ("show", f"{store}/ecom"), ("show", f"{store}/ecom@stable")):
-        said += [relabel(*arguments).out, json.dumps(relabel(*arguments, "--output", "json").json, indent=1, ensure_ascii=False) + "\n"]
+        said += [
+            relabel(*arguments).out,
+            json.dumps(relabel(*arguments, "--output", "json").json, indent=1, ensure_ascii=False) + "\n",
+        ]
     text = re.sub(r"\b[0-9a-f]{12,64}\b|\d{4}-\d\d-\d\dT[\d:.+]+", "…", "\n".join(said).replace(store, "STORE"))
     golden("publish/store.txt", text)
 
@@ -86,7 +89,12 @@ def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
 @pytest.mark.s3
 @pytest.mark.parametrize("by", ["variables", "profile"])
 def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
-    relabel: Relabel, s3_server: seaweed.Server, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+    relabel: Relabel,
+    s3_server: seaweed.Server,
+    bundle: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
     if by == "variables":
@@ -97,7 +105,9 @@ def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
             monkeypatch.delenv(name)
         (tmp_path / "config").write_text(f"[profile prod]\nregion = us-east-1\nendpoint_url = {s3_server.url}\n")
         keys = f"aws_access_key_id = {seaweed.KEY}\naws_secret_access_key = {seaweed.SECRET}\n"
-        (tmp_path / "credentials").write_text(f"[prod]\n{keys}[other]\naws_access_key_id = no\naws_secret_access_key = no\n")
+        (tmp_path / "credentials").write_text(
+            f"[prod]\n{keys}[other]\naws_access_key_id = no\naws_secret_access_key = no\n"
+        )
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
         monkeypatch.setenv("AWS_PROFILE", "prod")
@@ -136,7 +146,9 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
 ) -> None:
     target = str(tmp_path / "dest")
     bundle_store = open_bundle_store(store)
-    relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(5, "is not signed, and a key was given")
+    relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(
+        5, "is not signed, and a key was given"
+    )
     assert not (tmp_path / "dest" / "current").exists()
     pull_from(bundle_store, tmp_path / "dest")
     version = publish_to(bundle_store, bundle("two")).version
@@ -167,12 +179,18 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
         ("gc store --keep 0", 2, "--keep"),
     ],
 )
-def test_what_can_not_be_done_is_told(relabel: Relabel, folder: Path, store: str, line: str, code: int, said: str) -> None:
+def test_what_can_not_be_done_is_told(
+    relabel: Relabel, folder: Path, store: str, line: str, code: int, said: str
+) -> None:
     relabel(*line.split()).refused(code, said)
 
 
 def test_keys_may_come_from_the_environment_as_paths_or_text(
-    relabel: Relabel, tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    relabel: Relabel,
+    tmp_path: Path,
+    bundle: Callable[..., Path],
+    keys: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = str(tmp_path / "store")
     for number, form in enumerate((str, lambda path: path.read_text())):
@@ -185,7 +203,11 @@ def test_keys_may_come_from_the_environment_as_paths_or_text(
 
 
 def test_no_key_is_written_anywhere_or_shown(
-    relabel: Relabel, tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    relabel: Relabel,
+    tmp_path: Path,
+    bundle: Callable[..., Path],
+    keys: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RELABEL_SIGN_KEY", keys["ours"].read_text())
     done = relabel("publish", str(bundle("one")), str(tmp_path / "store"), "--channel", "stable")
@@ -196,7 +218,19 @@ def test_no_key_is_written_anywhere_or_shown(
 
 
 def watch(url: str, target: Path, *more: str) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "jobs", "pull", f"{url}/ecom@stable", str(target), "--watch", "1", "--output", "json", *more]
+    call = [
+        sys.executable,
+        "-m",
+        "jobs",
+        "pull",
+        f"{url}/ecom@stable",
+        str(target),
+        "--watch",
+        "1",
+        "--output",
+        "json",
+        *more,
+    ]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
@@ -270,9 +304,15 @@ def test_a_watch_whose_last_look_was_refused_ends_in_that_code(
     assert json.loads(out)["refused"] >= 1
 
 
-def test_publish_says_what_it_uploaded_and_what_was_there(relabel: Relabel, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_publish_says_what_it_uploaded_and_what_was_there(
+    relabel: Relabel, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     said = [
-        next(line for line in relabel("publish", str(bundle(text)), str(tmp_path / "new")).out.splitlines() if "uploaded" in line)
+        next(
+            line
+            for line in relabel("publish", str(bundle(text)), str(tmp_path / "new")).out.splitlines()
+            if "uploaded" in line
+        )
         for text in ("one", "two", "two")
     ]
     assert [re.sub(r"\s+", " ", re.sub(r"[\d.]+ (kB|bytes)", "N", line)).strip() for line in said] == [
@@ -306,7 +346,11 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp
     import pexpect
 
     child = pexpect.spawn(
-        sys.executable, ["-m", "jobs", "pull", f"{store}/ecom", str(tmp_path / "dest")], encoding="utf-8", timeout=30, dimensions=(24, 200)
+        sys.executable,
+        ["-m", "jobs", "pull", f"{store}/ecom", str(tmp_path / "dest")],
+        encoding="utf-8",
+        timeout=30,
+        dimensions=(24, 200),
     )
     child.expect(pexpect.EOF)
     child.close()
@@ -315,10 +359,13 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp
     assert "serves" in shown, child.before
 
 
-def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_seconds(store: str, tmp_path: Path) -> None:
+def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_seconds(
+    store: str, tmp_path: Path
+) -> None:
     pull_from(open_bundle_store(store), tmp_path / "dest")
     code = (
-        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 10, end\n"
+        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
+        "end.code == 10, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     started = time.monotonic()

@@ -1,6 +1,8 @@
-"""A store that fails: every call in turn raises before it acts, after it acted, or hands over too few bytes; and S3 behind a bad wire.
+"""A store that fails: every call in turn raises before it acts, after it acted, or hands over too few bytes; and S3
+behind a bad wire.
 
-Whatever happens, each channel points to a whole version and what serves is whole; the same command afterwards ends the work.
+Whatever happens, each channel points to a whole version and what serves is whole; the same command afterwards ends the
+work.
 """
 
 from __future__ import annotations
@@ -176,15 +178,21 @@ def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
         assert served_text(tmp_path / "dest") == text
     wire.decide = lambda exchange: "pass"
     assert [move.sequence for move in load_channel(bundle_store, "ecom", "stable").moves] == [1, 2, 3]
-    check_whole(bundle_store, load_version(bundle_store, "ecom", load_channel(bundle_store, "ecom", "stable").head.version))
+    check_whole(
+        bundle_store, load_version(bundle_store, "ecom", load_channel(bundle_store, "ecom", "stable").head.version)
+    )
 
 
 @pytest.mark.s3
-def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
+def test_each_put_of_a_publish_in_turn_loses_its_reply(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
     for lost in itertools.count(1):
         bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}")
         count = itertools.count(1)
-        wire.decide = lambda exchange, count=count, lost=lost: "drop" if exchange.method == "PUT" and next(count) == lost else "pass"  # type: ignore[misc]
+        wire.decide = lambda exchange, count=count, lost=lost: (
+            "drop" if exchange.method == "PUT" and next(count) == lost else "pass"
+        )  # type: ignore[misc]
         publish_to(bundle_store, bundle("one"))
         publish_to(bundle_store, bundle("two"))
         wire.decide = lambda exchange: "pass"
@@ -196,7 +204,9 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(wire: seaweed.Proxy, tmp_
 
 
 @pytest.mark.s3
-def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]) -> None:
+def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
     from manifests.storage.s3_bundle_store import S3BundleStore
 
     bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
@@ -222,7 +232,10 @@ def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
     use_limit(0.5)
     try:
         wire.decide = lambda exchange: "refuse"
-        for call in (lambda: publish_to(bundle_store, bundle("two")), lambda: pull_from(bundle_store, tmp_path / "dest")):
+        for call in (
+            lambda: publish_to(bundle_store, bundle("two")),
+            lambda: pull_from(bundle_store, tmp_path / "dest"),
+        ):
             with pytest.raises(StoreUnreachableError):
                 call()
     finally:
@@ -261,11 +274,21 @@ def test_a_big_file_goes_through_memory_in_blocks(s3_server: seaweed.Server, tmp
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]) // 1024)"
     )
-    for arguments in (["publish", str(folder), url, "--channel", "stable"], ["pull", f"{url}/ecom", str(tmp_path / "dest")]):
+    for arguments in (
+        ["publish", str(folder), url, "--channel", "stable"],
+        ["pull", f"{url}/ecom", str(tmp_path / "dest")],
+    ):
         environment = {**os.environ, **s3_server.environment}
         done = subprocess.run(
-            [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", script, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout.split()[-1]) < 230, "MB of memory at most: 90 for the libraries, a few blocks of 16 and 32"
+        assert int(done.stdout.split()[-1]) < 230, (
+            "MB of memory at most: 90 for the libraries, a few blocks of 16 and 32"
+        )
     assert served_text(tmp_path / "dest") == "big"

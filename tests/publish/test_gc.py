@@ -49,7 +49,9 @@ def versions_of(bundle_store: BundleStore) -> set[str]:
     return {entry.name for entry in bundle_store.entries("ecom/versions")}
 
 
-def test_nothing_young_is_garbage_whatever_points_to_it(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_nothing_young_is_garbage_whatever_points_to_it(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     publish_to(local_bundle_store, bundle("one"), None)
     found = gc(local_bundle_store)
     assert (found.garbage.names, found.marked, found.deleted) == ([], [], [])
@@ -146,7 +148,9 @@ def test_a_publisher_that_finds_condemned_objects_spares_them_even_if_it_sleeps(
     check_whole(local_bundle_store, load_version(local_bundle_store, "ecom", gone.version))
 
 
-def test_what_a_gc_has_claimed_can_not_be_relied_on(local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock) -> None:
+def test_what_a_gc_has_claimed_can_not_be_relied_on(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+) -> None:
     publish_to(local_bundle_store, bundle("one"))
     old = publish_to(local_bundle_store, bundle("two"), None).version
     names = (version_name("ecom", old.version),)
@@ -185,7 +189,9 @@ def test_a_gc_killed_half_way_is_ended_by_the_next(
             gc(local_bundle_store)
     clock.forward(1)
     assert set(gc(local_bundle_store).deleted) == set(marked)
-    assert {entry.name for entry in local_bundle_store.entries("objects")} == {object_name(file.sha256) for file in kept.files}
+    assert {entry.name for entry in local_bundle_store.entries("objects")} == {
+        object_name(file.sha256) for file in kept.files
+    }
 
 
 def test_an_unreadable_record_stops_gc_before_it_condemns_anything(

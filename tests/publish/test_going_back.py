@@ -1,6 +1,8 @@
-"""`pull --rollback` never goes to a version that a channel left by a rollback, whatever went before, unless it is named.
+"""`pull --rollback` never goes to a version that a channel left by a rollback, whatever went before, unless it is
+named.
 
-A state machine publishes, moves channels, pulls and rolls back; a model in memory says which versions are bad, what is kept, what serves.
+A state machine publishes, moves channels, pulls and rolls back; a model in memory says which versions are bad, what is
+kept, what serves.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class GoingBack(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="relabel-back-"))
         self.bundle_store = open_bundle_store(str(self.root / "store"))
         self.dest = self.root / "dest"
-        self.versions = {text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()}
+        self.versions = {
+            text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()
+        }
         # of the store: where each channel stands, its moves counted, and what it left by a rollback
         self.head: dict[str, str] = {}
         self.moves: dict[str, int] = dict.fromkeys(CHANNELS, 0)
@@ -177,7 +181,9 @@ def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
     pull_from(bundle_store, dest)
     roll_back(bundle_store, "ecom", "stable", None)
     pull_from(bundle_store, dest)
-    relabel("pull", "--rollback", str(dest)).refused(3, f"{bad} (stable left it by a rollback)", "(serves)", "--to VERSION")
+    relabel("pull", "--rollback", str(dest)).refused(
+        3, f"{bad} (stable left it by a rollback)", "(serves)", "--to VERSION"
+    )
     assert served_text(dest) == "one"
     relabel("pull", "--rollback", str(dest), "--to", "absent").refused(3, "version absent is not kept", bad)
     assert relabel("pull", "--rollback", str(dest), "--to", bad).code == 0
@@ -186,7 +192,9 @@ def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
     assert relabel("pull", "--rollback", str(dest), "--to", bad).code == 10
 
 
-def test_what_a_pointer_forgot_the_destination_remembers(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pointer_forgot_the_destination_remembers(
+    bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(channels, "HISTORY_KEPT", 2)
     bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     bad = ""
@@ -205,7 +213,9 @@ def test_what_a_pointer_forgot_the_destination_remembers(bundles: dict[str, Path
         Destination(dest).roll_back()
 
 
-def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pull(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pull(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
     """Its state names no versions that were left, and the channel has not moved since."""
     import json
 

@@ -1,4 +1,5 @@
-"""kill -9 anywhere in a publish or a pull: every channel points to a whole version, what serves is whole, the same command ends the work.
+"""kill -9 anywhere in a publish or a pull: every channel points to a whole version, what serves is whole, the same
+command ends the work.
 
 Most are killed in forks of this process, which are warm and so cheap; some in fresh processes, and on S3.
 """
@@ -99,7 +100,11 @@ def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_t
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
 @pytest.mark.parametrize(
     ("failpoint", "hits"),
-    [*((name, 1) for name in PULL_FAILPOINTS), ("after_download", 2), *((name, hits) for name in WRITE_FAILPOINTS for hits in (1, 2))],
+    [
+        *((name, 1) for name in PULL_FAILPOINTS),
+        ("after_download", 2),
+        *((name, hits) for name in WRITE_FAILPOINTS for hits in (1, 2)),
+    ],
 )
 def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_the_same_command(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
@@ -174,7 +179,9 @@ def command(*arguments: str | Path, failpoint: str = "") -> subprocess.Completed
 
 
 @pytest.mark.parametrize("failpoint", ["during_upload", "after_objects", "after_version", "after_channel"])
-def test_a_real_publish_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
+def test_a_real_publish_killed_is_ended_by_the_same_command(
+    url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
+) -> None:
     bundle_store = open_bundle_store(url)
     publish_to(bundle_store, bundles["one"])
     call = ("publish", bundles["two"], url, "--channel", "stable")
@@ -186,7 +193,9 @@ def test_a_real_publish_killed_is_ended_by_the_same_command(url: str, tmp_path: 
 
 
 @pytest.mark.parametrize("failpoint", ["during_download", "before_unpacked", "before_switch", "after_switch"])
-def test_a_real_pull_killed_is_ended_by_the_same_command(url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str) -> None:
+def test_a_real_pull_killed_is_ended_by_the_same_command(
+    url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
+) -> None:
     bundle_store, target = open_bundle_store(url), tmp_path / "dest"
     publish_to(bundle_store, bundles["one"])
     pull_from(bundle_store, target)

@@ -1,4 +1,6 @@
-"""What serves is what was pulled: whatever happens to a file or to the link, pull mends it; verify and show name it and touch nothing."""
+"""What serves is what was pulled: whatever happens to a file or to the link, pull mends it; verify and show name it and
+touch nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from tests.publish.conftest import publish_to, pull_from, served_text, write_bun
 from tests.publish.test_kill import WRITE_FAILPOINTS, killed
 
 Relabel = Callable[..., Any]
-FILES = ("model.onnx", "triton/ecom-fp32/1/model.onnx", "tokenizer/tokenizer.json", "README.md", "load.py", "manifest.json")
+FILES = (
+    "model.onnx",
+    "triton/ecom-fp32/1/model.onnx",
+    "tokenizer/tokenizer.json",
+    "README.md",
+    "load.py",
+    "manifest.json",
+)
 
 
 def flip(path: Path) -> None:
@@ -107,7 +116,9 @@ def store(tmp_path: Path, source: Path) -> LocalBundleStore:
 def digests(folder: Path) -> dict[str, str]:
     """sha256 by name of all files below a folder, taken from their bytes."""
     files = (path for path in folder.resolve().rglob("*") if not path.is_dir())
-    return {path.relative_to(folder.resolve()).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(folder.resolve()).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
 
 
 def settled(dest: Path, bundle_store: BundleStore) -> None:
@@ -115,7 +126,9 @@ def settled(dest: Path, bundle_store: BundleStore) -> None:
     for _ in range(100):
         pull_from(bundle_store, dest)
         proof = Destination(dest).look(checks_bytes=False)[1]
-        if len(proof.stamps) == len(digests(dest / "current")) and (dest / ".stamps.json").read_text().count("manifest.json"):
+        if len(proof.stamps) == len(digests(dest / "current")) and (dest / ".stamps.json").read_text().count(
+            "manifest.json"
+        ):
             return
         time.sleep(YOUNG_NS / 1e9)
     raise AssertionError("no stamps")
@@ -135,7 +148,9 @@ def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_sho
 ) -> None:
     settled(tmp_path / "settled", store)
     every = list(itertools.product(HARMS, ("pull", "pull --check", "verify", "show"), FILES))
-    for number, (harm, command, name) in enumerate(every if IS_FULL else every[:: len(FILES) - 1]):  # each harm and command, files in turn
+    for number, (harm, command, name) in enumerate(
+        every if IS_FULL else every[:: len(FILES) - 1]
+    ):  # each harm and command, files in turn
         size = (source / name).stat().st_size
         dest, what = tmp_path / str(number), f"{name} {harm}, {command}"
         # a copy with links and modes; its files are new ones, so that all are read at the first look
@@ -181,7 +196,9 @@ def links_and_folders() -> dict[str, Callable[[Path], object]]:
     return {
         "no link": lambda dest: (dest / "current").unlink(),
         "dangling link": lambda dest: relink(dest, ".versions/absent"),
-        "link to elsewhere": lambda dest: relink(dest, shutil.copytree((dest / "current").resolve(), dest.with_name(dest.name + "-copy"))),
+        "link to elsewhere": lambda dest: relink(
+            dest, shutil.copytree((dest / "current").resolve(), dest.with_name(dest.name + "-copy"))
+        ),
         "no version": lambda dest: shutil.rmtree((dest / "current").resolve()),
         "no versions": lambda dest: shutil.rmtree(dest / ".versions"),
         "version is a link": lambda dest: version_away(dest, "link"),
@@ -260,7 +277,8 @@ def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
 
 
 @pytest.mark.parametrize(
-    "stamps", ["", "{", "[]", '{"format": 9}', '{"format": 1, "versions": 3}', '{"format": 1, "versions": {"a": {"b": "c"}}}']
+    "stamps",
+    ["", "{", "[]", '{"format": 9}', '{"format": 1, "versions": 3}', '{"format": 1, "versions": {"a": {"b": "c"}}}'],
 )
 def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(
     store: LocalBundleStore, source: Path, tmp_path: Path, stamps: str
@@ -273,7 +291,9 @@ def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(
     assert digests(dest / "current") == digests(source)
 
 
-def test_a_reader_that_has_the_old_files_open_goes_on_with_them(store: LocalBundleStore, source: Path, tmp_path: Path) -> None:
+def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
+    store: LocalBundleStore, source: Path, tmp_path: Path
+) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     with (dest / "current" / "model.onnx").open("rb") as reader:
@@ -338,7 +358,9 @@ def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_
     assert digests(dest / "current") == digests(source)
 
 
-@pytest.mark.parametrize(("failpoint", "hits"), [*((name, 1) for name in PULL_FAILPOINTS), *((name, 1) for name in WRITE_FAILPOINTS)])
+@pytest.mark.parametrize(
+    ("failpoint", "hits"), [*((name, 1) for name in PULL_FAILPOINTS), *((name, 1) for name in WRITE_FAILPOINTS)]
+)
 def test_a_mending_killed_anywhere_is_ended_by_the_next_pull(
     store: LocalBundleStore, source: Path, tmp_path: Path, failpoint: str, hits: int
 ) -> None:
@@ -374,7 +396,9 @@ def test_a_disk_that_fills_while_a_version_is_mended_leaves_it_for_the_next_pull
     assert digests(dest / "current") == digests(source)
 
 
-def test_pulls_that_mend_at_once_end_with_one_whole_version(store: LocalBundleStore, source: Path, tmp_path: Path) -> None:
+def test_pulls_that_mend_at_once_end_with_one_whole_version(
+    store: LocalBundleStore, source: Path, tmp_path: Path
+) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     for _ in range(5):

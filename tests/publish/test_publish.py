@@ -23,7 +23,9 @@ from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
 
-def test_a_published_version_is_whole_and_its_channel_points_to_it(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_a_published_version_is_whole_and_its_channel_points_to_it(
+    bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     done = publish_to(bundle_store, bundle("one"))
     assert (done.uploaded, done.objects, done.has_changed) == (4, 4, True)
     version = load_version(bundle_store, "ecom", done.version.version)
@@ -31,10 +33,17 @@ def test_a_published_version_is_whole_and_its_channel_points_to_it(bundle_store:
     for file in version.files:
         assert bundle_store.digest(object_name(file.sha256), lambda _: None) == Held(file.size_bytes, file.sha256)
     head = load_channel(bundle_store, "ecom", "stable").head
-    assert (head.sequence, head.version, head.version_sha256, head.reason) == (1, version.version, version.sha256, "publish")
+    assert (head.sequence, head.version, head.version_sha256, head.reason) == (
+        1,
+        version.version,
+        version.sha256,
+        "publish",
+    )
 
 
-def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(
+    bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     publish_to(bundle_store, bundle("one"))
     before = {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")}
     again = publish_to(bundle_store, bundle("one"))
@@ -101,7 +110,10 @@ def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_comman
     bundle_store.delete(missing)
     (tmp_path / "short").write_bytes(b"x")
     bundle_store.upload(
-        cut, tmp_path / "short", Held(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"), lambda _: None
+        cut,
+        tmp_path / "short",
+        Held(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"),
+        lambda _: None,
     )
     with pytest.raises(ManifestError, match="is not whole"):
         set_channel(bundle_store, "ecom", "candidate", done.version.version, None)
@@ -121,7 +133,10 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     from manifests.digests import sha256_bytes
 
     bundle_store.upload(
-        object_name(file.sha256), tmp_path / "wrong", Held(file.size_bytes, sha256_bytes(b"x" * file.size_bytes)), lambda _: None
+        object_name(file.sha256),
+        tmp_path / "wrong",
+        Held(file.size_bytes, sha256_bytes(b"x" * file.size_bytes)),
+        lambda _: None,
     )
     assert publish_to(bundle_store, bundle("one")).uploaded == 4
     assert bundle_store.digest(object_name(file.sha256), lambda _: None).sha256 == file.sha256
@@ -136,7 +151,9 @@ def test_a_version_never_gets_other_contents(bundle_store: BundleStore, bundle: 
     assert load_channel(bundle_store, "ecom", "stable").head.sequence == 1
 
 
-def test_a_bundle_damaged_since_it_was_sealed_is_not_published(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     folder = bundle("one")
     (folder / "model.onnx").write_bytes(b"z" * 40)
     with pytest.raises(ManifestError, match="its manifest says"):
@@ -163,12 +180,16 @@ def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_versio
     opened.folder.joinpath("model.onnx").write_bytes(b"z" * 40)
     with pytest.raises(InputError, match="changed while it was uploaded"):
         publish(opened, bundle_store, PublishOptions(), lambda what, count: None)
-    assert bundle_store.size(object_name(next(file.sha256 for file in opened.files if file.path == "model.onnx"))) is None
+    assert (
+        bundle_store.size(object_name(next(file.sha256 for file in opened.files if file.path == "model.onnx"))) is None
+    )
     assert [entry.name for entry in bundle_store.entries("ecom")] == []
 
 
 @pytest.mark.parametrize("name", ["objects", "../up", "a/b", "", ".hidden", "a b", "ä", "x" * 101, "a\n"])
-def test_names_that_could_leave_their_place_are_refused(local_bundle_store: BundleStore, bundle: Callable[..., Path], name: str) -> None:
+def test_names_that_could_leave_their_place_are_refused(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], name: str
+) -> None:
     for options in ({"name": name}, {"version": name}, {"channel": name}):
         if name or "channel" in options:
             with pytest.raises(UsageError, match="can't be a"):
@@ -234,7 +255,9 @@ def test_a_move_whose_reply_was_lost_is_found_and_not_repeated(
     two = publish_to(local_bundle_store, bundle("two"), None).version
     real = type(local_bundle_store).replace
     monkeypatch.setattr(type(local_bundle_store), "replace", lambda self, *arguments: real(self, *arguments) and False)
-    moved = move_channel(local_bundle_store, "ecom", "stable", load_channel(local_bundle_store, "ecom", "stable"), two, "set", key=None)
+    moved = move_channel(
+        local_bundle_store, "ecom", "stable", load_channel(local_bundle_store, "ecom", "stable"), two, "set", key=None
+    )
     assert moved.head.sequence == 2
     assert load_channel(local_bundle_store, "ecom", "stable").head == moved.head
 
@@ -258,7 +281,9 @@ def test_a_channel_moved_during_a_long_upload_is_not_overruled(
     assert publish_to(local_bundle_store, bundle("three")).channel.head.sequence == 4  # type: ignore[union-attr]
 
 
-def test_a_name_is_a_channel_or_a_version_and_never_both(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_a_name_is_a_channel_or_a_version_and_never_both(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     done = publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="stable is a channel there"):
         publish_to(local_bundle_store, bundle("two"), None, version="stable")
@@ -268,7 +293,9 @@ def test_a_name_is_a_channel_or_a_version_and_never_both(local_bundle_store: Bun
         publish_to(local_bundle_store, bundle("two"), done.version.version)
 
 
-def test_channels_and_versions_that_are_not_there_are_named(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_channels_and_versions_that_are_not_there_are_named(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="no version 9 there"):
         set_channel(local_bundle_store, "ecom", "stable", "9", None)
@@ -374,7 +401,10 @@ def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
         lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "sequence": "1"}]}},
         lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "sequence": 2**60}]}},
         lambda held: {**held, "body": {**held["body"], "moves": held["body"]["moves"] * 2}},
-        lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "version_sha256": "../x"}]}},
+        lambda held: {
+            **held,
+            "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "version_sha256": "../x"}]},
+        },
         lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "version": "../../x"}]}},
         lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "version": "a/b"}]}},
         lambda held: {**held, "body": {**held["body"], "moves": [{**held["body"]["moves"][0], "moved": "\x1b[2J"}]}},

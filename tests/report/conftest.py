@@ -1,4 +1,6 @@
-"""Runs whose every text is made here, committed chunk by chunk as a worker does it, and a Chromium that says all that a page did."""
+"""Runs whose every text is made here, committed chunk by chunk as a worker does it, and a Chromium that says all that a
+page did.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,14 @@ from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
     "--disable-sync",
-]  # fmt: skip
+]
 START = datetime.fromisoformat("2026-11-20T01:00:00+00:00")
 BAITS = (
     "</script><script>window.pwned=1;alert(1)</script>",
@@ -37,7 +44,10 @@ BAITS = (
     "'\"><svg onload=window.pwned=1><iframe src=javascript:parent.pwned=1>",
     "<!--<script>window.pwned=1//-->",
     "]]>{{7*7}}{% raw %}${window.pwned=1}",
-    "\u2028window.pwned=1\u2029\u202e<style>@import 'http://127.0.0.1:9/x'</style><link rel=stylesheet href=http://127.0.0.1:9/y>",
+    (
+        "\u2028window.pwned=1\u2029\u202e<style>@import 'http://127.0.0.1:9/x'</style><link rel=stylesheet "
+        "href=http://127.0.0.1:9/y>"
+    ),
     '<a href="javascript:window.pwned=1">&lt;b&gt; &amp;amp; \x01\x1b[31m',
 )
 
@@ -91,7 +101,8 @@ def forge_run(
     spec: dict[str, Any] | None = None,
     is_finished: bool = True,
 ) -> Path:
-    """An output whose labels are what `judge` says of each pair, with receipts, and a manifest unless it is to be unfinished.
+    """An output whose labels are what `judge` says of each pair, with receipts, and a manifest unless it is to be
+    unfinished.
 
     Args:
         seconds: from one commit to the next, by the receipts' times; chunks go to `workers` in blocks.
@@ -99,9 +110,17 @@ def forge_run(
     columns = Columns(gold=gold)
     dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), reads_context=False)
     parts = fingerprint_parts(
-        dataset, limit=None, overlong="truncate", labeler={"name": labeler, "grades": 3}, label_columns=OWN, templates={},
-        stages={"verdict": name}, engine={"name": "fake"}, model_digest="0" * 64, cut={"shards": 1, "chunk_rows": chunk_rows},
-    )  # fmt: skip
+        dataset,
+        limit=None,
+        overlong="truncate",
+        labeler={"name": labeler, "grades": 3},
+        label_columns=OWN,
+        templates={},
+        stages={"verdict": name},
+        engine={"name": "fake"},
+        model_digest="0" * 64,
+        cut={"shards": 1, "chunk_rows": chunk_rows},
+    )
     store = open_run_store(root)
     plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
     write_plan(store, plan, beside)
@@ -116,12 +135,30 @@ def forge_run(
         for pair in found:
             _add(judge(pair), pair, labels, quarantine)
         begun = START + timedelta(seconds=chunk * seconds)
-        tokens = {"asks": len(found), "prompt_tokens": 100 * len(found), "cached_tokens": 60 * len(found), "output_tokens": 9 * len(found)}
+        tokens = {
+            "asks": len(found),
+            "prompt_tokens": 100 * len(found),
+            "cached_tokens": 60 * len(found),
+            "output_tokens": 9 * len(found),
+        }
         facts = ChunkFacts(
-            plan.fingerprint, ChunkId(0, chunk), {"verdict": tokens}, seconds,
-            {"family": "fake", "version": "1", "model": "made up", "model_digest": "0" * 64, "device": "cpu", "dtype": "float32"},
-            workers[chunk * len(workers) // count], 0, begun.isoformat(), (begun + timedelta(seconds=seconds)).isoformat(),
-        )  # fmt: skip
+            plan.fingerprint,
+            ChunkId(0, chunk),
+            {"verdict": tokens},
+            seconds,
+            {
+                "family": "fake",
+                "version": "1",
+                "model": "made up",
+                "model_digest": "0" * 64,
+                "device": "cpu",
+                "dtype": "float32",
+            },
+            workers[chunk * len(workers) // count],
+            0,
+            begun.isoformat(),
+            (begun + timedelta(seconds=seconds)).isoformat(),
+        )
         commit_chunk(store, facts, labels, quarantine, schema=file_schema(plan.parts))
     if is_finished:
         held = {
@@ -192,11 +229,19 @@ def plain_pairs(queries: int, docs: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium for the tests of a module; no longer, since its driver keeps an event loop in this thread, which others want."""
-    path = os.environ.get("RELABEL_CHROMIUM") or next((found for name in CHROMIUMS if (found := shutil.which(name))), None)
+    """A headless Chromium for the tests of a module; no longer, since its driver keeps an event loop in this thread,
+    which others want.
+    """
+    path = os.environ.get("RELABEL_CHROMIUM") or next(
+        (found for name in CHROMIUMS if (found := shutil.which(name))), None
+    )
     if path is None:
-        pytest.skip("no Chromium here: `make browser` installs it where apt and root are, RELABEL_CHROMIUM names one elsewhere")
-    playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven by playwright: pip install -e '.[dev]'")
+        pytest.skip(
+            "no Chromium here: `make browser` installs it where apt and root are, RELABEL_CHROMIUM names one elsewhere"
+        )
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the page is driven by playwright: pip install -e '.[dev]'"
+    )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -209,14 +254,19 @@ def open_page(chromium: Any) -> Iterator[Callable[..., tuple[Any, Seen]]]:
     contexts = []
 
     def call(path: Path, *, width: int = 1400, scheme: str = "light") -> tuple[Any, Seen]:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True)
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
         contexts.append(context)
         page, seen = context.new_page(), Seen()
         page.on("console", lambda message: seen.console.append(f"console {message.type}: {message.text}"))
         page.on("pageerror", lambda error: seen.errors.append(f"error: {error}"))
         page.on("dialog", lambda dialog: (seen.dialogs.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         own = path.absolute().as_uri()
-        page.on("request", lambda request: seen.requests.append(request.url) if request.url.partition("#")[0] != own else None)
+        page.on(
+            "request",
+            lambda request: seen.requests.append(request.url) if request.url.partition("#")[0] != own else None,
+        )
         page.goto(own)
         return page, seen
 

@@ -1,4 +1,6 @@
-"""Students and bundles on the page: the chain by digests, curves, test figures, parity, latency, and a bundle's own page."""
+"""Students and bundles on the page: the chain by digests, curves, test figures, parity, latency, and a bundle's own
+page.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,44 @@ TEACHER = {**FIGURES, "accuracy": 0.8}
 NEAR = {"rows": 40, "kl": 0.05}
 PART = {"rows": 40, "queries": 5}
 CHECKED = {
-    "is_finite": True, "max_abs": 1e-6, "flips": 1, "flip_share": 0.01, "tau": 0.99, "judged_by": "gold", "judged_rows": 40,
+    "is_finite": True,
+    "max_abs": 1e-6,
+    "flips": 1,
+    "flip_share": 0.01,
+    "tau": 0.99,
+    "judged_by": "gold",
+    "judged_rows": 40,
     "f1_macro": {"student": 0.61, "model": 0.6, "loss_points": 1.0, "loss_low": -0.5, "loss_high": 2.5},
     "ndcg@10": {"student": 0.9, "model": 0.89, "loss": 0.01},
-}  # fmt: skip
+}
 PARITY = {
-    "spec": {"min_pairs": 2000, "batch_sizes": [1, 7]}, "pairs": {}, "provider": "cpu", "onnxruntime": "1.31",
+    "spec": {"min_pairs": 2000, "batch_sizes": [1, 7]},
+    "pairs": {},
+    "provider": "cpu",
+    "onnxruntime": "1.31",
     "models": [
         {
-            "precision": "int8", "rows": 40, "queries": 5, "is_weak": True, "by_batch_size": {"1": CHECKED, "7": CHECKED}, "checks": [],
+            "precision": "int8",
+            "rows": 40,
+            "queries": 5,
+            "is_weak": True,
+            "by_batch_size": {"1": CHECKED, "7": CHECKED},
+            "checks": [],
             "has_passed": True,
             "worst": [
-                {"source": "p.parquet", "row": 3, "batch_size": 7, "is_flip": True, "max_abs": 0.1, "student": [1, 0], "model": [1, None]}
+                {
+                    "source": "p.parquet",
+                    "row": 3,
+                    "batch_size": 7,
+                    "is_flip": True,
+                    "max_abs": 0.1,
+                    "student": [1, 0],
+                    "model": [1, None],
+                }
             ],
         }
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -57,20 +81,43 @@ def student(tmp_path: Path, run: Path) -> Path:
     """A student's folder as far as a report reads it: record, manifest, curves."""
     folder = tmp_path / "student"
     folder.mkdir()
-    (folder / "student.json").write_text(json.dumps({"name": "ecom", "kind": "encoder", "heads": {"relevance": 3}, "max_tokens": 64}))
+    (folder / "student.json").write_text(
+        json.dumps({"name": "ecom", "kind": "encoder", "heads": {"relevance": 3}, "max_tokens": 64})
+    )
     source = {
-        "path": str(run), "kind": "run", "name": "teacher-run", "labeler": "r3a", "labels": 32, "weight": 1.0,
-        "fingerprint": json.loads((run / "plan.json").read_text())["fingerprint"], "manifest_sha256": sha256_file(run / "manifest.json"),
-    }  # fmt: skip
+        "path": str(run),
+        "kind": "run",
+        "name": "teacher-run",
+        "labeler": "r3a",
+        "labels": 32,
+        "weight": 1.0,
+        "fingerprint": json.loads((run / "plan.json").read_text())["fingerprint"],
+        "manifest_sha256": sha256_file(run / "manifest.json"),
+    }
     manifest = {
-        "name": "ecom", "fingerprint": "f" * 64, "files": FILES, "labels": [source], "gold": {"path": "gold.parquet", "grade": "grade"},
-        "model": {"reference": "hf:org/base", "digest": "e" * 64}, "training": {"steps": 38, "epochs": 2.0, "device": "cpu"},
-        "metrics": {"test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR}},
-        "split": {"by": "query_id", "train": {"rows": 80, "queries": 10}, "dev": {"rows": 8, "queries": 1}, "test": PART},
-        "gate": {"has_passed": False, "checks": [{"text": "macro_f1 >= 0.9*teacher", "has_passed": False}]}, "notes": ["a note"],
-    }  # fmt: skip
+        "name": "ecom",
+        "fingerprint": "f" * 64,
+        "files": FILES,
+        "labels": [source],
+        "gold": {"path": "gold.parquet", "grade": "grade"},
+        "model": {"reference": "hf:org/base", "digest": "e" * 64},
+        "training": {"steps": 38, "epochs": 2.0, "device": "cpu"},
+        "metrics": {
+            "test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR}
+        },
+        "split": {
+            "by": "query_id",
+            "train": {"rows": 80, "queries": 10},
+            "dev": {"rows": 8, "queries": 1},
+            "test": PART,
+        },
+        "gate": {"has_passed": False, "checks": [{"text": "macro_f1 >= 0.9*teacher", "has_passed": False}]},
+        "notes": ["a note"],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    points = [(step, "train", "loss", 1 / step) for step in range(1, 901)] + [(step, "dev", "accuracy", step / 900) for step in (450, 900)]
+    points = [(step, "train", "loss", 1 / step) for step in range(1, 901)] + [
+        (step, "dev", "accuracy", step / 900) for step in (450, 900)
+    ]
     columns = [pa.array([point[place] for point in points], field.type) for place, field in enumerate(CURVE_SCHEMA)]
     pq.write_table(pa.Table.from_arrays(columns, schema=CURVE_SCHEMA), folder / "curves.parquet")
     return folder
@@ -84,11 +131,16 @@ def bundle(tmp_path: Path, student: Path) -> Path:
     (folder / "model.onnx").write_bytes(b"graph")
     manifest = json.loads((student / "manifest.json").read_text())
     facts: dict[str, Any] = {
-        "name": "ecom", "heads": {"relevance": 3}, "models": [{"path": "model.onnx", "precision": "int8"}], "parity": PARITY,
+        "name": "ecom",
+        "heads": {"relevance": 3},
+        "models": [{"path": "model.onnx", "precision": "int8"}],
+        "parity": PARITY,
         "lineage": {
-            "student": {"digest": digest_of(FILES), "name": "ecom", "model": manifest["model"]}, "labels": manifest["labels"], "gold": None,
+            "student": {"digest": digest_of(FILES), "name": "ecom", "model": manifest["model"]},
+            "labels": manifest["labels"],
+            "gold": None,
         },
-    }  # fmt: skip
+    }
     seal_bundle(folder, facts)
     return folder
 
@@ -140,29 +192,61 @@ def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
 
 
 def latency_row(**values: Any) -> dict[str, Any]:
-    nothing = dict.fromkeys(("tokens", "offered_rate", "answered_rate", "mean_batch", "p90_ms", "p999_ms", "pairs_per_s", "unanswered"))
-    return {"provider": "cpu", "precision": "int8", "preset": "grid", "scope": "batch", "rows": 1, "samples": 100, **nothing, **values}
+    nothing = dict.fromkeys(
+        ("tokens", "offered_rate", "answered_rate", "mean_batch", "p90_ms", "p999_ms", "pairs_per_s", "unanswered")
+    )
+    return {
+        "provider": "cpu",
+        "precision": "int8",
+        "preset": "grid",
+        "scope": "batch",
+        "rows": 1,
+        "samples": 100,
+        **nothing,
+        **values,
+    }
 
 
 def write_latency(bundle: Path) -> None:
     closed = [latency_row(loop="closed", cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64, 256)]
-    opened = [latency_row(loop="open", cell="open-grid", offered_rate=rate, p50_ms=rate / 9, p99_ms=rate / 3) for rate in (10.0, 100.0)]
+    opened = [
+        latency_row(loop="open", cell="open-grid", offered_rate=rate, p50_ms=rate / 9, p99_ms=rate / 3)
+        for rate in (10.0, 100.0)
+    ]
     pq.write_table(pa.Table.from_pylist([*closed, *opened]), bundle / "latency.parquet")
     facts = {
-        "format": 1, "measured_at": "2026-11-20", "machine": {"cpu": "Some CPU", "threads": 2, "gpu": None, "load_before": 0.1},
+        "format": 1,
+        "measured_at": "2026-11-20",
+        "machine": {"cpu": "Some CPU", "threads": 2, "gpu": None, "load_before": 0.1},
         "models": [
             {
-                "provider": "cpu", "precision": "int8",
+                "provider": "cpu",
+                "precision": "int8",
                 "slo": [
-                    {"preset": "grid", "slo_ms": 50, "highest_rate": 100.0, "is_at_least": True, "p99_ms": 33.3},  # of an earlier relabel
-                    {"preset": "serving", "figure": "mean", "slo_ms": 150, "highest_rate": 9.0, "is_at_least": False, "mean_ms": 144.0,
-                     "p99_ms": None},
+                    {
+                        "preset": "grid",
+                        "slo_ms": 50,
+                        "highest_rate": 100.0,
+                        "is_at_least": True,
+                        "p99_ms": 33.3,
+                    },  # of an earlier relabel
+                    {
+                        "preset": "serving",
+                        "figure": "mean",
+                        "slo_ms": 150,
+                        "highest_rate": 9.0,
+                        "is_at_least": False,
+                        "mean_ms": 144.0,
+                        "p99_ms": None,
+                    },
                 ],
             },
         ],
-        "comparisons": [{"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x16", "ratio": 0.5, "low": 0.4, "high": 0.6}],
+        "comparisons": [
+            {"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x16", "ratio": 0.5, "low": 0.4, "high": 0.6}
+        ],
         "findings": [{"kind": "busy", "where": "machine", "text": "it was busy"}],
-    }  # fmt: skip
+    }
     (bundle / "latency.json").write_text(json.dumps(facts))
 
 
@@ -195,7 +279,9 @@ def test_bundle_takes_a_page_of_its_own_and_stays_whole(bundle: Path, student: P
     html = (bundle / REPORT_NAME).read_text(encoding="utf-8")
     assert made.version == open_bundle(bundle).version
     assert REPORT_NAME in [file.path for file in made.files]
-    assert str(tmp_path) not in html.replace(json.loads((student / "manifest.json").read_text())["labels"][0]["path"], "")
+    assert str(tmp_path) not in html.replace(
+        json.loads((student / "manifest.json").read_text())["labels"][0]["path"], ""
+    )
     assert csv_of(html, "parity-ecom.csv")
     assert csv_of(html, "curves-dev-ecom.csv")
     assert put_report(made, student) is made

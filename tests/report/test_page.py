@@ -1,4 +1,6 @@
-"""What holds of the page in a browser: hostile text stays text, nothing is asked of a network, it can be read and used by everybody."""
+"""What holds of the page in a browser: hostile text stays text, nothing is asked of a network, it can be read and used
+by everybody.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,24 @@ from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write
 
 EMOJI = "👟🔥 a réd shoe 𝒳 — light"
 NODES = {
-    "preliminary": 1, "preliminary_probs": [0.2, 0.5, 0.3], "preliminary_outside_mass": 0.1, "subject": 4,
-    "subject_probs": [0.0, 0.0, 0.1, 0.1, 0.8], "subject_outside_mass": 0.0, "attribute": 1, "attribute_probs": [0.0, 0.7, 0.1, 0.1, 0.1],
-    "attribute_outside_mass": 0.0, "query_subject": "shoe", "query_attribute": "red", "product_subject": "shoe", "product_attribute": None,
-    "phi_grade": 0, "phi_agrees": False, "tone": "dry <b>", "words": ["red", "<i>shoe</i>"],
-}  # fmt: skip
+    "preliminary": 1,
+    "preliminary_probs": [0.2, 0.5, 0.3],
+    "preliminary_outside_mass": 0.1,
+    "subject": 4,
+    "subject_probs": [0.0, 0.0, 0.1, 0.1, 0.8],
+    "subject_outside_mass": 0.0,
+    "attribute": 1,
+    "attribute_probs": [0.0, 0.7, 0.1, 0.1, 0.1],
+    "attribute_outside_mass": 0.0,
+    "query_subject": "shoe",
+    "query_attribute": "red",
+    "product_subject": "shoe",
+    "product_attribute": None,
+    "phi_grade": 0,
+    "phi_agrees": False,
+    "tone": "dry <b>",
+    "words": ["red", "<i>shoe</i>"],
+}
 
 
 def bait(number: int) -> str:
@@ -49,7 +64,9 @@ def hostile_judgment(pair: Any) -> Judgment:
     start = pair.document.index("shoe")
     evidence = [(start, start + 4, "shoe"), (0, 2, pair.document[:2])]
     probs = [(0.6, 0.3, 0.1), (0.1, 0.8, 0.1), (0.2, 0.2, 0.6)][number % 3]
-    return Judgment(number % 3, probs, 0.2, evidence, NODES, bait(number), f"reasoning {bait(number)}", ["evidence_unneeded"])
+    return Judgment(
+        number % 3, probs, 0.2, evidence, NODES, bait(number), f"reasoning {bait(number)}", ["evidence_unneeded"]
+    )
 
 
 @pytest.fixture
@@ -71,11 +88,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = write_table(folder / "</script><script>window.pwned=1<" / "pairs'\"<b>.parquet", hostile_pairs())
     name = f"run {BAITS[0]} $x$ \\frac"
     one = forge_run(
-        folder / "out <img src=x onerror=pwned=1>", pairs, hostile_judgment, name=name, chunk_rows=8, gold="grade", spec={"note": BAITS[1]}
+        folder / "out <img src=x onerror=pwned=1>",
+        pairs,
+        hostile_judgment,
+        name=name,
+        chunk_rows=8,
+        gold="grade",
+        spec={"note": BAITS[1]},
     )
-    other = forge_run(folder / "other", pairs, lambda pair: Judgment((pair.row_id + 1) % 3), name=f"other {BAITS[1]}", chunk_rows=8)
+    other = forge_run(
+        folder / "other", pairs, lambda pair: Judgment((pair.row_id + 1) % 3), name=f"other {BAITS[1]}", chunk_rows=8
+    )
     page = folder / "report.html"
-    page.write_text(build_report([str(one), str(other)], gold=GoldChoice(str(pairs))).html, encoding="utf-8", errors="replace")
+    page.write_text(
+        build_report([str(one), str(other)], gold=GoldChoice(str(pairs))).html, encoding="utf-8", errors="replace"
+    )
     return page
 
 
@@ -93,17 +120,23 @@ def test_hostile_texts_run_nowhere_and_ask_nobody(hostile: Path, open_page: Call
     page.wait_for_timeout(300)
     assert page.evaluate("'pwned' in window") is False
     assert seen.all == []
-    assert page.locator("script, iframe, img, link, object, embed, style").count() == 3  # our style, the rows, our script
+    assert (
+        page.locator("script, iframe, img, link, object, embed, style").count() == 3
+    )  # our style, the rows, our script
     assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
     shown = page.locator("main").inner_text()
     assert BAITS[1] in shown
     assert "reason " + BAITS[0] in shown
 
 
-def test_policy_refuses_a_script_that_got_in_all_the_same(hostile: Path, open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_policy_refuses_a_script_that_got_in_all_the_same(
+    hostile: Path, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
     """The second wall: markup put into the finished file, as if something had not been escaped."""
     broken = tmp_path / "broken.html"
-    holes = "<script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'><p style='color:red'>"
+    holes = (
+        "<script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'><p style='color:red'>"
+    )
     broken.write_text(hostile.read_text(encoding="utf-8").replace("</main>", f"{holes}</main>"), encoding="utf-8")
     page, seen = open_page(broken)
     page.wait_for_timeout(300)
@@ -111,7 +144,9 @@ def test_policy_refuses_a_script_that_got_in_all_the_same(hostile: Path, open_pa
     assert len(seen.console) >= 3
     assert all("Content Security Policy" in line for line in seen.console)
     assert (
-        page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>'; return 'set' } catch (error) { return error.name } }")
+        page.evaluate(
+            "() => { try { document.body.innerHTML = '<b>x</b>'; return 'set' } catch (error) { return error.name } }"
+        )
         == "TypeError"
     )
 
@@ -278,13 +313,34 @@ def test_paper_gets_everything_open_and_no_controls(hostile: Path, open_page: Ca
     assert page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def test_five_thousand_rows_are_filtered_at_once(report: Callable[..., Path], folder: Path, open_page: Callable[..., Any]) -> None:
-    words = ["light", "red", "shoe", "runner", "who", "wants", "to", "go", "far", "home", "again", "any", "weather", "there", "is"]
+def test_five_thousand_rows_are_filtered_at_once(
+    report: Callable[..., Path], folder: Path, open_page: Callable[..., Any]
+) -> None:
+    words = [
+        "light",
+        "red",
+        "shoe",
+        "runner",
+        "who",
+        "wants",
+        "to",
+        "go",
+        "far",
+        "home",
+        "again",
+        "any",
+        "weather",
+        "there",
+        "is",
+    ]
     rows = [
-        {**row, "body": " ".join(words[(number + at) % len(words)] for at in range(120))} for number, row in enumerate(plain_pairs(500, 10))
+        {**row, "body": " ".join(words[(number + at) % len(words)] for at in range(120))}
+        for number, row in enumerate(plain_pairs(500, 10))
     ]
     pairs = write_table(folder / "pairs.parquet", rows)
-    out = forge_run(folder / "out", pairs, lambda pair: Judgment(pair.row_id % 3, reasoning=" ".join(words * 2)), chunk_rows=250)
+    out = forge_run(
+        folder / "out", pairs, lambda pair: Judgment(pair.row_id % 3, reasoning=" ".join(words * 2)), chunk_rows=250
+    )
     page, seen = open_page(report(str(out)))
     assert page.locator("#found").inner_text().startswith("5,000 of 5,000")
     page.evaluate("performance.clearMeasures()")

@@ -1,4 +1,6 @@
-"""What the page says: every number is one of the run's own, what is missing is said, and nothing of it depends on chance."""
+"""What the page says: every number is one of the run's own, what is missing is said, and nothing of it depends on
+chance.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def mixed(pair: Any) -> Judgment:
     if row == 100:
         return Judgment(status="engine", reason="the engine went down twice at this row")
     if row % 4 == 3:
-        return Judgment(status="format" if row % 8 == 3 else "truncated", reason="no readable grade", tries=["<score>7"])
+        return Judgment(
+            status="format" if row % 8 == 3 else "truncated", reason="no readable grade", tries=["<score>7"]
+        )
     return Judgment(row % 3, [(0.7, 0.2, 0.1), (0.2, 0.6, 0.2), (0.0, 0.0, 1.0)][row % 3])
 
 
@@ -148,7 +152,9 @@ def test_long_document_is_cut_and_its_length_told(tmp_path: Path) -> None:
 
 
 def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Path) -> None:
-    run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade")
+    run = forge_run(
+        tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade"
+    )
     built = build_report([str(run)])
     assert {"humans", "ranking"} <= set(built.sections)
     assert {row[1]: row[2] for row in csv_of(built.html, "figures.csv")[1:]}["accuracy"] == "1"
@@ -174,20 +180,37 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
 
 
 def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_path: Path, pairs: Path) -> None:
-    parts = [write_table(tmp_path / f"part-{part}.parquet", plain_pairs(24, 8)[part * 96 : part * 96 + 96]) for part in (0, 1)]
+    parts = [
+        write_table(tmp_path / f"part-{part}.parquet", plain_pairs(24, 8)[part * 96 : part * 96 + 96])
+        for part in (0, 1)
+    ]
     columns = {"gold": "grade"}
     several = forge_run(
-        tmp_path / "several", pairs, mixed, gold="grade", spec={"input": {"path": [str(part) for part in parts], "columns": columns}}
+        tmp_path / "several",
+        pairs,
+        mixed,
+        gold="grade",
+        spec={"input": {"path": [str(part) for part in parts], "columns": columns}},
     )
     half = forge_run(tmp_path / "half", pairs, mixed, gold="grade", is_finished=False)
     moved = forge_run(
-        tmp_path / "moved", pairs, mixed, gold="grade", spec={"input": {"path": ["elsewhere/pairs.parquet"], "columns": columns}}
+        tmp_path / "moved",
+        pairs,
+        mixed,
+        gold="grade",
+        spec={"input": {"path": ["elsewhere/pairs.parquet"], "columns": columns}},
     )
     plain = forge_run(tmp_path / "plain", pairs, mixed)
     for run, reason in (
         (several, "its input is 2 paths"),
         (half, "it is not finished"),
-        (moved, "its input elsewhere/pairs.parquet is not there, as seen from this folder, or is not what was labelled any more"),
+        (
+            moved,
+            (
+                "its input elsewhere/pairs.parquet is not there, as seen from this folder, or is not what was labelled "
+                "any more"
+            ),
+        ),
     ):
         html = unescape(build_report([str(run)]).html)
         assert "none were given" not in html
@@ -200,7 +223,8 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "spec", [{"input": "pairs.parquet"}, {"input": ["x"]}, {"input": {"path": 3, "columns": "gold"}}, {"engine": "vllm"}]
+    "spec",
+    [{"input": "pairs.parquet"}, {"input": ["x"]}, {"input": {"path": 3, "columns": "gold"}}, {"engine": "vllm"}],
 )
 def test_a_manifest_with_an_odd_spec_is_reported_without_it(tmp_path: Path, pairs: Path, spec: dict[str, Any]) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade", spec={**spec, "cost_per_gpu_hour": "much"})
@@ -212,12 +236,16 @@ def test_quick_run_has_its_own_seconds(tmp_path: Path, pairs: Path) -> None:
     html = build_report([str(run)]).html
     assert "192 rows asked in 0.010 s from the first start to the last commit: 19,200.00 rows/s" in html
     rows = csv_of(html, "throughput-forged.csv")[1:]
-    assert [(float(place), float(rate)) for place, rate in rows] == [(0, 0), (0.005, 19200), (0.01, 38400)] or float(rows[-1][0]) == 0.01
+    assert [(float(place), float(rate)) for place, rate in rows] == [(0, 0), (0.005, 19200), (0.01, 38400)] or float(
+        rows[-1][0]
+    ) == 0.01
     head, row = csv_of(html, "cost.csv")[:2]
     assert float(row[head.index("worker seconds")]) == pytest.approx(0.01)
 
 
-def test_rows_and_asks_are_told_apart_after_a_retry(relabel: Callable[..., Any], write_job: Callable[..., str], folder: Path) -> None:
+def test_rows_and_asks_are_told_apart_after_a_retry(
+    relabel: Callable[..., Any], write_job: Callable[..., str], folder: Path
+) -> None:
     write_table(folder / "pairs.parquet", plain_pairs(12, 4))
     job = write_job(
         {
@@ -242,14 +270,19 @@ def test_rows_and_asks_are_told_apart_after_a_retry(relabel: Callable[..., Any],
 
 def test_ndcg_is_told_run_by_run(tmp_path: Path, pairs: Path) -> None:
     runs = [
-        forge_run(tmp_path / name, pairs, lambda pair, step=step: Judgment((pair.row_id // step) % 3), name=name, gold="grade")
+        forge_run(
+            tmp_path / name, pairs, lambda pair, step=step: Judgment((pair.row_id // step) % 3), name=name, gold="grade"
+        )
         for name, step in (("one", 1), ("two", 5))
     ]
     html = build_report([str(run) for run in runs]).html
     by_query = csv_of(html, "ndcg-by-query.csv")[1:]
     for name in ("one", "two"):
         values = [float(row[2]) for row in by_query if row[0] == name]
-        said = f"{name}: nDCG@10 of {len(values)} queries, from {min(values):.3f} to {max(values):.3f}, mean {np.mean(values):.4f}."
+        said = (
+            f"{name}: nDCG@10 of {len(values)} queries, from {min(values):.3f} to {max(values):.3f}, mean "
+            f"{np.mean(values):.4f}."
+        )
         assert said in html
     assert "The 30 queries where it is lowest, 15 of each run" in html
 
@@ -298,11 +331,22 @@ def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
     long = "l" * 200_000
     spans = [(number, number + 4, long) for number in range(3_000)]
     nodes = {
-        "preliminary": 1, "preliminary_probs": [0.2, 0.5, 0.3], "preliminary_outside_mass": 0.1, "subject": 4,
-        "subject_probs": [0.2] * 5, "subject_outside_mass": 0.0, "attribute": 1, "attribute_probs": [0.2] * 5,
-        "attribute_outside_mass": 0.0, "query_subject": long, "query_attribute": long, "product_subject": long, "product_attribute": None,
-        "phi_grade": 0, "phi_agrees": False,
-    }  # fmt: skip
+        "preliminary": 1,
+        "preliminary_probs": [0.2, 0.5, 0.3],
+        "preliminary_outside_mass": 0.1,
+        "subject": 4,
+        "subject_probs": [0.2] * 5,
+        "subject_outside_mass": 0.0,
+        "attribute": 1,
+        "attribute_probs": [0.2] * 5,
+        "attribute_outside_mass": 0.0,
+        "query_subject": long,
+        "query_attribute": long,
+        "product_subject": long,
+        "product_attribute": None,
+        "phi_grade": 0,
+        "phi_agrees": False,
+    }
 
     def judge(pair: Any) -> Judgment:
         if pair.row_id == 3:
@@ -328,11 +372,15 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
     assert "between" in built.sections
     assert "triangle" not in built.sections
     cells = {(row[0], row[1]): int(row[2]) for row in csv_of(built.html, "confusion-a-b.csv")[1:]}
-    assert cells == {(str(x), str(y)): sum(r % 3 == x and r % 2 == y for r in range(192)) for x in range(3) for y in range(3)}
+    assert cells == {
+        (str(x), str(y)): sum(r % 3 == x and r % 2 == y for r in range(192)) for x in range(3) for y in range(3)
+    }
 
 
 def test_runs_of_other_pairs_are_said_to_be_beyond_comparison(tmp_path: Path, pairs: Path) -> None:
-    others = write_table(tmp_path / "others.parquet", [{**row, "query_id": f"x{row['query_id']}"} for row in plain_pairs(3, 3)])
+    others = write_table(
+        tmp_path / "others.parquet", [{**row, "query_id": f"x{row['query_id']}"} for row in plain_pairs(3, 3)]
+    )
     one = forge_run(tmp_path / "a", pairs, mixed, name="a")
     other = forge_run(tmp_path / "b", others, mixed, name="b")
     assert "have no row in common" in build_report([str(one), str(other)]).html
@@ -344,22 +392,44 @@ def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
     keep_result(open_run_store(run), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200))
     built = build_report([str(run)])
     assert "noise" in built.sections
-    assert csv_of(built.html, "noise-floor.csv")[1] == ["forged", "fake 1", "200", "6", "1", "0.03", "0.0138", "0.0639", "0.0021", "0.05"]
+    assert csv_of(built.html, "noise-floor.csv")[1] == [
+        "forged",
+        "fake 1",
+        "200",
+        "6",
+        "1",
+        "0.03",
+        "0.0138",
+        "0.0639",
+        "0.0021",
+        "0.05",
+    ]
 
 
 def test_restarted_engine_is_marked_where_it_began(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=16, workers=("node-1", "node-2", "node-3"))
     html = build_report([str(run)]).html
-    assert [row[4] for row in csv_of(html, "workers.csv")[1:]] == ["first", "after another had ended", "after another had ended"]
+    assert [row[4] for row in csv_of(html, "workers.csv")[1:]] == [
+        "first",
+        "after another had ended",
+        "after another had ended",
+    ]
     assert "Worker processes: 3, of which 2 began after another had ended" in html
     rates = [float(row[1]) for row in csv_of(html, "throughput-forged.csv")[1:]]
     places = [float(row[0]) for row in csv_of(html, "throughput-forged.csv")[1:]]
-    assert sum(rate * (end - start) for rate, start, end in zip(rates, places, places[1:], strict=False)) == pytest.approx(192, rel=0.01)
+    assert sum(
+        rate * (end - start) for rate, start, end in zip(rates, places, places[1:], strict=False)
+    ) == pytest.approx(192, rel=0.01)
 
 
 def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
     free = forge_run(tmp_path / "free", pairs, mixed)
-    priced = forge_run(tmp_path / "priced", pairs, mixed, spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}})
+    priced = forge_run(
+        tmp_path / "priced",
+        pairs,
+        mixed,
+        spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}},
+    )
     assert "name no price" in build_report([str(free)]).html
     row = dict(zip(*csv_of(build_report([str(priced)]).html, "cost.csv"), strict=True))
     assert float(row["cost"]) == pytest.approx(float(row["worker seconds"]) / 3600 * 7.2 * 2)
@@ -384,7 +454,11 @@ def test_spreadsheet_runs_no_formula_of_a_document() -> None:
 
 
 def test_drawing_holds_no_style_and_no_colour_of_its_own() -> None:
-    svg = draw_bars([Bars("one $x_1$ \\frac{<b>", ["0", "1"], [3, 4]), Bars("日本\x00", ["0", "1"], [1, 2])], label="grade", value="rows")
+    svg = draw_bars(
+        [Bars("one $x_1$ \\frac{<b>", ["0", "1"], [3, 4]), Bars("日本\x00", ["0", "1"], [1, 2])],
+        label="grade",
+        value="rows",
+    )
     assert "style" not in svg
     assert "#" not in re.sub(r'(href="|url\()#[0-9a-f]+-', "", svg)
     assert "one $x_1$ \\frac{&lt;b&gt;" in svg
@@ -415,7 +489,9 @@ def test_memory_of_the_pass_over_labels_holds_counts_and_the_sample_alone(tmp_pa
 def test_command_writes_the_page_and_says_what_is_in_it(relabel: Callable[..., Any], folder: Path) -> None:
     pairs = write_table(folder / "pairs.parquet", plain_pairs(6, 4))
     forge_run(folder / "out", pairs, mixed)
-    done = relabel("report", "out", "--gold", "pairs.parquet", "--to", "pages/ecom.html", "--max-rows", "12", "--output", "json")
+    done = relabel(
+        "report", "out", "--gold", "pairs.parquet", "--to", "pages/ecom.html", "--max-rows", "12", "--output", "json"
+    )
     page = (folder / "pages/ecom.html").read_bytes()
     assert done.code == 0
     assert done.json["bytes"] == len(page)

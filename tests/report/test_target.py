@@ -14,10 +14,14 @@ from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 @pytest.fixture
 def run(folder: Path) -> Path:
     """A run in `out`, its pairs in pairs.parquet."""
-    return forge_run(folder / "out", write_table(folder / "pairs.parquet", plain_pairs(4, 3)), lambda pair: Judgment(pair.row_id % 3))
+    return forge_run(
+        folder / "out", write_table(folder / "pairs.parquet", plain_pairs(4, 3)), lambda pair: Judgment(pair.row_id % 3)
+    )
 
 
-@pytest.mark.parametrize("to", ["out/manifest.json", "out/new.html", "./out/../out/plan.json", "pairs.parquet", "./pairs.parquet"])
+@pytest.mark.parametrize(
+    "to", ["out/manifest.json", "out/new.html", "./out/../out/plan.json", "pairs.parquet", "./pairs.parquet"]
+)
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_what_is_reported_on_is_never_written_to(
     run: Path, relabel: Callable[..., Any], folder: Path, to: str, force: tuple[str, ...]
@@ -29,11 +33,15 @@ def test_what_is_reported_on_is_never_written_to(
 
 def test_grades_behind_a_pattern_are_not_written_over(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
     before = (folder / "pairs.parquet").read_bytes()
-    relabel("report", "out", "--gold", "pair*.parquet", "--to", "pairs.parquet", "--force").refused(2, "lies in the input")
+    relabel("report", "out", "--gold", "pair*.parquet", "--to", "pairs.parquet", "--force").refused(
+        2, "lies in the input"
+    )
     assert (folder / "pairs.parquet").read_bytes() == before
 
 
-def test_a_file_of_somebody_else_is_replaced_only_with_force(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
+def test_a_file_of_somebody_else_is_replaced_only_with_force(
+    run: Path, relabel: Callable[..., Any], folder: Path
+) -> None:
     (folder / "notes.html").write_text("<!DOCTYPE html>\n<title>notes</title>")
     relabel("report", "out", "--to", "notes.html").refused(2, "notes.html: is there already", "--force")
     assert "notes" in (folder / "notes.html").read_text()

@@ -72,7 +72,9 @@ class Days:
     def call(self, *arguments: str | Path) -> tuple[int, Any]:
         """A command; its exit code, and its JSON result or its error's message."""
         try:
-            found = CliRunner().invoke(relabel, [*map(str, arguments), "--output", "json"], standalone_mode=False, catch_exceptions=False)
+            found = CliRunner().invoke(
+                relabel, [*map(str, arguments), "--output", "json"], standalone_mode=False, catch_exceptions=False
+            )
         except RelabelError as exc:
             return int(exit_for(exc)), str(exc)
         return int(found.return_value or 0), json.loads(found.stdout)
@@ -122,8 +124,9 @@ def days(tmp_path: Path) -> Days:
 
 @pytest.fixture
 def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`spoil("kind 1", "kind 2")`: from here on the fake engine says nothing readable about documents with these words, and `spoil()` that
-    it is well again."""
+    """`spoil("kind 1", "kind 2")`: from here on the fake engine says nothing readable about documents with these words,
+    and `spoil()` that it is well again.
+    """
     spoilt: tuple[str, ...] = ()
     answer = Fake._answer
 
@@ -154,7 +157,18 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
-LABEL = ("status", "grade", "probs", "outside_mass", "expected_grade", "evidence", "intent", "reasoning", "flags", "key")
+LABEL = (
+    "status",
+    "grade",
+    "probs",
+    "outside_mass",
+    "expected_grade",
+    "evidence",
+    "intent",
+    "reasoning",
+    "flags",
+    "key",
+)
 
 
 def said(rows: Sequence[Row]) -> list[dict[str, Any]]:

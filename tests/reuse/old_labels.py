@@ -1,6 +1,8 @@
-"""Outputs with label files of version 2, whose nodes were one struct, as relabel wrote them before labelers had columns of their own.
+"""Outputs with label files of version 2, whose nodes were one struct, as relabel wrote them before labelers had columns
+of their own.
 
-python -m tests.reuse.old_labels        made labels_2.tar.gz; only relabel before version 3 of the label files can make it again
+python -m tests.reuse.old_labels        made labels_2.tar.gz; only relabel before version 3 of the label files can make
+it again
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ COMMON = {"shards": 1, "run": {"max_failed_fraction": 1.0}}
 
 
 def unpack(folder: Path) -> Days:
-    """The outputs `monday`, `tuesday` and `plain` in a folder, with their inputs and job files, as if they had been made there."""
+    """The outputs `monday`, `tuesday` and `plain` in a folder, with their inputs and job files, as if they had been
+    made there.
+    """
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
     days = Days(folder)
@@ -52,11 +56,15 @@ def _pack(folder: Path) -> None:
         days.run(day, rows, **COMMON, **JOBS[day])
     with tarfile.open(fileobj=sink, mode="w") as archive:
         inputs = [folder / f"{day}.parquet" for day in ROWS]
-        outputs = [file for day in ROWS for file in days.out(day).rglob("*.*") if file.parent.name not in ("logs", "leases")]
+        outputs = [
+            file for day in ROWS for file in days.out(day).rglob("*.*") if file.parent.name not in ("logs", "leases")
+        ]
         for file in sorted([*inputs, *outputs]):
             data = file.read_bytes()
             if file.suffix == ".json":
-                data = data.replace(str(folder).encode(), ROOT.encode()).replace(socket.gethostname().encode() + b"-", b"host-")
+                data = data.replace(str(folder).encode(), ROOT.encode()).replace(
+                    socket.gethostname().encode() + b"-", b"host-"
+                )
             entry = tarfile.TarInfo(str(file.relative_to(folder)))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))

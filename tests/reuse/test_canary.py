@@ -1,4 +1,6 @@
-"""The canary, and engines that may not be mixed: what is refused before a label is committed, and what is said of it."""
+"""The canary, and engines that may not be mixed: what is refused before a label is committed, and
+what is said of it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def changed(rows: list[Row], *numbers: int) -> list[Row]:
 
 @pytest.fixture
 def other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the engine answers otherwise, under the same name: what an upgrade that nobody announced looks like."""
+    """From now on the engine answers otherwise, under the same name: what an upgrade that nobody
+    announced looks like.
+    """
     draw = Fake._draw
 
     def drawn(self: Fake, request: Request) -> int:
@@ -65,7 +69,9 @@ def test_an_engine_that_says_the_same_passes_and_the_manifest_says_so(days: Days
     assert days.asks("tuesday") == {"verdict": 1}, "what the canary asked is no label's cost"
 
 
-def test_an_engine_that_says_something_else_commits_nothing_and_ends_in_5(days: Days, request: pytest.FixtureRequest) -> None:
+def test_an_engine_that_says_something_else_commits_nothing_and_ends_in_5(
+    days: Days, request: pytest.FixtureRequest
+) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
     request.getfixturevalue("other_answers")
@@ -117,13 +123,17 @@ def test_an_engine_that_passed_is_not_asked_again_in_this_output(days: Days) -> 
     assert len(days.manifest("tuesday")["canary"]) == 1
 
 
-def test_labels_from_elsewhere_are_asked_before_own_ones_that_would_hide_a_change(days: Days, request: pytest.FixtureRequest) -> None:
+def test_labels_from_elsewhere_are_asked_before_own_ones_that_would_hide_a_change(
+    days: Days, request: pytest.FixtureRequest
+) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
     request.getfixturevalue("other_answers")
     today = changed(rows, *range(0, 40, 2))
     job = days.job("tuesday", today, reuse=["monday"])
-    assert days.call("run", job, "--shard", "0/2")[0] == 0  # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
+    assert (
+        days.call("run", job, "--shard", "0/2")[0] == 0
+    )  # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
     code, message = days.call("run", job, "--set", "canary=20")
     assert code == 5, message
     assert "of 20 grades flipped" in message
@@ -178,7 +188,9 @@ def test_a_result_of_which_nobody_knows_what_was_asked_for_is_no_pass(days: Days
 def test_what_the_canary_of_a_watched_worker_came_to_is_part_of_the_result(days: Days) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
-    code, result = days.call("run", days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=20), "--workers", "2")
+    code, result = days.call(
+        "run", days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=20), "--workers", "2"
+    )
     assert code == 0, result
     assert [result["this_run"]["canary"]] == days.manifest("tuesday")["canary"]
 
@@ -208,13 +220,17 @@ def test_an_engine_that_hangs_at_the_canary_ends_the_run(days: Days, more: tuple
     days.run("monday", rows)
     args = {"name": "fake", "args": {"crash": "hang", "crash_on": "socks"}}
     job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=5, engine=args, run={"ask_timeout_s": 1.0})
-    done = subprocess.run([sys.executable, "-m", "jobs", "run", str(job), *more], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs", "run", str(job), *more], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == code, done.stderr
     assert "ask_timeout_s" in done.stderr
 
 
 @pytest.mark.parametrize(("canary", "advice"), [(0, "`canary: 200` would tell"), (5, "the canary tells")])
-def test_labels_of_another_engine_are_not_taken_over_in_silence(days: Days, upgraded: Any, canary: int, advice: str) -> None:
+def test_labels_of_another_engine_are_not_taken_over_in_silence(
+    days: Days, upgraded: Any, canary: int, advice: str
+) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
     upgraded()
@@ -265,11 +281,18 @@ def test_the_figures_by_hand() -> None:
     """Four rows: one the same, one that moved without a flip, one flip, one that reads no more."""
     pair = Pair(0, "q", "", "d", "")
     old = [label(1, [0.5, 0.5]), label(1, [0.5, 0.5]), label(0, None), label(1, [0.0, 1.0])]
-    now = [label(1, [0.5, 0.5]), label(1, [0.25, 0.75]), label(1, None), QuarantineRow(0, "q", "d", "format", "", [], 1, 1)]
+    now = [
+        label(1, [0.5, 0.5]),
+        label(1, [0.25, 0.75]),
+        label(1, None),
+        QuarantineRow(0, "q", "d", "format", "", [], 1, 1),
+    ]
     found = compare([Drawn(pair, one, number == 0) for number, one in enumerate(old)], list(now), ENGINE, 0.05)
     assert (found.rows, found.own, found.flips, found.unreadable, found.flip_rate) == (4, 1, 2, 1, 0.5)
     assert found.mean_kl == pytest.approx(0.143841 / 2, abs=1e-6)  # 0.5 ln 2 + 0.5 ln (2/3), and 0, over two rows
-    assert (found.low, found.high) == pytest.approx((0.150039, 0.849961), abs=1e-6)  # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
+    assert (found.low, found.high) == pytest.approx(
+        (0.150039, 0.849961), abs=1e-6
+    )  # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
     assert not found.has_passed
 
 

@@ -31,7 +31,9 @@ def test_exact_counts_equal_what_the_run_then_asks(days: Days, labeler: str) -> 
     found = plan(days, "monday", rows, "--exact", labeler={"name": labeler})
     days.run("monday", rows, labeler={"name": labeler})
     stages = days.manifest("monday")["stages"]
-    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == {name: came["asks"] for name, came in stages.items()}
+    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == {
+        name: came["asks"] for name, came in stages.items()
+    }
     first = next(iter(found["stages"]))  # later stages hold the answers before them, whose length is not known yet
     assert found["stages"][first]["prompt_tokens"] == [stages[first]["prompt_tokens"]] * 3
     assert found["rows_asked"] == [40, 40, 40]
@@ -45,7 +47,11 @@ def test_exact_counts_of_a_reusing_run_equal_what_it_takes_over_and_asks(days: D
     days.run("tuesday", rows, reuse=["monday"])
     assert found["rows_reused"] == [37] * 3
     assert days.manifest("tuesday")["rows"]["reused"] == 37
-    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == days.asks("tuesday") == {"intent": 1, "verdict": 4}
+    assert (
+        {name: stage["asks"][1] for name, stage in found["stages"].items()}
+        == days.asks("tuesday")
+        == {"intent": 1, "verdict": 4}
+    )
 
 
 def test_samples_are_counted(days: Days) -> None:
@@ -53,7 +59,11 @@ def test_samples_are_counted(days: Days) -> None:
     options: dict[str, Any] = {"labeler": {"name": "r3a", "samples": 3, "temperature": 0.8}}
     found = plan(days, "monday", rows, "--exact", **options)
     days.run("monday", rows, **options)
-    assert {name: stage["asks"][1] for name, stage in found["stages"].items()} == days.asks("monday") == {"intent": 12, "verdict": 36}
+    assert (
+        {name: stage["asks"][1] for name, stage in found["stages"].items()}
+        == days.asks("monday")
+        == {"intent": 12, "verdict": 36}
+    )
 
 
 def test_the_estimate_from_footers_holds_what_the_run_does(days: Days) -> None:
@@ -78,7 +88,9 @@ def test_ratios_of_what_is_done_make_the_intervals_narrow_and_still_hold(days: D
         assert (narrow[2] - narrow[0]) / narrow[1] < (wide[2] - wide[0]) / wide[1] / 2
     code, whole = days.call("run", job)
     assert code == 0
-    rest = {name: {key: came[key] - half["stages"][name][key] for key in came} for name, came in whole["stages"].items()}
+    rest = {
+        name: {key: came[key] - half["stages"][name][key] for key in came} for name, came in whole["stages"].items()
+    }
     _holds(found, {"stages": rest})
 
 
@@ -140,7 +152,10 @@ def test_status_and_manifest_hold_plan_against_actual(days: Days) -> None:
     rows = rows_of(6, 5)
     days.run("monday", rows)
     days.run("tuesday", changed(rows, 3), reuse=["monday"])
-    for held in (days.manifest("tuesday")["plan_against_actual"], days.call("status", days.out("tuesday"))[1]["plan_against_actual"]):
+    for held in (
+        days.manifest("tuesday")["plan_against_actual"],
+        days.call("status", days.out("tuesday"))[1]["plan_against_actual"],
+    ):
         lines = {line["figure"]: line for line in held}
         assert lines["rows_reused"]["actual"] == 29
         assert lines["verdict.asks"]["actual"] == 1
@@ -180,7 +195,9 @@ def _share(*prompts: str, block_tokens: int = 16) -> float:
 
 
 def test_prefix_hit_by_hand() -> None:
-    """Three prompts of 64 tokens (a letter each): the second shares half of the first, the third all of the first but its last block."""
+    """Three prompts of 64 tokens (a letter each): the second shares half of the first, the third all of the first but
+    its last block.
+    """
     first, second, third = "a" * 64, "a" * 32 + "b" * 32, "a" * 32 + "b" * 32
     assert _share(first) == 0.0
     assert _share(first, second) == 32 / 128
@@ -188,7 +205,11 @@ def test_prefix_hit_by_hand() -> None:
     assert _share(first, second, third) == (32 + 48) / 192
     assert _share(first, second, block_tokens=64) == 0.0
     hit = PrefixHit()
-    for prompt in (("intent", "q1" * 16, 32), ("verdict", "q1" * 16 + "d" * 32, 64), ("verdict", "q1" * 16 + "e" * 32, 64)):
+    for prompt in (
+        ("intent", "q1" * 16, 32),
+        ("verdict", "q1" * 16 + "d" * 32, 64),
+        ("verdict", "q1" * 16 + "e" * 32, 64),
+    ):
         hit.add(*prompt)
     assert (hit.share("intent"), hit.share("verdict")) == (0.0, 0.5)
 

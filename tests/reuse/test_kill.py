@@ -1,4 +1,6 @@
-"""kill -9 in the middle of a run that takes labels over; run again; labels byte for byte those of an undisturbed one."""
+"""kill -9 in the middle of a run that takes labels over; run again; labels byte for byte those of
+an undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def committed(days: Days, day: str) -> dict[str, str]:
     return {path: hashlib.sha256((days.out(day) / path).read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("failpoint", ["after_labels:2", "after_answers:3", "before_receipt:4", "after_receipt:1", "after_receipt:5"])
+@pytest.mark.parametrize(
+    "failpoint", ["after_labels:2", "after_answers:3", "before_receipt:4", "after_receipt:1", "after_receipt:5"]
+)
 def test_killed_while_taking_over_and_asking_ends_like_an_undisturbed_run(days: Days, failpoint: str) -> None:
     rows = rows_of(12, 5)
     faults = {"engine": {"args": {"p_garbage": 0.2}}, "labeler": {"attempts": 2}, "run": {"max_failed_fraction": 1.0}}

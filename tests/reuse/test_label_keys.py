@@ -76,7 +76,9 @@ def test_every_part_of_the_recipe_counts(part: str) -> None:
     pair = Pair(0, "q", "x", "d", "y")
     changed = PARTS | {part: "other" if isinstance(PARTS[part], str) else {"other": "1"}}
     assert key(pair) != key(pair, changed)
-    assert key(pair) == key(pair, PARTS | {"labeler": PARTS["labeler"] | {"attempts": 9}, "columns": {}, "limit": 5, "cut": {}})
+    assert key(pair) == key(
+        pair, PARTS | {"labeler": PARTS["labeler"] | {"attempts": 9}, "columns": {}, "limit": 5, "cut": {}}
+    )
 
 
 def test_an_answers_key_leaves_out_whose_rows_share_it_and_nothing_else() -> None:
@@ -89,13 +91,18 @@ def test_an_answers_key_leaves_out_whose_rows_share_it_and_nothing_else() -> Non
     assert len({keys.key(ask, 0, 0, 0), *others, AnswerKeys(PARTS | {"model": "n"}).key(ask, 0, 0, 0)}) == 6
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=30), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4))))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4))),
+)
 def test_an_index_finds_the_first_of_equal_keys_also_where_halves_collide(known: list[Any], wanted: list[Any]) -> None:
     """Halves are drawn from four values, so that nearly every first half collides."""
     index = KeyIndex(np.array(known, np.uint64).reshape(-1, 2), np.arange(len(known), dtype=np.uint64))
     first = {pair: number for number, pair in reversed(list(enumerate(known)))}
     is_known, values = index.find(np.array(wanted, np.uint64).reshape(-1, 2))
-    assert [int(value) if found else None for found, value in zip(is_known, values, strict=True)] == [first.get(pair) for pair in wanted]
+    assert [int(value) if found else None for found, value in zip(is_known, values, strict=True)] == [
+        first.get(pair) for pair in wanted
+    ]
     assert len(first) <= len(index) <= len(known)
 
 

@@ -27,7 +27,11 @@ SUMS = ("labelled", "reused", "quarantined")
 
 def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> None:
     rows = rows_of(10, 4)
-    args: dict[str, Any] = {"engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}}
+    args: dict[str, Any] = {
+        "engine": {"args": {"p_garbage": 0.3}},
+        "labeler": {"attempts": 1},
+        "run": {"max_failed_fraction": 1.0},
+    }
     days.run("monday", rows[:24], **args)
     days.run("tuesday", rows[20:], reuse=["monday"], **{**args, "input": {"limit": 18}})
     code, result = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
@@ -43,7 +47,10 @@ def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> Non
     assert said(labels) == said([*days.labels("monday"), *days.labels("tuesday")])
     # a row id is the row's place in the list of inputs, whatever stands between
     texts = [row for file in week["inputs"] for row in pq.read_table(file["path"]).to_pylist()]
-    assert all((texts[row["row_id"]]["query_id"], texts[row["row_id"]]["doc_id"]) == (row["query_id"], row["doc_id"]) for row in labels)
+    assert all(
+        (texts[row["row_id"]]["query_id"], texts[row["row_id"]]["doc_id"]) == (row["query_id"], row["doc_id"])
+        for row in labels
+    )
     monday, tuesday = (days.manifest(day)["fingerprint"] for day in ("monday", "tuesday"))
     assert {row["origin"] for row in labels} == {monday, tuesday}
     assert [source["first_row_id"] for source in week["merged_from"]] == [0, 24]
@@ -65,7 +72,9 @@ def test_a_merged_output_can_be_judged_learned_from_and_reused(days: Days, no_en
     assert [(pair.doc_id, pair.document) for pair in table.pairs] == [(row["doc_id"], row["document"]) for row in rows]
     no_engine()
     days.run("again", rows, reuse=["week"])
-    assert {row["origin"] for row in days.labels("again")} == {days.manifest(day)["fingerprint"] for day in ("monday", "tuesday")}
+    assert {row["origin"] for row in days.labels("again")} == {
+        days.manifest(day)["fingerprint"] for day in ("monday", "tuesday")
+    }
 
 
 def test_scattered_queries_merge_by_row_ids(days: Days) -> None:
@@ -149,7 +158,11 @@ def test_the_engine_behind_rows_that_were_taken_over_keeps_outputs_apart(
     rows = rows_of(6, 4)
     days.run("monday", rows[:12])
     for generation in range(generations):
-        days.run(f"again-{generation}", list(reversed(rows[:12])), reuse=["monday" if generation == 0 else f"again-{generation - 1}"])
+        days.run(
+            f"again-{generation}",
+            list(reversed(rows[:12])),
+            reuse=["monday" if generation == 0 else f"again-{generation - 1}"],
+        )
         last = f"again-{generation}"
     assert days.manifest(last)["engines_asked"] == []
     facts = Fake.facts
@@ -196,7 +209,16 @@ def test_a_merge_that_is_killed_goes_on_and_a_changed_label_file_stops_it(days: 
     days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("undisturbed"))
 
     def merge(failpoint: str) -> int:
-        command = [sys.executable, "-m", "jobs", "merge", str(days.out("monday")), str(days.out("tuesday")), "--to", str(days.out("week"))]
+        command = [
+            sys.executable,
+            "-m",
+            "jobs",
+            "merge",
+            str(days.out("monday")),
+            str(days.out("tuesday")),
+            "--to",
+            str(days.out("week")),
+        ]
         environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
         return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode
 
@@ -214,7 +236,9 @@ def test_a_merge_that_is_killed_goes_on_and_a_changed_label_file_stops_it(days: 
 
 def test_an_output_that_is_named_twice_in_two_spellings_is_refused(days: Days) -> None:
     days.run("monday", rows_of(2, 3))
-    code, message = days.call("merge", (monday := days.out("monday")), f"{monday}/", f"file://{monday}", "--to", days.out("week"))
+    code, message = days.call(
+        "merge", (monday := days.out("monday")), f"{monday}/", f"file://{monday}", "--to", days.out("week")
+    )
     assert (code, "named twice" in message) == (3, True)
     assert not days.out("week").exists()
 

@@ -1,4 +1,6 @@
-"""Merging again into the same folder, after its sources went on: what is there then is what a new merge would give, or what was there."""
+"""Merging again into the same folder, after its sources went on: what is there then is what a new merge would give, or
+what was there.
+"""
 
 from __future__ import annotations
 
@@ -115,12 +117,16 @@ def weeks(days: Days, spoil: Spoil, kind: str) -> Weeks:
 
 @pytest.fixture(scope="module")
 def begun() -> dict[str, tuple[Path, Path]]:
-    """By kind: the folder of what was merged once, and a copy of it as it was then. Specs and plans hold whole paths, so it stays there."""
+    """By kind: the folder of what was merged once, and a copy of it as it was then. Specs and plans hold whole paths,
+    so it stays there.
+    """
     return {}
 
 
 @pytest.fixture
-def merged(begun: dict[str, tuple[Path, Path]], spoil: Spoil, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Weeks:
+def merged(
+    begun: dict[str, tuple[Path, Path]], spoil: Spoil, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> Weeks:
     """Merged while each source has rows in quarantine, other ones each."""
     if kind in begun:
         folder, kept = begun[kind]
@@ -140,11 +146,17 @@ def merged(begun: dict[str, tuple[Path, Path]], spoil: Spoil, kind: str, tmp_pat
 
 def tree(out: Path) -> dict[str, bytes]:
     """What readers look at: without locks, logs and data files that no receipt names."""
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.suffix == ".json" and path.is_file()}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.suffix == ".json" and path.is_file()
+    }
 
 
 def test_a_source_that_was_retried_is_followed(merged: Weeks) -> None:
-    """The fault that lost 102 rows of 120 under exit code 0: the retry's receipts of one source after the first ones of another."""
+    """The fault that lost 102 rows of 120 under exit code 0: the retry's receipts of one source after the first ones of
+    another.
+    """
     merged.call("retry", "two")
     assert merged.merge()[0] == 0
     merged.is_as_a_new_merge()

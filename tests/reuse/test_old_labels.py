@@ -1,4 +1,6 @@
-"""Label files of version 2, with `nodes` in one struct: what was written with them goes on, and all that reads labels reads them."""
+"""Label files of version 2, with `nodes` in one struct: what was written with them goes on, and all that reads labels
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_run_that_was_begun_with_them_writes_the_very_same_bytes_to_its_end(ol
 
 
 def test_a_job_that_differs_is_told_apart_from_an_old_plan_by_what_differs_alone(old: Days) -> None:
-    job = old.job("monday", ROWS["monday"], **COMMON, labeler={"name": "graph-grpo"}, engine={"args": {"p_garbage": 0.4}})
+    job = old.job(
+        "monday", ROWS["monday"], **COMMON, labeler={"name": "graph-grpo"}, engine={"args": {"p_garbage": 0.4}}
+    )
     code, message = old.call("run", job)
     assert code != 0
     assert "labeler.attempts" in message
@@ -128,11 +132,17 @@ def test_old_labels_teach_what_they_taught(old: Days) -> None:
     assert old.call("convert", old.out("today"), today)[0] == 0
     rows = {row["row_id"]: row["nodes"] for row in old.labels("monday")}
     texts = {"path": str(old.folder / "monday.parquet")}
-    for source in ({"path": str(old.out("monday"))}, {"path": str(to), "pairs": texts}, {"path": str(today), "pairs": texts}):
+    for source in (
+        {"path": str(old.out("monday"))},
+        {"path": str(to), "pairs": texts},
+        {"path": str(today), "pairs": texts},
+    ):
         found = load_labels(LabelSource.model_validate(source), allow_over_limit=True)
         for name in ("subject", "attribute"):
             taught = {pair.row_id: target for pair, target in zip(found.pairs, found.targets[name], strict=True)}
-            assert {row: taught[row] for row in rows} == {row: (nodes[name], nodes[f"{name}_probs"]) for row, nodes in rows.items()}
+            assert {row: taught[row] for row in rows} == {
+                row: (nodes[name], nodes[f"{name}_probs"]) for row, nodes in rows.items()
+            }
 
 
 def test_a_page_shows_old_labels_with_their_nodes(old: Days) -> None:
@@ -140,4 +150,6 @@ def test_a_page_shows_old_labels_with_their_nodes(old: Days) -> None:
     assert old.call("report", old.out("monday"), "--to", to)[0] == 0
     held: Any = to.read_text().partition('<script type="application/json" id="rows">')[2].partition("</script>")[0]
     shown = [row for row in json.loads(held)["rows"] if row["status"] == "ok"]
-    assert {row["row"]: row["own"]["subject"] for row in shown} == {row["row_id"]: row["nodes"]["subject"] for row in old.labels("monday")}
+    assert {row["row"]: row["own"]["subject"] for row in shown} == {
+        row["row_id"]: row["nodes"]["subject"] for row in old.labels("monday")
+    }

@@ -19,7 +19,9 @@ from tests.reuse.conftest import Days, rows_of, said
 
 
 @pytest.mark.parametrize("labeler", ["r3a", "direct", "graph-grpo", "complexity"])
-def test_an_unchanged_day_starts_no_engine_and_says_the_same(days: Days, no_engine: Callable[[], None], labeler: str) -> None:
+def test_an_unchanged_day_starts_no_engine_and_says_the_same(
+    days: Days, no_engine: Callable[[], None], labeler: str
+) -> None:
     rows = rows_of(6, 5)
     days.run("monday", rows, labeler={"name": labeler})
     no_engine()
@@ -39,7 +41,10 @@ def test_one_per_cent_changed_costs_one_per_cent_of_the_asks_also_the_day_after(
     days.run("monday", rows)
     before = sum(days.asks("monday").values())
     assert before == 20 + 400
-    for day, earlier, changed in (("tuesday", "monday", (7, 93, 211, 330)), ("wednesday", "tuesday", (12, 130, 250, 399))):
+    for day, earlier, changed in (
+        ("tuesday", "monday", (7, 93, 211, 330)),
+        ("wednesday", "tuesday", (12, 130, 250, 399)),
+    ):
         for row in changed:
             rows[row] = {**rows[row], "document": rows[row]["document"] + f" New on {day}."}
         days.run(day, rows, reuse=[earlier])
@@ -92,7 +97,10 @@ def test_of_two_outputs_the_first_named_wins_and_both_are_listed(days: Days, no_
     days.run("both", rows, reuse=["right", "left"])
     right, left = (days.manifest(day)["fingerprint"] for day in ("right", "left"))
     assert [row["origin"] for row in days.labels("both")] == [left] * 8 + [right] * 16
-    assert {source["fingerprint"]: source["rows"] for source in days.manifest("both")["reused_from"]} == {right: 16, left: 8}
+    assert {source["fingerprint"]: source["rows"] for source in days.manifest("both")["reused_from"]} == {
+        right: 16,
+        left: 8,
+    }
 
 
 def test_duplicates_of_one_text_all_take_its_label(days: Days, no_engine: Callable[[], None]) -> None:
@@ -107,7 +115,13 @@ def test_an_output_that_was_cut_short_gives_what_it_committed(days: Days) -> Non
     rows = rows_of(6, 5)
     job = days.job("monday", rows)
     assert days.call("run", job, "--shard", "1/2")[0] == 0
-    done = len([1 for file in (days.out("monday") / "labels").rglob("*.parquet") for _ in range(pq.read_metadata(file).num_rows)])
+    done = len(
+        [
+            1
+            for file in (days.out("monday") / "labels").rglob("*.parquet")
+            for _ in range(pq.read_metadata(file).num_rows)
+        ]
+    )
     assert 0 < done < 30
     days.run("tuesday", rows, reuse=["monday"])
     assert days.manifest("tuesday")["rows"] == {"in": 30, "labelled": 30 - done, "reused": done, "quarantined": 0}
@@ -150,7 +164,12 @@ def test_speed_and_cut_and_attempts_are_no_part_of_a_label(days: Days, no_engine
     rows = rows_of(2, 6)
     days.run("monday", rows)
     no_engine()
-    changes: dict[str, Any] = {"shards": 3, "run": {"chunk_rows": 4}, "labeler": {"attempts": 5}, "engine": {"args": {"batch": 3}}}
+    changes: dict[str, Any] = {
+        "shards": 3,
+        "run": {"chunk_rows": 4},
+        "labeler": {"attempts": 5},
+        "engine": {"args": {"batch": 3}},
+    }
     days.run("tuesday", rows, reuse=["monday"], **changes)
     assert days.manifest("tuesday")["rows"]["reused"] == 12
 
@@ -202,7 +221,9 @@ def test_a_manifest_that_lacks_a_part_is_not_believed_and_ends_in_no_traceback(d
     assert days.call("run", job)[0] == 0
     whole = days.manifest("monday")
     for part in ("worker_seconds", "stages", "answers", "reused_from"):
-        (days.out("monday") / "manifest.json").write_text(json.dumps({key: value for key, value in whole.items() if key != part}))
+        (days.out("monday") / "manifest.json").write_text(
+            json.dumps({key: value for key, value in whole.items() if key != part})
+        )
         assert days.call("run", job)[0] == 10, part
         assert days.call("status", job)[1]["labelled"] == 6, part
 
@@ -247,7 +268,9 @@ def test_engine_processes_side_by_side_take_over_too_and_start_only_where_someth
     assert days.call("verify", job)[0] == 0
 
 
-def test_a_deadline_ends_a_run_that_only_takes_over(days: Days, no_engine: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_ends_a_run_that_only_takes_over(
+    days: Days, no_engine: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = rows_of(20, 2)
     days.run("monday", rows)
     no_engine()

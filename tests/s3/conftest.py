@@ -85,7 +85,9 @@ def patience() -> Iterator[Callable[[float], None]]:
 
 @pytest.fixture
 def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
-    """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would have."""
+    """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would
+    have.
+    """
     opened = []
 
     def start(**options: Any) -> ObjectRunStore:
@@ -100,9 +102,13 @@ def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
 
 @pytest.fixture
 def write_job(tmp_path: Path, s3: str) -> Callable[..., Path]:
-    """`write_job({"shards": 2}, slow_s=0.05)`: sixty pairs of ten scattered queries at `s3/pairs.parquet`, and a job over them."""
+    """`write_job({"shards": 2}, slow_s=0.05)`: sixty pairs of ten scattered queries at `s3/pairs.parquet`, and a job
+    over them.
+    """
 
-    def write(changes: dict[str, Any] | None = None, *, args: dict[str, Any] | None = None, name: str = "job.yaml") -> Path:
+    def write(
+        changes: dict[str, Any] | None = None, *, args: dict[str, Any] | None = None, name: str = "job.yaml"
+    ) -> Path:
         rows = range(ROWS)
         table = {
             "query_id": [f"q{row % 10}" for row in rows],
@@ -115,7 +121,11 @@ def write_job(tmp_path: Path, s3: str) -> Callable[..., Path]:
             "name": "s3",
             "input": {"path": f"{s3}/pairs.parquet"},
             "labeler": {"name": "r3a", "attempts": 2},
-            "engine": {"name": "fake", "seed": 3, "args": {"p_garbage": 0.2, "p_truncated": 0.1, "p_refused": 0.05, **(args or {})}},
+            "engine": {
+                "name": "fake",
+                "seed": 3,
+                "args": {"p_garbage": 0.2, "p_truncated": 0.1, "p_refused": 0.05, **(args or {})},
+            },
             "output": f"{s3}/out",
             "shards": 3,
             "run": {"chunk_rows": 6, "max_failed_fraction": 1.0},
@@ -146,7 +156,9 @@ def command(*arguments: str | Path) -> list[str]:
 
 def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A real `relabel` in a fresh interpreter."""
-    return subprocess.run(command(*arguments), env={**os.environ, **environment}, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(
+        command(*arguments), env={**os.environ, **environment}, capture_output=True, text=True, timeout=90, check=False
+    )
 
 
 class Outcome(NamedTuple):
@@ -158,8 +170,12 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def relabel(s3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
-    """`relabel("run", job)`: the command in this process, which is quicker than a fresh one, over connections of its own."""
+def relabel(
+    s3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Outcome]]:
+    """`relabel("run", job)`: the command in this process, which is quicker than a fresh one, over connections of its
+    own.
+    """
     from jobs.cli import main
 
     def run(*arguments: str | Path, **environment: str) -> Outcome:
@@ -180,7 +196,9 @@ def relabel(s3: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def labels(output: str) -> dict[str, str]:
-    """What a reader of a finished run sees: label and quarantine files by name, with the digests that their bytes have."""
+    """What a reader of a finished run sees: label and quarantine files by name, with the digests
+    that their bytes have.
+    """
     import hashlib
 
     store = open_object_run_store(output)

@@ -1,4 +1,6 @@
-"""A job whose input and output are on S3: planned, run, looked at, verified and retried, as on a disk; killed and resumed; many at once."""
+"""A job whose input and output are on S3: planned, run, looked at, verified and retried, as on a disk; killed and
+resumed; many at once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def undisturbed(write_job: Callable[..., Path], s3: str, relabel: Callable[..., 
     return labels(f"{s3}/undisturbed")
 
 
-def test_a_job_on_s3_runs_from_plan_to_retry(write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]) -> None:
+def test_a_job_on_s3_runs_from_plan_to_retry(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
     job = write_job()
     planned = relabel("plan", job)
     assert planned.returncode == 0, planned.stderr
@@ -68,7 +72,12 @@ def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_
     """One listing tells that a thousand files are as they were; forty stand for them."""
 
     def put(number: int, word: str) -> None:
-        table = {"query_id": [f"q{number}"] * 2, "query": ["shoes"] * 2, "doc_id": ["a", "b"], "document": [f"{word} shoes", "boots"]}
+        table = {
+            "query_id": [f"q{number}"] * 2,
+            "query": ["shoes"] * 2,
+            "doc_id": ["a", "b"],
+            "document": [f"{word} shoes", "boots"],
+        }
         put_parquet(f"{s3}/many/{number:03}.parquet", pa.table(table))
 
     for number in range(40):
@@ -114,7 +123,11 @@ def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_und
 
 @pytest.mark.parametrize("failpoint", ["before_receipt:3", "before_manifest:1"])
 def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str], failpoint: str
+    write_job: Callable[..., Path],
+    relabel: Callable[..., Outcome],
+    s3: str,
+    undisturbed: dict[str, str],
+    failpoint: str,
 ) -> None:
     job = write_job({"run": {"lease_s": 3}})
     killed = call("run", job, RELABEL_FAILPOINT=failpoint)
@@ -129,7 +142,10 @@ def test_four_workers_that_race_lose_and_double_nothing(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
 ) -> None:
     job = write_job(args={"p_slow": 0.5, "slow_s": 0.03, "capacity": 8})
-    workers = [subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    workers = [
+        subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     said = [worker.communicate(timeout=90)[1] for worker in workers]
     assert {worker.returncode for worker in workers} <= {0, 10}, said
     assert labels(f"{s3}/out") == undisturbed
@@ -143,7 +159,9 @@ def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     undisturbed: dict[str, str],
     through: Callable[..., seaweed.Proxy],
 ) -> None:
-    """Every third request is answered badly: not at all though performed, not at all and not performed, 503, 500, or half."""
+    """Every third request is answered badly: not at all though performed, not at all and not performed, 503, 500, or
+    half.
+    """
     chance = random.Random(7)
     verdicts: list[str] = []
 
@@ -243,9 +261,16 @@ def test_wrong_credentials_and_a_missing_bucket_are_told_at_once(
         assert "wrong-9f3ab" not in refused.stderr + refused.stdout
     anonymous = subprocess.run(
         command("run", job),
-        env={name: value for name, value in os.environ.items() if name not in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert anonymous.returncode == 3, anonymous.stderr
     assert "no credentials" in anonymous.stderr
     missing = relabel("run", job, "--set", "output=s3://no-such-bucket-here/out")

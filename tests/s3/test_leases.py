@@ -1,4 +1,6 @@
-"""Leases on a real server: one holder, dead by the server's own dates, taken over on condition; a sleeper that wakes harms nobody."""
+"""Leases on a real server: one holder, dead by the server's own dates, taken over on condition; a sleeper that wakes
+harms nobody.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DEAD_S = 5.0
 """A lease of three seconds is dead by then: the server's dates are whole seconds."""
 
 
-def test_a_live_lease_is_refused_and_a_dead_one_taken_over_with_the_next_epoch(open_fresh: Callable[..., ObjectRunStore]) -> None:
+def test_a_live_lease_is_refused_and_a_dead_one_taken_over_with_the_next_epoch(
+    open_fresh: Callable[..., ObjectRunStore],
+) -> None:
     first = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
     first.acquire()
     second = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
@@ -74,7 +78,9 @@ def test_of_many_creators_one_wins(open_fresh: Callable[..., ObjectRunStore]) ->
 def test_a_worker_whose_clock_is_an_hour_off_neither_breaks_a_live_lease_nor_waits_for_a_dead_one(
     open_fresh: Callable[..., ObjectRunStore], monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """The clock of this process is moved where it is asked for; requests are signed by the true one, or the server would refuse them."""
+    """The clock of this process is moved where it is asked for; requests are signed by the true one, or the server
+    would refuse them.
+    """
     true = time.time
 
     def moved() -> float:
@@ -104,13 +110,17 @@ def test_an_object_that_is_no_lease_is_told(open_fresh: Callable[..., ObjectRunS
 def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wakes_replaces_doubles_and_loses_nothing(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, open_fresh: Callable[..., ObjectRunStore]
 ) -> None:
-    """The first worker is stopped in mid-run, and woken when the second has taken over, labelled everything and gone."""
+    """The first worker is stopped in mid-run, and woken when the second has taken over, labelled
+    everything and gone.
+    """
     undisturbed = write_job({"output": f"{s3}/undisturbed", "shards": 1}, name="undisturbed.yaml")
     assert relabel("run", undisturbed).returncode == 0
     job = write_job({"run": {"lease_s": 3}, "shards": 1}, args={"p_slow": 1.0, "slow_s": 0.3, "capacity": 2})
     quick = write_job({"run": {"lease_s": 3}, "shards": 1}, name="quick.yaml")
     store = open_fresh()
-    sleeper = subprocess.Popen(command("run", job, "--shard", "0/1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    sleeper = subprocess.Popen(
+        command("run", job, "--shard", "0/1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         deadline = time.monotonic() + 60.0
         while not store.marks("receipts") and time.monotonic() < deadline and sleeper.poll() is None:
@@ -162,7 +172,12 @@ def test_a_manifest_lock_is_waited_for_and_the_last_one_writes_the_truth(
     job = write_job(args={"p_garbage": 0.6})
     assert relabel("run", job).returncode == 0
     workers = [
-        subprocess.Popen(command("retry", job, "--shard", f"{number}/3"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command("retry", job, "--shard", f"{number}/3"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for number in range(3)
     ]
     said = [worker.communicate(timeout=90)[1] for worker in workers]

@@ -1,4 +1,6 @@
-"""Every path of every command takes `s3://`; storage options are never shown; other filesystems are dealt with honestly."""
+"""Every path of every command takes `s3://`; storage options are never shown; other filesystems are dealt with
+honestly.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_pa
         resolve_model(f"{s3}/nowhere", cache_dir=tmp_path)
 
 
-def test_labels_and_qrels_on_s3_are_judged(write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str) -> None:
+def test_labels_and_qrels_on_s3_are_judged(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
+) -> None:
     assert relabel("run", write_job()).returncode == 0
     manifest = json.loads(open_object_run_store(f"{s3}/out").read("manifest.json"))
     pairs = pq.read_table(fsspec.open(f"{s3}/{'pairs.parquet'}").open())
@@ -111,8 +115,15 @@ def test_a_teacher_on_s3_labels(
     store = open_object_run_store(f"{s3}/teacher", single_writer=True)
     for file in model_dir().iterdir():
         store.put(file.name, file.read_bytes())
-    values = yaml.safe_load(write_job({"labeler": {"name": "direct", "attempts": 1}, "input": {"limit": 4}, "shards": 1}).read_text())
-    values["engine"] = {"name": "transformers", "model": f"{s3}/teacher", "max_prompt_tokens": 2048, "args": {"device": "cpu"}}
+    values = yaml.safe_load(
+        write_job({"labeler": {"name": "direct", "attempts": 1}, "input": {"limit": 4}, "shards": 1}).read_text()
+    )
+    values["engine"] = {
+        "name": "transformers",
+        "model": f"{s3}/teacher",
+        "max_prompt_tokens": 2048,
+        "args": {"device": "cpu"},
+    }
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(values))
     for code in (0, 10):
         done = relabel("run", tmp_path / "teacher.yaml", RELABEL_CACHE=str(tmp_path / "cache"))
@@ -120,13 +131,21 @@ def test_a_teacher_on_s3_labels(
 
 
 def test_storage_options_open_the_door_and_are_written_nowhere(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
+    write_job: Callable[..., Path],
+    relabel: Callable[..., Outcome],
+    s3: str,
+    server: seaweed.Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"key": seaweed.KEY, "secret": seaweed.SECRET, "endpoint_url": server.url}
     job = write_job({"storage_options": {"s3": {**options, "secret": "${env.MY_STORE_PASSWORD}"}}})
     for name in server.environment:
         monkeypatch.delenv(name, raising=False)
-    closed = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    closed = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }
     given = {**closed, "MY_STORE_PASSWORD": seaweed.SECRET}
     said = ""
     for arguments, code in (
@@ -182,7 +201,9 @@ def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Pa
     assert job.spec.storage_options["s3"]["secret"] == "hidden-3c1"
 
 
-def test_a_password_in_a_url_is_refused_without_being_shown(write_job: Callable[..., Path], relabel: Callable[..., Outcome]) -> None:
+def test_a_password_in_a_url_is_refused_without_being_shown(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome]
+) -> None:
     refused = relabel("run", write_job({"output": "ftp://user:hidden-77@host/out"}))
     assert refused.returncode == 3
     assert "holds a password" in refused.stderr
@@ -208,7 +229,9 @@ def test_a_filesystem_without_conditional_writes_works_for_a_single_writer_alone
     fsspec.filesystem("memory").rm("/bucket/single", recursive=True)
 
 
-def test_an_output_inside_the_input_is_refused_on_s3_too(write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str) -> None:
+def test_an_output_inside_the_input_is_refused_on_s3_too(
+    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
+) -> None:
     refused = relabel("run", write_job({"input": {"path": s3}}))
     assert refused.returncode == 3
     assert re.search(r"lies inside input\.path", refused.stderr), refused.stderr

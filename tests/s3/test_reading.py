@@ -71,7 +71,11 @@ def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
     assert not plan.is_scattered
     for number, shard in enumerate(plan.shards):
         proxy.seen.clear()
-        rows = [pair for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks)), readings=None) for pair in chunk.pairs]
+        rows = [
+            pair
+            for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks)), readings=None)
+            for pair in chunk.pairs
+        ]
         assert len(rows) == shard.rows
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
         assert shard.first_row is not None
@@ -81,7 +85,9 @@ def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
         assert len(proxy.seen) <= 4 * len(touched) + 1
 
 
-def test_a_row_group_without_an_open_chunk_is_not_fetched(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+def test_a_row_group_without_an_open_chunk_is_not_fetched(
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
+) -> None:
     data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
     proxy = through()
     dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=1)
@@ -91,7 +97,9 @@ def test_a_row_group_without_an_open_chunk_is_not_fetched(table: pa.Table, s3: s
     assert sum(seen.sent_bytes for seen in proxy.seen) <= 1.2 * weight(data, range(7, 8)) + TAIL_BYTES
 
 
-def test_scattered_shards_fetch_what_the_plan_said(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+def test_scattered_shards_fetch_what_the_plan_said(
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
+) -> None:
     """Half of the row groups hold only queries of the first half; the plan says which shard needs which."""
     ids = [f"q{row // 10}" if row < ROWS // 2 else f"q{(row - ROWS // 2) // 10 + 50}" for row in range(ROWS)]
     scattered = table.set_column(table.schema.get_field_index("query_id"), "query_id", pa.array(ids))
@@ -106,15 +114,21 @@ def test_scattered_shards_fetch_what_the_plan_said(table: pa.Table, s3: str, thr
         row_ids = pq.read_table(pa.BufferReader(beside[shard.row_ids["path"]])).column("row_id").to_numpy()
         proxy.seen.clear()
         rows = [
-            pair.row_id for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)), readings=None) for pair in chunk.pairs
+            pair.row_id
+            for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)), readings=None)
+            for pair in chunk.pairs
         ]
         assert rows == row_ids.tolist()
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
-        said = shard.read_bytes / plan.text_bytes * whole  # the plan counts uncompressed bytes; all groups compress alike here
+        said = (
+            shard.read_bytes / plan.text_bytes * whole
+        )  # the plan counts uncompressed bytes; all groups compress alike here
         assert fetched <= 1.2 * said + TAIL_BYTES
 
 
-def test_planning_fetches_footers_and_query_ids_alone(table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]) -> None:
+def test_planning_fetches_footers_and_query_ids_alone(
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
+) -> None:
     data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
     proxy = through()
     planned(f"{s3}/pairs.parquet", shards=4)
@@ -165,8 +179,15 @@ def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> 
 def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_where_it_is_read_again(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:
-    """The sha256 of each row group's columns is kept in the output on S3, too; a copy of equal bytes with another ETag passes."""
-    plain: dict[str, Any] = {"row_group_size": 16, "compression": "none", "use_dictionary": False, "write_statistics": False}
+    """The sha256 of each row group's columns is kept in the output on S3, too; a copy of equal bytes with another ETag
+    passes.
+    """
+    plain: dict[str, Any] = {
+        "row_group_size": 16,
+        "compression": "none",
+        "use_dictionary": False,
+        "write_statistics": False,
+    }
 
     def put(letter: str) -> bytes:
         rows = range(60)

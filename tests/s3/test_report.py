@@ -10,7 +10,9 @@ from manifests.storage.object_run_store import open_object_run_store
 from tests.s3.conftest import ROWS, Outcome
 
 
-def test_a_report_is_read_from_s3_and_written_there(write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]) -> None:
+def test_a_report_is_read_from_s3_and_written_there(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
     assert relabel("run", write_job()).returncode == 0
     done = relabel("report", f"{s3}/out", "--to", f"{s3}/pages/ecom.html")
     assert done.returncode == 0, done.stderr

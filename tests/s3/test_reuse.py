@@ -37,7 +37,9 @@ def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_on
 def test_a_merge_on_s3_follows_a_source_that_was_retried_and_one_that_was_done_again(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:
-    """Two outputs of one job; the second is retried after the first merge, and then a chunk of it is done again without that retry."""
+    """Two outputs of one job; the second is retried after the first merge, and then a chunk of it is done again without
+    that retry.
+    """
     job, outputs = write_job({"engine": {"seed": 5}}), [f"{s3}/one", f"{s3}/two"]
     for output in outputs:
         assert relabel("run", job, "--set", f"output={output}").returncode == 0

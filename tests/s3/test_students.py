@@ -27,7 +27,11 @@ from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
 PLACES = ("after_training_step:2", *DELIVERY_FAILPOINTS, "before_student_upload:3")
-RESTARTED = PLACES if os.environ.get("RELABEL_FAULTS") in ("full", "long") else ("after_training_step:2", "before_student_upload:3")
+RESTARTED = (
+    PLACES
+    if os.environ.get("RELABEL_FAULTS") in ("full", "long")
+    else ("after_training_step:2", "before_student_upload:3")
+)
 """Where a restart is killed: each place takes five commands, so all of them are for `make faults`."""
 
 
@@ -71,7 +75,11 @@ def test_labels_texts_and_grades_at_urls_train_a_student(
 
 
 def test_a_run_at_a_url_trains_a_student(
-    student_yaml: Callable[..., Path], write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
+    student_yaml: Callable[..., Path],
+    write_job: Callable[..., Path],
+    relabel: Callable[..., Outcome],
+    s3: str,
+    tmp_path: Path,
 ) -> None:
     assert relabel("run", write_job({"labeler": {"name": "graph-grpo"}})).returncode == 0
     done = relabel("distill", student_yaml(labels=[f"{s3}/out"], gold=None))
@@ -86,7 +94,10 @@ def test_labels_that_are_not_there_and_places_that_take_no_student_are_refused(
     refused = relabel("distill", student_yaml(labels=[absent]))
     assert refused.returncode == 3
     assert "absent.parquet: no such file" in refused.stderr
-    for output, why in (("memory://box/student", "local folders and to s3://"), ("s3://labels", "names a whole bucket")):
+    for output, why in (
+        ("memory://box/student", "local folders and to s3://"),
+        ("s3://labels", "names a whole bucket"),
+    ):
         refused = relabel("distill", student_yaml(output=output))
         assert refused.returncode == 3
         assert why in refused.stderr
@@ -205,7 +216,11 @@ def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_g
 
 
 def test_a_student_that_only_waits_to_be_copied_gives_way_to_one_that_came_meanwhile(
-    student_yaml: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student_yaml: Callable[..., Path],
+    relabel: Callable[..., Outcome],
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = student_yaml(output=f"{s3}/student")
     other_spec = tmp_path / "other.yaml"

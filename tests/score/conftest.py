@@ -1,4 +1,6 @@
-"""A tiny student with random weights and its three heads, the folder and commands of tests/jobs, and the pairs that it scores."""
+"""A tiny student with random weights and its three heads, the folder and commands of tests/jobs, and the pairs that it
+scores.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ from tests.jobs.conftest import committed, folder, no_scheduler, pairs, relabel,
 WORDS = ("red", "shoe", "running", "blue", "kind", "of", "a", "size", "the", "for", "number", *map(str, range(30)))
 
 
-def write_tiny_student(path: Path, *, heads: dict[str, int] | None = None, max_tokens: int = 24, seed: int = 0, **record: Any) -> Path:
-    """A student folder: BERT of two layers and 16 dimensions, loud heads, so that grades differ; and the manifest that names its files."""
+def write_tiny_student(
+    path: Path, *, heads: dict[str, int] | None = None, max_tokens: int = 24, seed: int = 0, **record: Any
+) -> Path:
+    """A student folder: BERT of two layers and 16 dimensions, loud heads, so that grades differ; and the manifest that
+    names its files.
+    """
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -33,7 +39,12 @@ def write_tiny_student(path: Path, *, heads: dict[str, int] | None = None, max_t
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )
     torch.manual_seed(seed)
     config = BertConfig(
@@ -73,6 +84,8 @@ def score(relabel: Callable[..., Any], tiny: Path) -> Callable[..., Any]:  # noq
     """`score("--shard", "0/2")`: the tiny student on the folder's pairs, eight rows a chunk, into out/scores."""
 
     def call(*more: str, student: str | Path = tiny, to: str = "out/scores") -> Any:
-        return relabel("score", str(student), "--input", "pairs.parquet", "--to", to, "--chunk-rows", "8", "--shards", "2", *more)
+        return relabel(
+            "score", str(student), "--input", "pairs.parquet", "--to", to, "--chunk-rows", "8", "--shards", "2", *more
+        )
 
     return call

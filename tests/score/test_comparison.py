@@ -1,4 +1,6 @@
-"""`relabel evaluate` of several label sets: who is the teacher, which rows are compared, what is printed, what a gate refuses."""
+"""`relabel evaluate` of several label sets: who is the teacher, which rows are compared, what is printed, what a gate
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ JSON = ("--output", "json")
 
 
 @pytest.fixture
-def taught(relabel: Callable[..., Any], score: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]) -> None:
+def taught(
+    relabel: Callable[..., Any],
+    score: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+) -> None:
     """A finished run in out/ecom and a student's scores of the same input in out/scores."""
     write_pairs()
     assert relabel("run", write_job()).code == 0
@@ -32,7 +39,9 @@ def two_files(write_rows: Callable[..., str], random_rows: Callable[..., Rows]) 
     for row, held in zip(student, teacher, strict=True):
         row["probs"] = [(one + 2 * other) / 3 for one, other in zip(row["probs"], held["probs"], strict=True)]
         row["label"] = int(np.argmax(row["probs"]))
-    without_grade = [[{key: value for key, value in row.items() if key != "grade"} for row in rows] for rows in (teacher, student)]
+    without_grade = [
+        [{key: value for key, value in row.items() if key != "grade"} for row in rows] for rows in (teacher, student)
+    ]
     return (
         write_rows(without_grade[0], "teacher.jsonl"),
         write_rows(without_grade[1][::-1], "student.jsonl"),
@@ -60,7 +69,9 @@ def test_sets_of_one_input_are_matched_by_row_and_judged_by_it(
     assert one["joined_by"] == "row_id: the qrels are the run's own input"
     assert one["counts"] | {"matched": 24, "only_teacher": 0, "only_student": 0, "judged": 24} == one["counts"]
     gold = [row["grade"] for row in pairs]
-    ours, theirs = ([label["grade"] for label in committed("labels", output).values()] for output in ("out/ecom", "out/scores"))
+    ours, theirs = (
+        [label["grade"] for label in committed("labels", output).values()] for output in ("out/ecom", "out/scores")
+    )
     assert one["against_teacher"]["agreement"]["value"] == pytest.approx(metrics.accuracy_score(ours, theirs))
     humans = one["against_humans"]
     assert humans["teacher"]["figures"]["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(gold, ours))
@@ -86,10 +97,15 @@ def test_the_triangle_needs_no_human(relabel: Callable[..., Any]) -> None:
 
 
 @pytest.mark.usefixtures("taught")
-def test_rows_that_only_one_set_has_are_counted_and_compared_with_nothing(relabel: Callable[..., Any], score: Callable[..., Any]) -> None:
+def test_rows_that_only_one_set_has_are_counted_and_compared_with_nothing(
+    relabel: Callable[..., Any], score: Callable[..., Any]
+) -> None:
     assert score("--limit", "10", to="out/part").code == 0
     done = relabel("evaluate", "out/ecom", "out/part", *QRELS, *JSON).json["comparisons"][0]
-    assert done["counts"] | {"teacher": 24, "student": 10, "matched": 10, "only_teacher": 14, "only_student": 0} == done["counts"]
+    assert (
+        done["counts"] | {"teacher": 24, "student": 10, "matched": 10, "only_teacher": 14, "only_student": 0}
+        == done["counts"]
+    )
     assert "labels of out/ecom that the other set has no row for, left out: 14" in done["notes"]
     assert done["against_humans"]["teacher"]["figures"]["accuracy"]["over"] == 10
 
@@ -98,9 +114,15 @@ def test_rows_that_only_one_set_has_are_counted_and_compared_with_nothing(relabe
 def test_every_set_is_compared_with_the_teacher(relabel: Callable[..., Any], score: Callable[..., Any]) -> None:
     assert score("--dtype", "bfloat16", to="out/half").code == 0
     found = relabel("evaluate", "full=out/scores", "half=out/half", "teacher=out/ecom", *QRELS, *JSON).json
-    assert [(one["teacher"], one["student"]) for one in found["comparisons"]] == [("teacher", "full"), ("teacher", "half")]
+    assert [(one["teacher"], one["student"]) for one in found["comparisons"]] == [
+        ("teacher", "full"),
+        ("teacher", "half"),
+    ]
     students = relabel("evaluate", "out/scores", "out/half", *JSON).json
-    assert [one["role"] for one in students["sets"]] == ["teacher", "student"]  # without any teacher the first stands in
+    assert [one["role"] for one in students["sets"]] == [
+        "teacher",
+        "student",
+    ]  # without any teacher the first stands in
     assert students["comparisons"][0]["against_teacher"]["kl"]["value"] < 0.01
 
 
@@ -120,7 +142,10 @@ def test_a_name_may_stand_before_a_path_and_a_path_may_hold_an_equals_sign(
     (folder / "date=1").mkdir()
     (folder / student).rename(folder / "date=1" / student)
     found = relabel("evaluate", f"date=1/{student}", f"teacher={teacher}", "--label", "label", *JSON).json
-    assert [(one["name"], one["role"]) for one in found["sets"]] == [("teacher", "teacher"), (f"date=1/{student}", "student")]
+    assert [(one["name"], one["role"]) for one in found["sets"]] == [
+        ("teacher", "teacher"),
+        (f"date=1/{student}", "student"),
+    ]
 
 
 def test_the_report_is_the_one_reviewed(
@@ -147,7 +172,10 @@ def test_the_same_seed_gives_the_same_bytes(relabel: Callable[..., Any], two_fil
     line = ("evaluate", *two_files[:2], "--qrels", two_files[2], "--label", "label", *JSON)
     assert relabel(*line).out == relabel(*line).out
     assert relabel(*line).out != relabel(*line, "--seed", "8").out
-    assert relabel(*line, "--resamples", "0").json["comparisons"][0]["against_humans"]["difference"]["accuracy"]["low"] is None
+    assert (
+        relabel(*line, "--resamples", "0").json["comparisons"][0]["against_humans"]["difference"]["accuracy"]["low"]
+        is None
+    )
 
 
 def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_shown(
@@ -184,7 +212,8 @@ def test_sets_without_a_common_row_are_refused_with_examples(
     write_rows: Callable[..., str],
 ) -> None:
     other = write_rows(
-        [{"query_id": "x1", "doc_id": f"d{row}", "label": row % 3, "probs": [0.2, 0.3, 0.5]} for row in range(9)], "other.jsonl"
+        [{"query_id": "x1", "doc_id": f"d{row}", "label": row % 3, "probs": [0.2, 0.3, 0.5]} for row in range(9)],
+        "other.jsonl",
     )
     relabel("evaluate", two_files[0], other, "--label", "label").refused(
         3,
@@ -214,10 +243,14 @@ def test_probabilities_that_are_none_are_refused(
     rows = [json.loads(line) for line in (folder / two_files[1]).read_text().splitlines()]
     rows[3]["probs"] = probs
     (folder / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    relabel("evaluate", two_files[0], "bad.jsonl", "--label", "label").refused(3, "bad.jsonl, probs: a distribution does not sum to 1")
+    relabel("evaluate", two_files[0], "bad.jsonl", "--label", "label").refused(
+        3, "bad.jsonl, probs: a distribution does not sum to 1"
+    )
 
 
-def test_a_label_off_the_scale_is_refused(relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path) -> None:
+def test_a_label_off_the_scale_is_refused(
+    relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path
+) -> None:
     rows = [json.loads(line) for line in (folder / two_files[1]).read_text().splitlines()]
     rows[3]["label"] = 7
     (folder / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -239,15 +272,22 @@ def test_qrels_that_are_missing_or_judge_no_common_row_are_told(
     relabel("evaluate", *two_files[:2], "--pool", "--label", "label").refused(2, "--qrels")
 
 
-def test_options_that_go_with_one_set_are_refused_for_several(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
+def test_options_that_go_with_one_set_are_refused_for_several(
+    relabel: Callable[..., Any], two_files: tuple[str, str, str]
+) -> None:
     line = ("evaluate", *two_files[:2], "--qrels", two_files[2], "--label", "label")
     relabel(*line, "--calibrate", "temperature").refused(2, "--calibrate", "--pool")
     assert relabel(*line, "--pool", "--duplicates", "first").code == 0
-    relabel("evaluate", f"a={two_files[0]}", f"a={two_files[1]}", "--label", "label").refused(2, "two sets are called a")
+    relabel("evaluate", f"a={two_files[0]}", f"a={two_files[1]}", "--label", "label").refused(
+        2, "two sets are called a"
+    )
 
 
 def test_an_unfinished_student_is_refused_unless_it_is_allowed(
-    relabel: Callable[..., Any], score: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+    relabel: Callable[..., Any],
+    score: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
 ) -> None:
     write_pairs()
     assert relabel("run", write_job()).code == 0

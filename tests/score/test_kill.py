@@ -1,7 +1,8 @@
-"""kill -9 or SIGTERM amid a score run, then the same command again: the bytes of an undisturbed run, nothing lost, nothing doubled.
+"""kill -9 or SIGTERM amid a score run, then the same command again: the bytes of an undisturbed run, nothing lost,
+nothing doubled.
 
-Every killed process is a real `relabel score` in a fresh interpreter. What a kill does at each failpoint, tests/faults shows for the
-machinery that both share; here it is what is scoring's own: batches that follow from a chunk alone.
+Every killed process is a real `relabel score` in a fresh interpreter. What a kill does at each failpoint, tests/faults
+shows for the machinery that both share; here it is what is scoring's own: batches that follow from a chunk alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,18 @@ def write_scattered_pairs(folder: Path) -> Path:
 
 
 def command(student: Path, pairs: Path, to: Path) -> list[str]:
-    options = ["--shards", "2", "--chunk-rows", str(CHUNK), "--batch-tokens", "96", "--device", "cpu", "--output", "json"]
+    options = [
+        "--shards",
+        "2",
+        "--chunk-rows",
+        str(CHUNK),
+        "--batch-tokens",
+        "96",
+        "--device",
+        "cpu",
+        "--output",
+        "json",
+    ]
     return [sys.executable, "-m", "jobs", "score", str(student), "--input", str(pairs), "--to", str(to), *options]
 
 

@@ -43,7 +43,9 @@ def test_every_row_gets_the_students_own_distributions_in_the_order_of_the_input
         assert label["phi_grade"] == DEFAULT_PHI[label["subject"]][label["attribute"]]
         assert label["phi_agrees"] == (label["phi_grade"] == label["grade"])
         assert label["prompt_tokens"] > 0
-    assert len({label["grade"] for label in labels.values()}) > 1  # a student that says one thing would hide a wrong order
+    assert (
+        len({label["grade"] for label in labels.values()}) > 1
+    )  # a student that says one thing would hide a wrong order
 
 
 def test_a_student_without_node_heads_has_no_nodes(
@@ -61,7 +63,11 @@ def test_a_pair_that_is_too_long_is_cut_as_in_training_and_flagged(
 ) -> None:
     for row in pairs[::2]:
         row["body"] = "running " * 40
-    fits = "red shoe 0", "shoe 0", " ".join(["red"] * (24 - 3 - 3 - 2))  # [CLS] q [SEP] title body [SEP] fill the 24 tokens exactly
+    fits = (
+        "red shoe 0",
+        "shoe 0",
+        " ".join(["red"] * (24 - 3 - 3 - 2)),
+    )  # [CLS] q [SEP] title body [SEP] fill the 24 tokens exactly
     pairs[1] |= dict(zip(("query", "title", "body"), fits, strict=True))
     write_pairs()
     assert score().code == 0
@@ -73,7 +79,9 @@ def test_a_pair_that_is_too_long_is_cut_as_in_training_and_flagged(
     assert labels[0]["probs"] == pytest.approx(cut, abs=1e-5)
 
 
-def test_done_means_done_and_starts_no_student(score: Score, write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_means_done_and_starts_no_student(
+    score: Score, write_pairs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_pairs()
     assert score().code == 0
 
@@ -99,11 +107,17 @@ def test_shards_of_two_workers_make_up_one_run(
     assert relabel("verify", "out/scores").code == 0
 
 
-def test_status_and_verify_read_scores_as_any_run(score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any]) -> None:
+def test_status_and_verify_read_scores_as_any_run(
+    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any]
+) -> None:
     write_pairs()
     assert score("--shard", "0/2").code == 0
     status = relabel("status", "out/scores", "--output", "json").json
-    assert (status["rows_done"], status["is_finished"], [shard["state"] for shard in status["shards"]]) == (12, False, ["done", "open"])
+    assert (status["rows_done"], status["is_finished"], [shard["state"] for shard in status["shards"]]) == (
+        12,
+        False,
+        ["done", "open"],
+    )
     relabel("verify", "out/scores").refused(3, "is not finished")
     assert score().code == 0
     assert relabel("verify", "out/scores", "--output", "json").json["labelled"] == 24
@@ -129,7 +143,10 @@ def test_columns_are_the_students_unless_others_are_named(
 ) -> None:
     write_pairs()
     assert score().code == 0
-    renamed = [{"qid": row["query_id"], "q": row["query"], "id": row["doc_id"], "t": row["title"], "b": row["body"]} for row in pairs]
+    renamed = [
+        {"qid": row["query_id"], "q": row["query"], "id": row["doc_id"], "t": row["title"], "b": row["body"]}
+        for row in pairs
+    ]
     write_pairs(renamed)
     score(to="out/other").refused(3, "`query_id`", "qid, q, id, t, b")
     assert score("--columns", "query_id=qid,query=q, doc_id=id,document=t+b", to="out/other").code == 0
@@ -143,7 +160,9 @@ def test_columns_that_are_none_are_a_usage_error(score: Score, write_pairs: Call
     score("--columns", columns).refused(2, "--columns", "query=text,document=title+body")
 
 
-def test_a_dry_run_says_what_it_would_do_and_writes_nothing(score: Score, write_pairs: Callable[..., Path], folder: Path) -> None:
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+    score: Score, write_pairs: Callable[..., Path], folder: Path
+) -> None:
     write_pairs()
     done = score("--dry-run")
     assert (done.code, done.out) == (0, "Would score 24 of 24 rows in 2 shard(s) of out/scores.\n")
@@ -157,19 +176,29 @@ def test_batch_size_and_device_change_no_score_and_no_fingerprint(
     assert score().code == 0
     assert score("--batch-tokens", "1", "--device", "cpu", to="out/single").code == 0
     assert read(folder)["fingerprint"] == read(folder, "out/single")["fingerprint"]
-    for one, other in zip(committed("labels", "out/scores").values(), committed("labels", "out/single").values(), strict=True):
+    for one, other in zip(
+        committed("labels", "out/scores").values(), committed("labels", "out/single").values(), strict=True
+    ):
         assert one["probs"] == pytest.approx(other["probs"], abs=1e-5)
 
 
-def test_another_student_into_the_same_folder_is_refused(score: Score, write_pairs: Callable[..., Path], tmp_path: Path) -> None:
+def test_another_student_into_the_same_folder_is_refused(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path
+) -> None:
     write_pairs()
     assert score().code == 0
-    score(student=write_tiny_student(tmp_path / "other", seed=5)).refused(3, "out/scores: belongs to another job", "model")
+    score(student=write_tiny_student(tmp_path / "other", seed=5)).refused(
+        3, "out/scores: belongs to another job", "model"
+    )
     score("--dtype", "bfloat16").refused(3, "belongs to another job", "engine.args.dtype")
 
 
 def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
-    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], committed: Callable[..., Any], tmp_path: Path
+    score: Score,
+    write_pairs: Callable[..., Path],
+    relabel: Callable[..., Any],
+    committed: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     import torch
     from safetensors.torch import load_file, save_file
@@ -187,7 +216,9 @@ def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
     assert done.code == 0
     assert done.json["this_run"]["statuses"] == {"ok": 23, "engine": 1}
     lost = committed("quarantine", "out/scores")
-    assert {(row["status"], row["reason"]) for row in lost.values()} == {("engine", "the student's probabilities are NaN")}
+    assert {(row["status"], row["reason"]) for row in lost.values()} == {
+        ("engine", "the student's probabilities are NaN")
+    }
     assert list(lost) == [7]
     assert len(committed("labels", "out/scores")) == 23
     assert relabel("verify", "out/scores").code == 0
@@ -211,7 +242,9 @@ def test_a_student_whose_training_has_not_ended_is_refused(
     score(student=tmp_path / "half").refused(3, "does not name all of the student's files")
 
 
-def test_scores_never_go_into_a_students_folder(score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path) -> None:
+def test_scores_never_go_into_a_students_folder(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path
+) -> None:
     """A plan and labels among its files would make it a student that nobody can use."""
     write_pairs()
     for name in ("itself", "other"):
@@ -234,7 +267,9 @@ def test_a_file_too_many_or_too_few_in_a_students_folder_is_named(
     score(student=tmp_path / "noted").refused(3, "tokenizer_config.json", "is missing")
 
 
-def test_a_student_with_changed_weights_is_refused(score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path) -> None:
+def test_a_student_with_changed_weights_is_refused(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, tiny: Path
+) -> None:
     write_pairs()
     shutil.copytree(tiny, tmp_path / "bent")
     data = bytearray((tmp_path / "bent/model.safetensors").read_bytes())

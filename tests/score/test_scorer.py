@@ -32,11 +32,28 @@ def decoder(folder: Path, *, packs: bool) -> StudentModel:
 
     tokenizer = make_tokenizer()
     torch.manual_seed(2)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    lm = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **shape, max_position_embeddings=128, initializer_range=0.3)).eval()
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    lm = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(tokenizer), **shape, max_position_embeddings=128, initializer_range=0.3)
+    ).eval()
     grade_ids = grade_token_ids(tokenizer, 3, after=" =>")
     record = StudentRecord(
-        1, "decoder", "tiny", {"relevance": 3}, 64, {}, {"relevance": 1.0}, prompt=("", " / ", " =>"), grade_ids=grade_ids, packs=packs
+        1,
+        "decoder",
+        "tiny",
+        {"relevance": 3},
+        64,
+        {},
+        {"relevance": 1.0},
+        prompt=("", " / ", " =>"),
+        grade_ids=grade_ids,
+        packs=packs,
     )
     write_student(folder, record, DecoderStudent(lm, grade_ids), tokenizer)
     return load_student(folder)
@@ -92,7 +109,9 @@ class Cramped:
         return self.module(**batch)
 
 
-def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_it_is_said(student: StudentModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_does_not_fit_is_halved_until_it_does_and_it_is_said(
+    student: StudentModel, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = scored(student, 8192)
     student.module = Cramped(student.module, 12)
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,6 @@
-"""Jobs for worker pools: a folder with pairs, some of which bring the fake engine down, and the real command over it."""
+"""Jobs for worker pools: a folder with pairs, some of which bring the fake engine down, and the
+real command over it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ import yaml
 POISON = "POISON"
 
 
-def write_job(folder: Path, *, rows: int = 60, poison: Sequence[int] = (), run: dict[str, Any] | None = None, **args: Any) -> Path:
-    """Pairs of six rows a query, and a job whose engine goes down over the poisonous ones in the way that `crash` says."""
+def write_job(
+    folder: Path, *, rows: int = 60, poison: Sequence[int] = (), run: dict[str, Any] | None = None, **args: Any
+) -> Path:
+    """Pairs of six rows a query, and a job whose engine goes down over the poisonous ones in the
+    way that `crash` says.
+    """
     numbers = range(rows)
     table = {
         "query_id": [f"q{row // 6}" for row in numbers],
@@ -48,16 +54,22 @@ def command(job: Path, *more: str, verb: str = "run") -> list[str]:
     return [sys.executable, "-m", "jobs", verb, str(job), "--output", "json", *more]
 
 
-def relabel(job: Path, *more: str, verb: str = "run", variables: dict[str, str] | None = None) -> tuple[int, dict[str, Any], str]:
+def relabel(
+    job: Path, *more: str, verb: str = "run", variables: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any], str]:
     """Exit code, the one JSON object on stdout, and stderr."""
     environment = {**os.environ, **(variables or {})}
-    done = subprocess.run(command(job, *more, verb=verb), env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command(job, *more, verb=verb), env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.count("\n") == 1, f"stdout is not one line of JSON: {done.stdout}\n{done.stderr}"
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
 def verified(job: Path) -> bool:
-    done = subprocess.run([sys.executable, "-m", "jobs", "verify", str(job)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs", "verify", str(job)], capture_output=True, text=True, timeout=60, check=False
+    )
     print(done.stderr)  # shown by pytest where the verdict was not the one wanted
     return done.returncode == 0
 
@@ -81,7 +93,9 @@ def rows(job: Path, kind: str = "labels") -> dict[int, dict[str, Any]]:
 
 
 def processes_of(job: Path) -> list[psutil.Process]:
-    """Living processes with the job's folder open as their working folder or named in their command line, this one excluded."""
+    """Living processes with the job's folder open as their working folder or named in their command line, this one
+    excluded.
+    """
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "status"]):
         info = process.info

@@ -52,7 +52,9 @@ def test_every_event_is_golden(assignment: Assignment, golden: Callable[[str, st
     golden("events/worker.jsonl", "".join([*(first[name] for name in sorted(first)), last_counts]))
 
 
-def test_the_event_of_an_error_is_golden(assignment: Assignment, golden: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_the_event_of_an_error_is_golden(
+    assignment: Assignment, golden: Callable[[str, str], None], tmp_path: Path
+) -> None:
     (tmp_path / "out/plan.json").unlink()
     code, lines = reported(assignment)
     assert code == 1

@@ -14,13 +14,16 @@ from manifests.errors import MissingExtraError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("said", "names"), [("0,1", ["0", "1"]), ("", []), ("GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb"]), ("3, 1", ["3", "1"]), ("2,-1,0", ["2"])]
+    ("said", "names"),
+    [("0,1", ["0", "1"]), ("", []), ("GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb"]), ("3, 1", ["3", "1"]), ("2,-1,0", ["2"])],
 )
 def test_what_a_scheduler_made_visible_is_what_counts(said: str, names: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": said}) == names
 
 
-def test_the_driver_is_asked_first_then_the_tool_then_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_driver_is_asked_first_then_the_tool_then_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gpus, "_by_driver", lambda: 0)
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
@@ -53,6 +56,9 @@ def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_belongs_to_nob
 
 
 def test_a_supervisor_loads_no_model_library() -> None:
-    code = "import sys, jobs.pool.supervise, jobs.pool.backends, jobs.pool.gpus; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = (
+        "import sys, jobs.pool.supervise, jobs.pool.backends, jobs.pool.gpus; print(*{name.partition('.')[0] for "
+        "name in sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "ray", "onnxruntime"}

@@ -82,7 +82,9 @@ def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
     isolation.cleared(chunk, [1])
     assert isolation.cases[chunk].groups == []
     isolation.crashed({chunk: [1]})
-    assert isolation.crashed_apart(chunk, [1], "died") is None, "caught once, by chance; then answered; this is the first time again"
+    assert isolation.crashed_apart(chunk, [1], "died") is None, (
+        "caught once, by chance; then answered; this is the first time again"
+    )
 
 
 def test_two_workers_that_catch_one_row_at_the_same_time_condemn_it_once() -> None:

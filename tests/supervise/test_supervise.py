@@ -1,4 +1,6 @@
-"""`--workers` and `--gpus`: engines that go down are started again, rows to blame are set aside, nothing is lost, nobody is left behind."""
+"""`--workers` and `--gpus`: engines that go down are started again, rows to blame are set aside, nothing is lost,
+nobody is left behind.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,26 @@ def ended_at_once(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
-def test_three_workers_give_the_labels_and_the_report_of_one_process(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+def test_three_workers_give_the_labels_and_the_report_of_one_process(
+    tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
     jobs = {name: write_job(tmp_path / name) for name in ("alone", "crew")}
     alone, pool = relabel(jobs["alone"])[1], relabel(jobs["crew"], "--workers", "3")[1]
     assert files(jobs["crew"]) == undisturbed
     assert pool.pop("engine_restarts") == 0
     assert pool.keys() == alone.keys()
-    for same in ("exit_code", "shards", "busy_shards", "rows", "labelled", "quarantined", "rows_open", "stopped", "stages", "remarks"):
+    for same in (
+        "exit_code",
+        "shards",
+        "busy_shards",
+        "rows",
+        "labelled",
+        "quarantined",
+        "rows_open",
+        "stopped",
+        "stages",
+        "remarks",
+    ):
         assert pool[same] == alone[same], same
     for same in ("pairs", "statuses", "requests", "prompt_tokens", "output_tokens", "chunks_committed"):
         assert pool["this_run"][same] == alone["this_run"][same], same
@@ -106,7 +121,9 @@ def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash:
 
 
 def test_an_engine_that_hangs_at_whatever_it_is_asked_is_given_up_and_no_row_is_blamed(tmp_path: Path) -> None:
-    """Also where it hangs at the made-up pair that is to prove it before suspects are asked apart: no row is in flight then."""
+    """Also where it hangs at the made-up pair that is to prove it before suspects are asked apart: no row is in flight
+    then.
+    """
     job = write_job(tmp_path, rows=12, crash="hang", crash_on="e", run={"ask_timeout_s": 1.0})
     code, report, said = relabel(job, "--workers", "1")
     assert (code, report["error"]) == (4, "EngineLostError"), said
@@ -154,7 +171,9 @@ def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quara
 
 
 def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
-    """Each of its lives ends at the first request, a made-up pair's included: three of them, and not one row is set aside."""
+    """Each of its lives ends at the first request, a made-up pair's included: three of them, and not one row is set
+    aside.
+    """
     job = write_job(tmp_path, p_crash=1.0)
     code, report, said = relabel(job, "--workers", "1")
     assert (code, report["error"]) == (4, "EngineLostError")
@@ -163,8 +182,12 @@ def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "quarantine").exists()
 
 
-def test_crashes_at_random_set_no_row_aside_while_commits_come_between(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path, p_crash=0.005, capacity=6)  # three in a row without a commit, which fail a run, come once in a thousand runs
+def test_crashes_at_random_set_no_row_aside_while_commits_come_between(
+    tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    job = write_job(
+        tmp_path, p_crash=0.005, capacity=6
+    )  # three in a row without a commit, which fail a run, come once in a thousand runs
     code, report, said = relabel(job, "--workers", "2")
     assert code == 0, said
     assert report["quarantined"] == 0
@@ -174,7 +197,9 @@ def test_crashes_at_random_set_no_row_aside_while_commits_come_between(tmp_path:
 
 @pytest.mark.parametrize("failpoint", ["after_labels:3", "after_receipt:1"])
 def test_a_worker_killed_in_every_commit_still_gets_on_and_loses_nothing(tmp_path: Path, failpoint: str) -> None:
-    """After a receipt it dies before it can say so; the supervisor finds the receipt, and counts it as the progress that it is."""
+    """After a receipt it dies before it can say so; the supervisor finds the receipt, and counts it as the progress
+    that it is.
+    """
     jobs = [write_job(tmp_path / name, rows=30) for name in ("undisturbed", "killed")]
     assert relabel(jobs[0])[0] == 0
     assert relabel(jobs[1], verb="plan")[0] == 0
@@ -193,9 +218,15 @@ def test_a_broken_spec_is_told_once_as_one_process_tells_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_all_workers_and_leaves_none(tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals) -> None:
-    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=1)  # few chunks are begun at a time, or all would be by the signal
-    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def test_a_signal_drains_all_workers_and_leaves_none(
+    tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
+) -> None:
+    job = write_job(
+        tmp_path, p_slow=1.0, slow_s=0.2, capacity=1
+    )  # few chunks are begun at a time, or all would be by the signal
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 3, "two workers and the guard"
@@ -213,7 +244,9 @@ def test_a_signal_drains_all_workers_and_leaves_none(tmp_path: Path, undisturbed
 
 def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
     job = write_job(tmp_path, p_slow=1.0, slow_s=30.0)
-    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     while "makes its answers up" not in (line := process.stderr.readline()) and line:
         pass
@@ -228,10 +261,14 @@ def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("crash", ["raise", "hang"])
-def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(tmp_path: Path, undisturbed: dict[str, str], crash: str) -> None:
+def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(
+    tmp_path: Path, undisturbed: dict[str, str], crash: str
+) -> None:
     """Also where the engines hang and would never look at a pipe again."""
     job = write_job(tmp_path, p_slow=1.0, slow_s=5.0, crash=crash, **({"crash_on": "Red"} if crash == "hang" else {}))
-    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     while "makes its answers up" not in (line := process.stderr.readline()) and line:
         pass
@@ -249,7 +286,9 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(tmp_path: Path, 
 
 def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undisturbed: dict[str, str]) -> None:
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, capacity=4)
-    process = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     for count in (1, 4):
         wait_for(lambda count=count: len(list((tmp_path / "out" / "receipts").rglob("*.json"))) >= count)
         workers = [child for child in psutil.Process(process.pid).children() if is_worker(child)]

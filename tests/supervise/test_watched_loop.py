@@ -1,4 +1,6 @@
-"""What the run loop does for whoever watches over it: suspects asked apart, condemned rows not at all, silence told from patience."""
+"""What the run loop does for whoever watches over it: suspects asked apart, condemned rows not at all, silence told
+from patience.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def work_through(engine: Scripted, works: list[ChunkWork], watch: Notes | None =
         return True
 
     options = LabelerOptions(name="probed")
-    RunLoop(Probed(), options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(iter(works))
+    RunLoop(Probed(), options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(
+        iter(works)
+    )
     return committed
 
 
@@ -77,12 +81,18 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_condemned_rows_never
         polls = [note[1] for note in watch.told[start + 1 :] if note[0] == "polls"]
         while polls[0] & group:
             assert polls.pop(0) <= group
-    assert watch.told.index(("commits", 0, True)) < tried[0], "what was finished before is committed before anything is risked"
+    assert watch.told.index(("commits", 0, True)) < tried[0], (
+        "what was finished before is committed before anything is risked"
+    )
     row = works[1].rows[0]
     assert isinstance(row, QuarantineRow)
     assert (row.row_id, row.status, row.reason) == (6, "engine", "it did it twice")
-    assert not any("doc 6" in part for request in engine.seen for message in request.ask.messages for part in message.parts)
-    assert all(row is not None and row.status == "ok" for work in works for row in work.rows if row is not works[1].rows[0])
+    assert not any(
+        "doc 6" in part for request in engine.seen for message in request.ask.messages for part in message.parts
+    )
+    assert all(
+        row is not None and row.status == "ok" for work in works for row in work.rows if row is not works[1].rows[0]
+    )
 
 
 def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
@@ -109,7 +119,11 @@ class Slow(Scripted):
 
     def poll(self) -> list[Answer]:
         time.sleep(self.poll_s)
-        kept = [request for request in self.waiting if any(self.never in part for m in request.ask.messages for part in m.parts)]
+        kept = [
+            request
+            for request in self.waiting
+            if any(self.never in part for m in request.ask.messages for part in m.parts)
+        ]
         self.waiting = [request for request in self.waiting if request not in kept]
         answers = super().poll()
         self.waiting += kept
@@ -118,7 +132,9 @@ class Slow(Scripted):
 
 def test_a_request_that_others_overtake_for_too_long_is_a_crash() -> None:
     engine = Slow(good, poll_s=0.01, never="doc 3")
-    with pytest.raises(EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"):
+    with pytest.raises(
+        EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"
+    ):
         work_through(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
 
 

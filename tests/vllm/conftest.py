@@ -1,4 +1,6 @@
-"""The real vLLM engine on tiny random models, on its CPU build. Skipped where vLLM is not installed: `make test-vllm` brings it."""
+"""The real vLLM engine on tiny random models, on its CPU build. Skipped where vLLM is not installed: `make test-vllm`
+brings it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ KV_CACHE_GIB = 0.125
 NEED_NO_VLLM = ("test_vllm_args.py",)
 IS_HERE = importlib.util.find_spec("vllm") is not None
 
-if IS_HERE:  # before torch is imported: on cores that others use too, two bound threads wait for each other up to twenty times as long
+# Before torch is imported: on cores that others use too, two bound threads wait for each other up to twenty times as
+# long.
+if IS_HERE:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
@@ -96,14 +100,25 @@ def running() -> Iterator[_Running]:
 
 
 @pytest.fixture
-def start(model_dir: Callable[..., Path], running: _Running, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def start(
+    model_dir: Callable[..., Path], running: _Running, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
     from labelers.engines.vllm import Vllm
 
-    def make(*, merged: bool = False, overlong: str = "truncate", max_prompt_tokens: int = 2048, fresh: bool = False, **args: Any) -> Any:
+    def make(
+        *,
+        merged: bool = False,
+        overlong: str = "truncate",
+        max_prompt_tokens: int = 2048,
+        fresh: bool = False,
+        **args: Any,
+    ) -> Any:
         cache = tmp_path_factory.getbasetemp() / "relabel-cache"
         given: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_space_gib": KV_CACHE_GIB}
         options = Vllm.Args(cache_dir=str(cache), **(given | args))
-        spec = EngineSpec(name="vllm", model=str(model_dir(merged=merged)), max_prompt_tokens=max_prompt_tokens, args=options)
+        spec = EngineSpec(
+            name="vllm", model=str(model_dir(merged=merged)), max_prompt_tokens=max_prompt_tokens, args=options
+        )
         if fresh:
             running.close()
         return running.get((overlong, spec.model_dump_json()), lambda: Vllm(spec, overlong=overlong))  # type: ignore[arg-type]

@@ -26,7 +26,9 @@ from manifests.errors import ModelError
 from manifests.specs import EngineSpec
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, make_tokenizer, run_all
 
-pytestmark = pytest.mark.timeout(600)  # the server starts in 20 s on idle cores, in three minutes on two that others use too
+pytestmark = pytest.mark.timeout(
+    600
+)  # the server starts in 20 s on idle cores, in three minutes on two that others use too
 
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
 SERVED = "teacher"
@@ -105,8 +107,12 @@ def engine(server: str, model_dir: Callable[..., Path]) -> Iterator[Callable[...
     opened = []
 
     def make(model: Path | None = None, **args: Any) -> Any:
-        options = OpenAi.Args(base_url=server, served_model=SERVED, mode=args.pop("mode", "tokens"), concurrency=8, **args)
-        opened.append(OpenAi(EngineSpec(name="openai", model=str(model or model_dir()), max_prompt_tokens=2048, args=options)))
+        options = OpenAi.Args(
+            base_url=server, served_model=SERVED, mode=args.pop("mode", "tokens"), concurrency=8, **args
+        )
+        opened.append(
+            OpenAi(EngineSpec(name="openai", model=str(model or model_dir()), max_prompt_tokens=2048, args=options))
+        )
         return opened[-1]
 
     yield make
@@ -137,14 +143,19 @@ def assert_own_softmax(rows: list[Row], engine: Any, softmax: Callable[[list[int
         end = row.written.find(place.marker) + len(place.marker)
         masses = softmax(row.probe_for(place, end, encode).prompt.tolist())[list(place.label_ids)]
         found = row.found["score"][1]
-        worst = max(worst, *np.abs(np.array(found.probs) - masses / masses.sum()), abs(found.outside_mass - 1.0 + masses.sum()))
+        worst = max(
+            worst, *np.abs(np.array(found.probs) - masses / masses.sum()), abs(found.outside_mass - 1.0 + masses.sum())
+        )
     print(f"largest difference of {len(rows)} distributions: {worst:.1e}")
     assert worst <= TOLERANCE
 
 
 def test_a_decision_alone_is_the_softmax_of_the_models_logits(engine, softmax, finished):
     one = engine()
-    asks = [ask_for("red shoes", text, format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>") for text in DOCUMENTS]
+    asks = [
+        ask_for("red shoes", text, format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")
+        for text in DOCUMENTS
+    ]
     assert one.prepare(asks[:1]) == []
     answers = run_all(one, [Request(n, ask, n) for n, ask in enumerate(asks)])
     assert {(answer.finish, answer.text, answer.output_tokens) for answer in answers} == {("stop", "", 0)}
@@ -156,7 +167,14 @@ def test_a_decision_alone_is_the_softmax_of_the_models_logits(engine, softmax, f
 def test_a_decision_in_a_bound_answer_is_the_softmax_of_the_models_logits(warmth, engine, softmax, finished):
     one = engine()
     asks = [
-        ask_for("red shoes", text, format=QUOTE_SCORE, fragment_source=text, decisions=(SCORE,), sampling=Sampling(warmth, 0.95))
+        ask_for(
+            "red shoes",
+            text,
+            format=QUOTE_SCORE,
+            fragment_source=text,
+            decisions=(SCORE,),
+            sampling=Sampling(warmth, 0.95),
+        )
         for text in (*DOCUMENTS[:3], *DOCUMENTS[4:])
     ]
     assert one.prepare(asks[:1]) == []
@@ -171,7 +189,10 @@ def test_a_decision_in_a_bound_answer_is_the_softmax_of_the_models_logits(warmth
 
 
 def test_the_same_seed_gives_the_same_answer_whoever_else_is_there(engine):
-    requests = [Request(n, ask_for("q", text, sampling=Sampling(1.0), format=THINK_SCORE), n) for n, text in enumerate(DOCUMENTS)]
+    requests = [
+        Request(n, ask_for("q", text, sampling=Sampling(1.0), format=THINK_SCORE), n)
+        for n, text in enumerate(DOCUMENTS)
+    ]
     there = run_all(engine(), requests)
     back = run_all(engine(), requests[::-1])[::-1]
     assert [answer.text for answer in there] == [answer.text for answer in back]
@@ -198,12 +219,16 @@ def test_the_chat_way_works_and_refuses_control_tokens(engine):
 
 
 @pytest.mark.parametrize(
-    "labeler", [{"name": "direct"}, {"name": "r3a", "max_think_tokens": 8, "max_text_tokens": 8, "evidence": "constrained"}]
+    "labeler",
+    [{"name": "direct"}, {"name": "r3a", "max_think_tokens": 8, "max_text_tokens": 8, "evidence": "constrained"}],
 )
 def test_a_whole_run_has_a_distribution_on_every_label(labeler, server, model_dir, tmp_path):
     from jobs.cli import main
 
-    rows = [{"query_id": f"q{n // 4}", "query": f"shoe {n // 4}", "doc_id": f"d{n}", "document": DOCUMENTS[n % 6]} for n in range(12)]
+    rows = [
+        {"query_id": f"q{n // 4}", "query": f"shoe {n // 4}", "doc_id": f"d{n}", "document": DOCUMENTS[n % 6]}
+        for n in range(12)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     job = {
         "name": "shoes",
@@ -218,8 +243,12 @@ def test_a_whole_run_has_a_distribution_on_every_label(labeler, server, model_di
         with pytest.raises(SystemExit) as end:
             main([command, str(tmp_path / "job.yaml")])
         assert end.value.code == 0
-    labels = [row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
-    quarantine = [row for file in (tmp_path / "out" / "quarantine").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    labels = [
+        row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
+    quarantine = [
+        row for file in (tmp_path / "out" / "quarantine").rglob("*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
     assert len(labels) + len(quarantine) == 12
     assert len(labels) == 12 or labeler["name"] == "r3a", quarantine
     assert labels

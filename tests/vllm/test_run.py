@@ -30,7 +30,12 @@ def test_r3a_labels_sixteen_pairs_and_the_run_verifies(model_dir, running, tmp_p
     running.close()
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"query_id": f"q{q}", "query": f"red shoes {q}", "doc_id": f"d{q}-{d}", "document": f"a shoe of size {d}, " * (1 + 5 * d)}
+        {
+            "query_id": f"q{q}",
+            "query": f"red shoes {q}",
+            "doc_id": f"d{q}-{d}",
+            "document": f"a shoe of size {d}, " * (1 + 5 * d),
+        }
         for q in range(QUERIES)
         for d in range(DOCS)
     ]
@@ -43,7 +48,12 @@ def test_r3a_labels_sixteen_pairs_and_the_run_verifies(model_dir, running, tmp_p
             "name": "vllm",
             "model": str(model_dir()),
             "max_prompt_tokens": 3500,
-            "args": {"dtype": "float32", "max_num_seqs": 8, "kv_cache_space_gib": 2 * KV_CACHE_GIB, "cache_dir": "cache"},
+            "args": {
+                "dtype": "float32",
+                "max_num_seqs": 8,
+                "kv_cache_space_gib": 2 * KV_CACHE_GIB,
+                "cache_dir": "cache",
+            },
         },
         "output": "out",
         "run": {"chunk_rows": 5, "max_failed_fraction": 1.0},

@@ -18,7 +18,8 @@ from tests.engines.test_transformers import SCORE, requests_for
 from .conftest import KV_CACHE_GIB, save_model
 
 THINKING = CHATML.replace(
-    "<|im_start|>assistant\n", "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "<|im_start|>assistant\n",
+    "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
 )
 LORA_RANK, LORA_ALPHA = 4, 8
 
@@ -51,7 +52,13 @@ def adapter(folder: Path) -> Path:
         tensors[f"{stem}.lora_A.weight"] = torch.randn(LORA_RANK, 64)
         tensors[f"{stem}.lora_B.weight"] = torch.randn(64, LORA_RANK)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": LORA_RANK, "lora_alpha": LORA_ALPHA, "target_modules": ["q_proj"], "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_ALPHA,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -67,11 +74,16 @@ def test_parallelism_fp8_and_adapters_reach_vllms_own_arguments(start, passed, t
 
 
 def test_limits_hold_in_the_started_engine(start):
-    engine = start(max_num_seqs=5, max_model_len=512, dtype="bfloat16", extra={"max_num_batched_tokens": 640, "block_size": 64})
+    engine = start(
+        max_num_seqs=5, max_model_len=512, dtype="bfloat16", extra={"max_num_batched_tokens": 640, "block_size": 64}
+    )
     config = engine._engine.vllm_config
     assert (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens) == (5, 640)
     assert (config.model_config.max_model_len, str(config.model_config.dtype)) == (512, "torch.bfloat16")
-    assert (config.cache_config.block_size, config.cache_config.kv_cache_memory_bytes) == (64, int(KV_CACHE_GIB * 2**30))
+    assert (config.cache_config.block_size, config.cache_config.kv_cache_memory_bytes) == (
+        64,
+        int(KV_CACHE_GIB * 2**30),
+    )
     assert config.model_config.enforce_eager
     assert engine.capacity == 10
 
@@ -116,7 +128,9 @@ def test_the_chat_template_is_told_whether_to_think(tmp_path, running, finished)
     make_tokenizer(template=THINKING).save_pretrained(folder)
     ends = {}
     for thinks in (True, False):
-        args = Vllm.Args(dtype="float32", max_num_seqs=4, kv_cache_space_gib=KV_CACHE_GIB, cache_dir=str(tmp_path / "cache"))
+        args = Vllm.Args(
+            dtype="float32", max_num_seqs=4, kv_cache_space_gib=KV_CACHE_GIB, cache_dir=str(tmp_path / "cache")
+        )
         spec = EngineSpec(name="vllm", model=str(folder), args=args, chat_template_kwargs={"enable_thinking": thinks})
         running.close()
         engine = Vllm(spec)

@@ -39,7 +39,12 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
             "name": "vllm",
             "model": str(model_dir()),
             "max_prompt_tokens": 3500,
-            "args": {"dtype": "float32", "max_num_seqs": 2, "kv_cache_space_gib": KV_CACHE_GIB, "cache_dir": str(tmp_path / "cache")},
+            "args": {
+                "dtype": "float32",
+                "max_num_seqs": 2,
+                "kv_cache_space_gib": KV_CACHE_GIB,
+                "cache_dir": str(tmp_path / "cache"),
+            },
         },
         "output": str(tmp_path / "out"),
         "shards": 2,
@@ -49,7 +54,9 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
     path.write_text(yaml.safe_dump(job))
     command = [sys.executable, "-m", "jobs", "run", str(path), "--workers", "1", "--output", "json"]
     with (tmp_path / "stderr").open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
         until = time.monotonic() + 120
         while len(list((tmp_path / "out" / "receipts").rglob("*.json"))) < 2:
             assert process.poll() is None, (tmp_path / "stderr").read_text()
@@ -67,6 +74,8 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
     assert report["quarantined_by_status"].get("engine", 0) == 0
     assert report["labelled"] + report["quarantined"] == ROWS
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    verified = subprocess.run([sys.executable, "-m", "jobs", "verify", str(path)], capture_output=True, text=True, check=False)
+    verified = subprocess.run(
+        [sys.executable, "-m", "jobs", "verify", str(path)], capture_output=True, text=True, check=False
+    )
     assert verified.returncode == 0, verified.stderr
     assert (Path(tmp_path) / "out" / "logs").is_dir()

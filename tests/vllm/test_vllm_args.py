@@ -67,7 +67,9 @@ def test_every_option_reaches_vllm_under_its_name(tmp_path):
 
 def test_what_is_not_said_is_left_to_vllm_and_a_cpu_gets_a_small_cache():
     gpu, cpu = planned(), planned(is_cpu=True)
-    assert not {"quantization", "max_num_seqs", "gpu_memory_utilization", "kv_cache_memory_bytes", "enable_lora"} & set(gpu)
+    assert not {"quantization", "max_num_seqs", "gpu_memory_utilization", "kv_cache_memory_bytes", "enable_lora"} & set(
+        gpu
+    )
     assert (gpu["enforce_eager"], gpu["max_model_len"]) == (False, -1)
     assert (cpu["enforce_eager"], cpu["kv_cache_memory_bytes"]) == (True, 4 * 2**30)
 
@@ -105,8 +107,13 @@ def test_only_what_never_changes_a_label_stays_out_of_the_fingerprint():
 
 
 def test_importing_the_engine_loads_no_heavy_package():
-    code = "import sys, labelers.engines.vllm; print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, labelers.engines.vllm; print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m "
+        "in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_vllm_that_is_not_installed_is_named_with_its_extra(monkeypatch):
