@@ -18,8 +18,7 @@ peers' documentation does not.
   quarantine and receipts with fsync.
 - datatrove: `InferenceRunner` with `server_type="vllm"` and a rollout function, as its README has it; it starts `vllm
   serve` and talks HTTP to it. Its own `inference_time` holds the wait for that server, so the time here is from when a
-  first one-token request was answered to
-  the last answer: start and the end of writing are left out, a lower bound.
+  first one-token request was answered to the last answer: start and the end of writing are left out, a lower bound.
 - Ray Data: `vLLMEngineProcessorConfig` and `build_processor`; on a CPU with the multiprocessing executor and CPU
   bundles, which is Ray's documented way there. Its time is from the first request that vLLM queued to the last token,
   by vLLM's own clock, so that Ray's start, the engine's, and writing are left out: a lower bound.

@@ -5,13 +5,12 @@ taking turns.
     [--threads 2]
 
 STUDENT is a student's folder, or a model directory or reference, of which a student with fresh heads is made in a
-temporary folder. The
-bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the whole set, pads each
-batch to its longest row, and takes softmax and argmax; nothing is read, checked or written. `relabel score` reads
-Parquet, tokenizes, scores, and commits labels with receipts, from the plan to the manifest; loading the model is
-outside both. The ratio is the median over rounds of (pairs/s of score) / (pairs/s of the bare loop of that round), the
-same by CPU seconds beside it, which shows whether the machine was busy with something else; the order within a round
-alternates.
+temporary folder. The bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the
+whole set, pads each batch to its longest row, and takes softmax and argmax; nothing is read, checked or written.
+`relabel score` reads Parquet, tokenizes, scores, and commits labels with receipts, from the plan to the manifest;
+loading the model is outside both. The ratio is the median over rounds of (pairs/s of score) / (pairs/s of the bare loop
+of that round), the same by CPU seconds beside it, which shows whether the machine was busy with something else; the
+order within a round alternates.
 """
 
 from __future__ import annotations

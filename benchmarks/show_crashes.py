@@ -7,11 +7,10 @@ labels are the same.
 
 The pairs are the rows of the given files over and over. Input and output lie in a SeaweedFS that this script starts;
 the fake engine answers slowly enough that the job takes minutes, and badly enough that some rows end in quarantine.
-Each worker is a `relabel run` like
-every other: a killed one is started again at once, one that ends with 20 or 75 likewise, as the next tick of cron would
-be, and one that ends with 0 or 10 is done. Afterwards `relabel verify` must find nothing, and pyarrow alone reads what
-the manifest lists: each row id once, and labels and quarantine equal to those of an undisturbed run on the local disk,
-    by value and by the digests of the files.
+Each worker is a `relabel run` like every other: a killed one is started again at once, one that ends with 20 or 75
+likewise, as the next tick of cron would be, and one that ends with 0 or 10 is done. Afterwards `relabel verify` must
+find nothing, and pyarrow alone reads what the manifest lists: each row id once, and labels and quarantine equal to
+those of an undisturbed run on the local disk, by value and by the digests of the files.
 """
 
 from __future__ import annotations

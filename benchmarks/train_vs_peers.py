@@ -12,11 +12,10 @@ of relabel, so put it where Python finds it:
     pip install --target DIR sentence-transformers datasets && PYTHONPATH=DIR python benchmarks/train_vs_peers.py …
 
 `loop` is relabel's trainer alone, `relabel` the whole command with figures on held-out queries. Rows per second are
-given by the clock and
-by CPU seconds: on a machine that does other work too only the second compares, and only over several rounds (`--only
-bare,loop,bare,loop`; the first side also pays for what starts once). Baselines need no training: cosine of the
-mean-pooled query and document under the same weights, and the share of the query's words in the document; their two cut
-points are those of the best macro F1 on dev.
+given by the clock and by CPU seconds: on a machine that does other work too only the second compares, and only over
+several rounds (`--only bare,loop,bare,loop`; the first side also pays for what starts once). Baselines need no
+training: cosine of the mean-pooled query and document under the same weights, and the share of the query's words in the
+document; their two cut points are those of the best macro F1 on dev.
 """
 
 from __future__ import annotations

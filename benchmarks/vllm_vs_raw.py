@@ -6,15 +6,14 @@ on one vLLM.
 
 A first pass through the run loop records every request that reaches vLLM: token ids and sampling parameters. The raw
 side feeds vLLM the same requests in the same order and does nothing else: no prompts to make, grammars compiled
-beforehand, no answers read. It comes in two
-kinds: `raw` gives each request as soon as there is room, though in truth a second stage has to wait for the first and a
-decision for its answer; `paced` gives each one only when as many were done as were in the recording. `raw` is the
-strict yardstick; `paced`, and the share of time that ours spends outside vLLM's calls, say how much of the difference
-is our own work. The sides take turns, the prefix cache emptied before each. Engine start, making pairs and commits to
-disk are outside the measure. Each round gives one ratio of requests/s, ours over `raw` (and `paced`), by wall clock and
-by CPU seconds; what counts is their median with a bootstrap interval over rounds, to be held against 0.97. Few pairs
-give a low ratio to `raw`, since the run loop's first and last steps are not full. On a machine that others use, the
-ratio by CPU seconds is the steadier one.
+beforehand, no answers read. It comes in two kinds: `raw` gives each request as soon as there is room, though in truth a
+second stage has to wait for the first and a decision for its answer; `paced` gives each one only when as many were done
+as were in the recording. `raw` is the strict yardstick; `paced`, and the share of time that ours spends outside vLLM's
+calls, say how much of the difference is our own work. The sides take turns, the prefix cache emptied before each.
+Engine start, making pairs and commits to disk are outside the measure. Each round gives one ratio of requests/s, ours
+over `raw` (and `paced`), by wall clock and by CPU seconds; what counts is their median with a bootstrap interval over
+rounds, to be held against 0.97. Few pairs give a low ratio to `raw`, since the run loop's first and last steps are not
+full. On a machine that others use, the ratio by CPU seconds is the steadier one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Channels: moving names such as `stable`, each a small pointer that is replaced only if it is still as it was read.
 
 A pointer holds its whole history, newest last. Its sequence rises by one with every move, a rollback's too, so that
-whoever has seen 7 can
-refuse 6: an old pointer that somebody put back. A write carries an id of its own, so that a mover whose reply was lost
-    finds its move.
+whoever has seen 7 can refuse 6: an old pointer that somebody put back. A write carries an id of its own, so that a
+mover whose reply was lost finds its move.
 """
 
 from __future__ import annotations

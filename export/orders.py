@@ -49,9 +49,8 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
     """Hold a model's orders against the student's.
 
     Of a query, tau = (kept − reversed) / told apart; an order that the model makes a tie counts as neither. Queries are
-    averaged by their
-    number of documents: in a plain mean one swap in a query of two documents would outweigh a hundred in a large one,
-    and by pairs of documents, which grow with the square, a large query would hide all others.
+    averaged by their number of documents: in a plain mean one swap in a query of two documents would outweigh a hundred
+    in a large one, and by pairs of documents, which grow with the square, a large query would hide all others.
 
     Args:
         query_N: which rows are of one query, 0..G-1.

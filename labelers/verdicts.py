@@ -4,7 +4,7 @@ labeler.
 An answer is valid if and only if every tag stands in it exactly once, opened and closed, in order, with nothing but
 white space outside. A choice, stripped of white space, is exactly one of its options. Nothing is searched for,
 corrected or guessed: the last digit of a text is not a verdict. Reading takes time linear in the text's length,
-    whatever the text.
+whatever the text.
 """
 
 from __future__ import annotations

@@ -284,8 +284,7 @@ class JobSpec(Spec):
     """Price of an hour of one GPU, in whatever currency; `plan` then says what a run would cost."""
     storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
     """For each URL scheme, options of its fsspec filesystem (`{s3: {profile: prod, endpoint_url: …}}`), for all paths
-    of the job. Taken for
-    secrets: never written anywhere. Better left out where variables and profiles will do.
+    of the job. Taken for secrets: never written anywhere. Better left out where variables and profiles will do.
     """
 
     @field_validator("reuse", mode="before")

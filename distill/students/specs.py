@@ -104,12 +104,10 @@ class StudentSection(Spec):
     """
     model: ModelText = Field(min_length=1)
     """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
-    earlier distillation,
-    whose heads are then taken over too: two stages are two specs.
+    earlier distillation, whose heads are then taken over too: two stages are two specs.
     """
     heads: Literal["auto"] | dict[str, int] = "auto"
-    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or
-    numbers of grades by head.
+    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head.
     """
     pooling: Literal["mean", "cls"] = "mean"
     """How an encoder's token vectors become one."""

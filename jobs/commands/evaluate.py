@@ -101,7 +101,7 @@ def evaluate(
     LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of
     several the first is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared
     with it over the rows that both have: KL, agreement and Kendall tau against the teacher and, with --qrels, all
-        figures of both and the student's difference.
+    figures of both and the student's difference.
 
     Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and
     Brier, each with a 95 % interval from resampled queries. docs/evaluate.md says what each is.

@@ -146,8 +146,7 @@ def context(
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
     Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
-    documents take the
-    place of a share of them: how much noise does the teacher bear?
+    documents take the place of a share of them: how much noise does the teacher bear?
     """
     from jobs.files.tables import check_target, publish
     from jobs.pairs.contexts import ContextRule, with_context

@@ -6,9 +6,8 @@ a row's id becomes its position in that list, as everywhere. What is written is 
 receipts, manifest), so that `status`, `verify`, `evaluate` and training read it without knowing.
 
 Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows
-sources that changed
-since: a retry there is an attempt more here, and a chunk that was done again replaces what was here. Nothing is
-committed before it is proven, and where the target was whole before, nothing before all of it is.
+sources that changed since: a retry there is an attempt more here, and a chunk that was done again replaces what was
+here. Nothing is committed before it is proven, and where the target was whole before, nothing before all of it is.
 """
 
 from __future__ import annotations

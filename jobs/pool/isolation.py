@@ -1,6 +1,5 @@
 """Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller
-pieces, until one
-row is caught alone twice. Deciding only: who asks, and who restarts engines, is `supervise.py`.
+pieces, until one row is caught alone twice. Deciding only: who asks, and who restarts engines, is `supervise.py`.
 
 A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent
 group a few seconds, so that among 512 rows the one is found after 5 crashes instead of 11.

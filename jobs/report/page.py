@@ -1,8 +1,7 @@
 """The page: sections of blocks, put into one HTML file that asks nobody for anything.
 
 Whatever a block holds is text, escaped by the templates. A content policy admits the page's own script and style, by
-their digests, and
-nothing else: no address, no frame, no inline handler, no string that becomes markup.
+their digests, and nothing else: no address, no frame, no inline handler, no string that becomes markup.
 """
 
 from __future__ import annotations

@@ -101,9 +101,8 @@ def draw_canary(session: Session) -> CanarySample | None:
 
     From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other
     shards where these are fewer than wanted (read until there are enough), and the rows that this output has taken over
-    already; each is equally likely. Own
-    labels fill what is left: most were made by the very engine that is asked, and would show a change as smaller than
-    it is. None if a stop came.
+    already; each is equally likely. Own labels fill what is left: most were made by the very engine that is asked, and
+    would show a change as smaller than it is. None if a stop came.
     """
     opened, size = session.opened, session.opened.job.spec.canary
     chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")

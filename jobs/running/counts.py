@@ -20,9 +20,8 @@ class Progress:
     """Counts since the start, for whoever shows them; written by the loop alone.
 
     `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
-    first was asked in
-    vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once
-        whoever asks it again.
+    first was asked in vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a
+    row counts once whoever asks it again.
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,8 @@ this job takes at once. Where its lock is free, the holder is gone, and everythi
 waiting grows until it is longer than asking.
 
 Helpers choose from the end, and say so first (`claims/`, created if absent), so that neither two of them nor the holder
-ask one chunk. A
-claim is no lock: its worker is taken for dead where its process is gone, or once the claim has been seen for longer
-than asking takes. Clocks are this process's own.
+ask one chunk. A claim is no lock: its worker is taken for dead where its process is gone, or once the claim has been
+seen for longer than asking takes. Clocks are this process's own.
 """
 
 from __future__ import annotations

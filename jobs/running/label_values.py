@@ -1,7 +1,7 @@
 """What a labeler, ours or one from elsewhere, may put into the columns of its own: what they hold as it is.
 
 Checked at each label, in plain Python: Arrow would say so only at the commit of a chunk, in its own words, cut 2.5 to 2
-    and drop a key.
+and drop a key.
 """
 
 from __future__ import annotations

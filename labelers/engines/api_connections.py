@@ -34,8 +34,7 @@ class Connections:
     """Clients, made as they are needed.
 
     trust_env is off: the environment (proxies, .netrc with other credentials) is not this folder's to read. Redirects
-        stay off, as httpx
-    has them: they would carry the key elsewhere.
+    stay off, as httpx has them: they would carry the key elsewhere.
 
     Args:
         key: sent as a bearer token; None sends none.

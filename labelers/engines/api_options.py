@@ -91,8 +91,7 @@ class OpenAiArgs(EngineArgs):
     """What the chat API calls its limit; newer OpenAI models want `max_completion_tokens`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of every request that generates text (`{reasoning_effort: low}`); null takes a field away that
-    would be sent. No
-    secrets here: it is stored with the run.
+    would be sent. No secrets here: it is stored with the run.
     """
     cache_dir: PathText | None = None
     """Where fetched tokenizers are kept. Default: `~/.cache/relabel`."""

@@ -1,10 +1,9 @@
 """`fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
 
 It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
-the query's words
-stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the same answer,
-whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals, slowness,
-crashes.
+the query's words stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the
+same answer, whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals,
+slowness, crashes.
 
 It knows words and formats, no labeler. Tokens are counted as four characters each.
 """

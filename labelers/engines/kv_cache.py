@@ -2,8 +2,7 @@
 
 Every row begins at column 0, so a column is a position. A prefill writes a block of neighbouring rows, a decoding step
 writes one column per row, each at its own row's end; what lies beyond a row's end is masked by the caller and
-overwritten later. Rows in use
-are always the first ones: when one leaves, the last one moves into its place.
+overwritten later. Rows in use are always the first ones: when one leaves, the last one moves into its place.
 """
 
 # R rows, H key-value heads, T columns, D width of a head

@@ -2,9 +2,8 @@
 chat.
 
 Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
-Importing this file
-loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and limits), `api_tokens.py`
-and `api_chat.py` (the two ways).
+Importing this file loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and
+limits), `api_tokens.py` and `api_chat.py` (the two ways).
 """
 
 from __future__ import annotations

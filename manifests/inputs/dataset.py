@@ -2,9 +2,8 @@
 does that).
 
 A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is
-its size and the
-sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and costs one short
-    read.
+its size and the sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and
+costs one short read.
 """
 
 from __future__ import annotations

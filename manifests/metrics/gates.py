@@ -1,8 +1,7 @@
 """Gates: what a figure must reach before work goes on, as a spec (`macro_f1: ">=0.9*teacher"`) or a flag says it.
 
 `parse_gate(name, text)` reads one, `judge_gate(gate, figures, teacher)` holds it against figures. A figure that falls
-short raises
-nothing: the caller keeps what was made, shows the verdict and ends with exit code 5.
+short raises nothing: the caller keeps what was made, shows the verdict and ends with exit code 5.
 """
 
 from __future__ import annotations

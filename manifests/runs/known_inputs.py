@@ -78,8 +78,8 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
 
 def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
     """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said
-    there is held against
-    what is: with another number of rows, say, labels would go to other rows than those they are of.
+    there is held against what is: with another number of rows, say, labels would go to other rows than those they are
+    of.
     """
     identities = digest_of([list(file.identity) for file in plan.files])
     if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(

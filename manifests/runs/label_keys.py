@@ -6,9 +6,8 @@ taken for the other.
 
 The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a
 document of other code points is another document even if it looks the same. The query goes in as Unicode NFC with each
-run of white space as one space and
-none at its ends: nothing points into it, and such differences are those between two exports of one log, not between two
-    questions.
+run of white space as one space and none at its ends: nothing points into it, and such differences are those between two
+exports of one log, not between two questions.
 
 An answer's key is a digest of the ask as it is rendered (templates and data, no normalisation) and of what the run
 settles for the engine, so that an edited second stage leaves the first stage's answers as they were.

@@ -1,9 +1,8 @@
 """How the work is cut: shards of whole queries, chunks within them, and the fingerprint that ties an output to one job.
 
 Deciding is pure (`cut_queries`); `make_plan` reads footers and the query-id column and nothing else; `write_plan` makes
-it durable. A plan
-is immutable: the same input and spec give the same plan, and a run whose plan does not match its spec or input is
-    refused.
+it durable. A plan is immutable: the same input and spec give the same plan, and a run whose plan does not match its
+spec or input is refused.
 """
 
 from __future__ import annotations

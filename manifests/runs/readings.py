@@ -3,9 +3,8 @@
 A file is known by its size and footer, and neither changes when it is written over in place with values of equal
 length. So whoever is the first to read rows of a block keeps the sha256 of the bytes of each column that is read,
 before a row is used; whoever reads any of these row groups again, for another shard, a retry, a training or a report,
-compares. A block is one row group, or, where these are smaller than
-a chunk, as many as make up one: so there are not many more such files than receipts. First come, first kept: they are
-    created if absent.
+compares. A block is one row group, or, where these are smaller than a chunk, as many as make up one: so there are not
+many more such files than receipts. First come, first kept: they are created if absent.
 """
 
 from __future__ import annotations

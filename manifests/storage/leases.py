@@ -225,9 +225,8 @@ class LeaseKeeper:
 
     Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply
     would lose a worker with thirty shards all of them, and one renewal that hangs would take the others along. The
-    threads are daemons and no pool's, since a
-    pool is waited for: by whoever ends it, and by the interpreter at its exit. A lease has one renewal under way at
-        most.
+    threads are daemons and no pool's, since a pool is waited for: by whoever ends it, and by the interpreter at its
+    exit. A lease has one renewal under way at most.
     """
 
     def __init__(self) -> None:

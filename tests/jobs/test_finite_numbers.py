@@ -2,8 +2,7 @@
 names itself.
 
 Made from the table of commands and from the models of all spec files, so that a new option or key is held to it.
-Infinity means something
-nowhere: limits that may be left off are left out, or 0.
+Infinity means something nowhere: limits that may be left off are left out, or 0.
 """
 
 from __future__ import annotations
