@@ -4,6 +4,7 @@ brings it.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -94,9 +95,23 @@ class _Running:
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[_Running]:
+    """The engine that runs.
+
+    vLLM collects garbage five times a start and end, most of their time with all that is imported here. So that is
+    frozen once, and vLLM's own freezing, whose end would thaw it, does nothing.
+    """
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_model_runner  # noqa: F401
+
     kept = _Running()
-    yield kept
-    kept.close()
+    with pytest.MonkeyPatch.context() as patch:
+        gc.collect()
+        gc.freeze()
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield kept
+        kept.close()
+    gc.unfreeze()
 
 
 @pytest.fixture
