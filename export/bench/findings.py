@@ -106,10 +106,14 @@ def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
         text = f"it was busy before the bench began (load {load:g} on {machine['cores']} cores)."
         found.append(Finding("busy_machine", "machine", text))
     if quota is not None and threads > quota:
+        advice = (
+            "Give the container at least one core."
+            if quota < 1
+            else f"Take --threads {int(quota)}, or raise the quota."
+        )
         text = (
             f"{threads} threads and a quota of {quota:g} cores' time: all stop when it is used up, until the next "
-            "period. "
-            f"{'Give the container a core.' if quota < 1 else f'Take --threads {int(quota)}, or raise the quota.'}"
+            f"period. {advice}"
         )
         found.append(Finding("over_quota", "machine", text))
     return found

@@ -13,6 +13,7 @@ import math
 import os
 import random
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,15 @@ def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
         fsspec.filesystem("s3").clear_instance_cache()
         yield server.environment
         fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def own_connections() -> None:
+    """fsspec keeps filesystems by their options, and where a variable leads is none of them: that of a test elsewhere
+    may lead to a proxy that is gone.
+    """
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
 
 
 Places = Callable[[], Place]

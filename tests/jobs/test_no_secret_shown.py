@@ -221,7 +221,10 @@ def line_with(words: str, name: str, value: str, number: int) -> list[str]:
             for p in command.params
             if p.required
         )
-    given = command.make_context(words, shlex.split(base.format(n=f"{number:04d}")), resilient_parsing=True).params
+    # below its group: a command keeps the help option that its first context gave it
+    above = click.Context(root, **root.context_settings)
+    arguments = shlex.split(base.format(n=f"{number:04d}"))
+    given = command.make_context(words, arguments, parent=above, resilient_parsing=True).params
     line, arguments = words.split(), []
     for param in command.params:
         held = given.get(str(param.name))
