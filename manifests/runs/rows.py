@@ -9,6 +9,7 @@ stays in memory.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.errors import DiskFullError, InputError
+from manifests.errors import DiskFullError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.input_faults import reading
@@ -173,32 +174,38 @@ def _runs(numbers: list[int]) -> list[list[int]]:
     return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
 
 
+@contextlib.contextmanager
+def _spilling() -> Iterator[None]:
+    """What fails while rows are written beside: not what fails while they are read, or their readings kept."""
+    try:
+        yield
+    except OSError as exc:
+        raise DiskFullError(
+            f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or "
+            "point TMPDIR elsewhere."
+        ) from exc
+
+
 def _from_spill(
     dataset: Dataset, readings: Readings | None, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
-        try:
-            writer = None
-            for rows, batch, path in _scattered_batches(dataset, readings, needed):
-                with reading(path):
-                    kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
-                    columns = [_plain(_taking(batch.column(name)).take(kept)) for name in dataset.text_columns]
-                    plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
+        writer = None
+        for rows, batch, path in _scattered_batches(dataset, readings, needed):
+            with reading(path):
+                kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
+                columns = [_plain(_taking(batch.column(name)).take(kept)) for name in dataset.text_columns]
+                plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
+            with _spilling():
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
-                ends.append(plain.num_rows + (ends[-1] if ends else 0))
+            ends.append(plain.num_rows + (ends[-1] if ends else 0))
+        with _spilling():
             if writer is not None:
                 writer.close()
             spill.flush()
-        except OSError as exc:
-            if isinstance(exc, InputError):
-                raise
-            raise DiskFullError(
-                f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or "
-                "point TMPDIR elsewhere."
-            ) from exc
         with pa.memory_map(f"/proc/self/fd/{spill.fileno()}") as mapped:
             spilled = pa.ipc.open_file(mapped)
             for chunk, start, stop in spans:
