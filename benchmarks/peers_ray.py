@@ -17,9 +17,8 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     prompts = [json.loads(line) for line in Path(job["prompts"]).read_text().splitlines()]
     is_cpu = job["device"] == "cpu"
-    ray.init(
-        num_cpus=8, include_dashboard=False, log_to_driver=False
-    )  # its stages are actors; on two cores they would wait for slots
+    # its stages are actors; on two cores they would wait for slots
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     options: dict[str, Any] = {
         "max_model_len": job["max_model_len"],
         "max_num_seqs": job["max_num_seqs"],

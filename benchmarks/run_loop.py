@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 
 DOCS_PER_QUERY = 20
-WORDS = [
-    "".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)
-]  # a vocabulary of made-up words: lengths like English, no text of anybody's
+# a vocabulary of made-up words: lengths like English, no text of anybody's
+WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)]
 
 
 def write_pairs(path: Path, pairs: int) -> None:

@@ -168,8 +168,7 @@ def main() -> None:
         lengths = [len(row.ids) for row in scorer.encode(texts)]
         padded = sum(len(places) * lengths[places[0]] for places in length_batches(lengths, args.batch_tokens))
         print(
-            f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding "
-            f"{1 - sum(lengths) / padded:.2%} "
+            f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding {1 - sum(lengths) / padded:.2%} "
             "sorted as a whole"
         )
         rounds = []

@@ -26,10 +26,9 @@ from manifests.specs import EngineSpec
 
 INSTRUCTIONS = (
     "You judge how well a document answers a query, as a careful librarian would. Grade 2 is for a document that "
-    "answers it, grade 1 for "
-    "one that is on its topic and no more, grade 0 for all others. Say first what somebody who types this query wants "
-    "to have. Then "
-    "name the sentence of the document that decides, word for word. Then give the grade, and nothing after it."
+    "answers it, grade 1 for one that is on its topic and no more, grade 0 for all others. Say first what somebody "
+    "who types this query wants to have. Then name the sentence of the document that decides, word for word. Then "
+    "give the grade, and nothing after it."
 )
 
 

@@ -96,8 +96,7 @@ def undecided_lines(parity: Parity) -> list[str]:
     """A sentence for each model that passed and could yet lose more than the gate allows."""
     return [
         f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points "
-        "of macro F1 "
-        f"(95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
+        f"of macro F1 (95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
         "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
         for one in parity.models
         if one.has_passed and one.could_lose is not None

@@ -148,8 +148,8 @@ def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str])
     if changed:
         raise ManifestError(
             f"{bundle.folder}: {changed[0]} changed since the bundle was opened, and {len(changed) - 1} more; nothing "
-            "was written into it. "
-            "Export or pull the bundle again unless an export or a pull just did, then run the same command again."
+            "was written into it. Export or pull the bundle again unless an export or a pull just did, then run the "
+            "same command again."
         )
 
 

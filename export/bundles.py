@@ -113,8 +113,7 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
         )
     if strange := sorted(set(found) - listed.keys() - {MANIFEST_NAME}):
         raise ManifestError(
-            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal "
-            "the "
+            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal the "
             "bundle again."
         )
     for file in files:

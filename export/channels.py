@@ -133,8 +133,7 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
     found = Channel(name, channel, moves, tuple(signatures), tag)
     if not moves or found.body != body:
         raise ManifestError(
-            f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than "
-            "it "
+            f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than it "
             "may."
         )
     sequences = [move.sequence for move in moves]

@@ -49,8 +49,7 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
     if backend is None:
         raise ModelError(
             f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
-            "needs one that the "
-            "tokenizers library loads. Take a model with a tokenizer.json."
+            "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
         )
     held = json.loads(backend.to_str())
     held["truncation"], held["padding"] = None, None

@@ -130,8 +130,7 @@ class Destination:
                 raise
             raise ManifestError(
                 f"{where}: not what pull writes ({fault_of(exc)}). What serves goes on. Move the file away and pull "
-                "again, "
-                "and know that with it goes the memory of the sequences that were seen."
+                "again, and know that with it goes the memory of the sequences that were seen."
             ) from exc
 
     def write(self, state: State) -> None:
@@ -181,9 +180,8 @@ class Destination:
                     f"{self.folder}."
                 )
             proof = self.prove(state.served[0], checks_bytes=checks_bytes)
-            if (
-                not proof.faults or self.reconciled() == state
-            ):  # else a pull switched and tidied up while files were read
+            if not proof.faults or self.reconciled() == state:
+                # else a pull switched and tidied up while files were read
                 return state, proof
 
     def remember(self, state: State, served: ServedVersion, proof: Proof) -> None:
@@ -300,9 +298,8 @@ class Destination:
         serving = self.serving()
         if state is None or serving is None or not state.served or serving == self.path_of(state.served[0]):
             return state
-        if (
-            serving.parent != self.folder / VERSIONS
-        ):  # a link that no pull made: the state is believed, and the link is a fault
+        if serving.parent != self.folder / VERSIONS:
+            # a link that no pull made: the state is believed, and the link is a fault
             return state
         known = next((one for one in state.served if one.folder == serving.name), None)
         if known is not None:

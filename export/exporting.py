@@ -187,8 +187,7 @@ def refusal_text(refused: list[ModelParity], aside: Path) -> str:
             moved = f"{_probs(row.student)} became {_probs(row.model)}"
             lines.append(f"    row {row.row} of {row.source}, batch of {row.batch_size}{flip}: {moved}")
     lines.append(
-        f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound "
-        "(--set "
+        f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound (--set "
         "parity.…)."
     )
     return "\n".join(lines)

@@ -71,9 +71,8 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
         ManifestError: a record can't be read; nothing is garbage while one can't.
     """
     now_s = bundle_store.now_s()
-    objects = list(
-        bundle_store.entries(OBJECTS)
-    )  # listed before the records: an object named by a record written later is young
+    # listed before the records: an object named by a record written later is young
+    objects = list(bundle_store.entries(OBJECTS))
     live: set[str] = set()
     versions, kept = [], 0
     for name in bundle_store.folders():

@@ -365,8 +365,7 @@ def choose_provider(wish: str) -> str:
         raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}.")
     if PROVIDERS[wish] not in there:
         raise BundleError(
-            f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or "
-            "take "
+            f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or take "
             "cpu."
         )
     return wish
@@ -460,9 +459,8 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     name = PROVIDERS[provider]
-    wished = (
-        [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]
-    )  # shapes are counted on the CPU also beside a GPU
+    # shapes are counted on the CPU also beside a GPU
+    wished = [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fallback is told below, as an error
         try:
@@ -475,8 +473,7 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     got = session.get_providers()
     if not got or got[0] != name:
         raise BundleError(
-            f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the "
-            "CPU "
+            f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the CPU "
             "by name."
         )
     return session
@@ -572,9 +569,8 @@ def _quota_files(root: Path) -> Iterator[Path]:
         tops, name = (
             ([mount], "cpu.max") if number == "0" else ([mount / controllers, mount / "cpu"], "cpu.cfs_quota_us")
         )
-        steps = [
-            step for step in path.split("/") if step not in ("", "..")
-        ]  # a container may see only the end of its path, at the top
+        # a container may see only the end of its path, at the top
+        steps = [step for step in path.split("/") if step not in ("", "..")]
         for top in tops:
             yield from (top.joinpath(*steps[:depth], name) for depth in range(len(steps) + 1))
 

@@ -74,8 +74,7 @@ def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student:
     except (ValueError, KeyError, RuntimeError, NotImplementedError, TypeError) as exc:
         raise ModelError(
             f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: "
-            f"{str(exc)[:300]}). "
-            "Take --exporter torch."
+            f"{str(exc)[:300]}). Take --exporter torch."
         ) from exc
     finally:
         logging.disable(level)

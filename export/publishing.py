@@ -92,9 +92,8 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
 def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
     name = check_name(options.name or bundle.name, "name")
     version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
-    pointer = _pointer(
-        bundle_store, name, options
-    )  # read first, so that a move made during a long upload is not overruled
+    # read first, so that a move made during a long upload is not overruled
+    pointer = _pointer(bundle_store, name, options)
     if find_channel(bundle_store, name, version.version) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {version.version} is a channel there. Give another --version.")
     files = version.distinct_files
@@ -155,16 +154,14 @@ def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKe
     check_may_move(held, key, where)
     if key is not None and not held.is_signed_by(key):
         raise GateError(
-            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to "
-            "go: "
+            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to go: "
             "relabel channel set."
         )
     target = before(held, where)
     version = load_version(bundle_store, name, target.version)
     if version.sha256 != target.version_sha256:
         raise GateError(
-            f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set "
-            "another "
+            f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another "
             "one."
         )
     _rely_on(bundle_store, version)
@@ -229,8 +226,7 @@ def _ensure_object(
             return True
     raise StoreError(
         f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than "
-        f"{file.path}. "
-        "Check its disk."
+        f"{file.path}. Check its disk."
     )
 
 

@@ -229,15 +229,13 @@ def _check_not_older(seen: Seen | None, now: Seen, where: str) -> None:
         return
     if now.sequence == seen.sequence:
         raise GateError(
-            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote "
-            "over "
+            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote over "
             "the channel."
         )
     raise GateError(
         f"{where}: downgraded: its sequence is {now.sequence}, and {seen.sequence} was seen already. A rollback would "
-        "have a higher one: "
-        "somebody put an old pointer back, or the store was restored from a copy. Set the channel anew until its "
-        "sequence is higher."
+        "have a higher one: somebody put an old pointer back, or the store was restored from a copy. Set the channel "
+        "anew until its sequence is higher."
     )
 
 
@@ -388,8 +386,7 @@ class _Download:
         if needed > free:
             raise DiskFullError(
                 f"{self._building.parent}: {needed:,} bytes are needed for version {self._version.version}, {free:,} "
-                "are free. What serves "
-                "goes on; free some space or lower --keep, and run the same command again."
+                "are free. What serves goes on; free some space or lower --keep, and run the same command again."
             )
 
     def _link(self, file: BundleFile, target: Path) -> bool:

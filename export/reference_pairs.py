@@ -100,8 +100,7 @@ def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet,
     if examples.about["split"]["sha256"] != manifest["split"]["sha256"]:
         raise ManifestError(
             "the pairs that the student's manifest names now split otherwise than when it was trained, so its test "
-            "split can't be told. "
-            "Restore them, or name other pairs with --pairs."
+            "split can't be told. Restore them, or name other pairs with --pairs."
         )
     is_gold = bool((examples.gold != NO_GRADE).any())
     grade_N = examples.gold if is_gold else examples.teacher

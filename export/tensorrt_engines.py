@@ -165,9 +165,8 @@ def build(
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, *profile)
     config.add_optimization_profile(shapes)
-    has_cache = not trt.__name__.startswith(
-        "tensorrt_rtx"
-    )  # RTX chooses without timing, and warns of whoever keeps a cache
+    # RTX chooses without timing, and warns of whoever keeps a cache
+    has_cache = not trt.__name__.startswith("tensorrt_rtx")
     if has_cache:
         config.set_timing_cache(config.create_timing_cache(cache), False)
     engine = builder.build_serialized_network(network, config)

@@ -172,8 +172,7 @@ def find_version(bundle_store: BundleStore, name: str, version: str) -> Version 
     found = Version(name, version, files, tuple(signatures), tag)
     if found.body != body:
         raise ManifestError(
-            f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than "
-            "it "
+            f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than it "
             "may."
         )
     return found
@@ -216,8 +215,7 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
     if held.sha256 != version.sha256:
         raise ManifestError(
             f"{bundle_store.url}/{version.name}: version {version.version} is there with other contents, and versions "
-            "never change. "
-            "Give another --version, or none: then the contents name it."
+            "never change. Give another --version, or none: then the contents name it."
         )
 
 

@@ -112,9 +112,8 @@ def relabel() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run a command, end with its exit code."""
-    if (
-        args is None
-    ):  # the whole process is ours, and so are those it starts: none imports what lies in the working directory
+    if args is None:
+        # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
@@ -222,9 +221,8 @@ def _failed(exc: Exception) -> int:
         return int(exit_for(exc))
     from jobs.log_format import say_crash
 
-    if (
-        isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG
-    ):  # of a path that was given: none of ours comes near
+    if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:
+        # of a path that was given: none of ours comes near
         message = f"relabel: {shortened(str(exc.filename), 100)}: longer than a path may be. Give a shorter one."
         _say_error(message, "error", exit_code=int(Exit.BAD_INPUT))
         return int(Exit.BAD_INPUT)

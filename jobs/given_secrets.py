@@ -82,8 +82,7 @@ def refuse_secret_arguments(arguments: Sequence[str]) -> None:
             where = option if option.startswith("--") else f"argument {place}"
             raise ConfigError(
                 f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and "
-                "profiles of the store, "
-                "or storage_options."
+                "profiles of the store, or storage_options."
             )
 
 

@@ -57,9 +57,8 @@ class JsonLines(RedactedStream):
         now_s = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now_s))}.{int(now_s % 1 * 1000):03d}Z"
         line = {"time": stamp, "level": level, "event": event, "message": message, **self.fields, **fields}
-        text = (
-            json.dumps(redacted_values(line), default=str) + "\n"
-        )  # a string at a time: what is masked later might break the form
+        # a string at a time: what is masked later might break the form
+        text = json.dumps(redacted_values(line), default=str) + "\n"
         with self._guard, contextlib.suppress(ValueError, OSError):  # a stream that is closed or full ends no run
             self.stream.write(text)
             self.stream.flush()

@@ -23,9 +23,8 @@ from manifests.labels import Span
 
 _PIECES = re.compile(r"\s+|\S+")
 _FIRST_NAME = 0xF0000  # planes 15 and 16 are for private use: 131,071 names for clusters of several code points
-_NAMELESS = chr(
-    0x10FFFF
-)  # a document's clusters beyond those; no fragment ever holds it, so they are found only as they stand
+# a document's clusters beyond those; no fragment ever holds it, so they are found only as they stand
+_NAMELESS = chr(0x10FFFF)
 
 
 def read_evidence(content: str, document: str) -> tuple[Span, ...]:
@@ -154,9 +153,8 @@ def _composing_seconds() -> frozenset[str]:
     Read off the interpreter's own Unicode tables (about 15 ms, once), since they change with its version. Planes 0 and
     1: the others hold no composition of two characters.
     """
-    found = {
-        chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
-    }  # Hangul composes by rule, not by table
+    # Hangul composes by rule, not by table
+    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for code in range(0x20000):
         parts = unicodedata.decomposition(chr(code)).split()
         if (

@@ -80,8 +80,7 @@ class GraphGrpo:
             _logger.warning(
                 (
                     "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, the label is "
-                    "flagged "
-                    "phi_disagrees."
+                    "flagged phi_disagrees."
                 ),
                 " or ".join(map(str, unreached)),
             )

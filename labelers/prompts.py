@@ -50,8 +50,7 @@ class _Field:
 
     def _refuse(self, *_: object) -> Any:
         raise TypeError(
-            f"`{self._name}` can be printed and nothing else: filters, tests and comparisons can't see what it "
-            "will "
+            f"`{self._name}` can be printed and nothing else: filters, tests and comparisons can't see what it will "
             "hold"
         )
 

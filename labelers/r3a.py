@@ -66,8 +66,7 @@ class R3AOptions(LabelerOptions):
         if value == "noisy":
             raise ValueError(
                 "noise comes from the corpus now, and into the data: `relabel pairs context PAIRS --to NOISY --noisy "
-                "1` (or 0.5), then "
-                "label NOISY with context: use"
+                "1` (or 0.5), then label NOISY with context: use"
             )
         return value
 

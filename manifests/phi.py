@@ -47,10 +47,8 @@ def default_phi(grades: int, *, key: str) -> PhiTable:
     rows = ", ".join(str(list(row)) for row in _spread(grades))
     raise ConfigError(
         f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. "
-        "Say which grade "
-        f"follows from each pair of scores: five rows (subject score 0..4) of five grades 0..{grades - 1} (attribute "
-        "score 0..4), for "
-        f"instance phi: [{rows}]"
+        "Say which grade follows from each pair of scores: five rows (subject score 0..4) of five grades "
+        f"0..{grades - 1} (attribute score 0..4), for instance phi: [{rows}]"
     )
 
 
@@ -90,8 +88,7 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
             if isinstance(grade, bool) or not isinstance(grade, int) or not 0 <= grade < grades:
                 raise ConfigError(
                     f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade "
-                    f"0..{grades - 1}; "
-                    "give a table for this number of grades"
+                    f"0..{grades - 1}; give a table for this number of grades"
                 )
     return tuple(tuple(row) for row in table)
 

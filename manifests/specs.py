@@ -84,8 +84,7 @@ class Spec(BaseModel):
                 if isinstance(one, DisputedText):
                     raise ValueError(
                         f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or "
-                        "write "
-                        "true, false or a plain number"
+                        "write true, false or a plain number"
                     )
                 if isinstance(one, float) and not math.isfinite(one):
                     raise ValueError(f"{key or 'the value'} is {one}; want a finite number")
@@ -364,8 +363,8 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
     if fault["loc"][:1] == ("storage_options",) and fault["type"] != "value_error":  # its values are secrets
         return (
-            f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: "
-            f"{{profile: prod}}}}"
+            f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: "
+            f"prod}}}}"
         )
     if fault["type"] in ("extra_forbidden", "invalid_key"):
         known = _known_keys(model, fault["loc"][:-1])

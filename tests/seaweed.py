@@ -156,9 +156,8 @@ def _make_bucket(server: Server, process: subprocess.Popen[bytes], log: Path) ->
     )
     while True:  # the gateway answers a little before the filer behind it does
         try:
-            with contextlib.suppress(
-                client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou
-            ):  # started again
+            with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+                # started again
                 client.create_bucket(Bucket=BUCKET)
             client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
             break

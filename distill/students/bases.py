@@ -89,9 +89,8 @@ def kind_of(config: Any) -> str | None:
 
     if getattr(config, "is_encoder_decoder", False):
         return None
-    if (
-        config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    ):  # BERT has a causal head too: what it was trained for decides
+    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        # BERT has a causal head too: what it was trained for decides
         return "encoder"
     return "decoder" if config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
 

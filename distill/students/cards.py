@@ -20,8 +20,7 @@ def render_card(manifest: dict[str, Any]) -> str:
         "",
         (
             f"{_KINDS[spec['student']['kind']]} that grades how relevant a document is to a query, by `relabel "
-            "distill` "
-            f"{manifest['relabel']}."
+            f"distill` {manifest['relabel']}."
         ),
         "",
         f"- Starts from: `{manifest['model']['reference']}` (digest `{manifest['model']['digest'][:16]}`)",
@@ -52,13 +51,12 @@ def render_card(manifest: dict[str, Any]) -> str:
         "    relabel score THIS_FOLDER --input pairs.parquet --to scores",
         "",
         (
-            "It answers for texts like those it saw: other languages, longer documents or another notion of relevance "
-            "want labels of their"
+            "It answers for texts like those it saw: other languages, longer documents or another notion of "
+            "relevance want labels of their"
         ),
         (
             "own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it "
-            "decides "
-            "anything."
+            "decides anything."
         ),
         "",
         "## Spec",

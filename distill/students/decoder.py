@@ -131,6 +131,5 @@ def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:
     if float((ours_K - theirs_K).abs().max()) > tolerance * size:
         raise ModelError(
             f"a {student.lm.config.model_type} scales or caps its logits after the output matrix, which this "
-            "student's head does not do. "
-            "Take another model."
+            "student's head does not do. Take another model."
         )

@@ -34,8 +34,7 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         if number in _FULL:
             raise DiskFullError(
-                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go "
-                "on "
+                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go on "
                 "with --resume."
             ) from exc
         raise StoreError(

@@ -259,8 +259,7 @@ def _check_gates(spec: DistillSpec, examples: Examples) -> None:
     if any(gate.is_of_teacher for gate in spec.gates) and not (examples.teacher[judged] != NO_GRADE).any():
         raise InputError(
             "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted "
-            "grade. "
-            "Raise split.test, or bring gold for labelled pairs."
+            "grade. Raise split.test, or bring gold for labelled pairs."
         )
 
 
@@ -280,8 +279,7 @@ def _check_stopping(spec: DistillSpec, examples: Examples) -> None:
     if num_grades < wanted:
         raise InputError(
             f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} "
-            "rows have "
-            f"{num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+            f"rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
         )
 
 

@@ -248,8 +248,7 @@ class _Rows:
         if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
             raise InputError(
                 "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
-                "attribute (there are "
-                f"{', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
+                f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
             )
 
     def _check_gold(self, gold: GoldGrades | None) -> None:
@@ -262,8 +261,7 @@ class _Rows:
             how = gold.about.get("joined_by", "row")
             raise InputError(
                 f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
-                "the same things, "
-                "and does `gold.grade` name the right column? Mend it, or leave `gold` out."
+                "the same things, and does `gold.grade` name the right column? Mend it, or leave `gold` out."
             )
 
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
@@ -367,8 +365,7 @@ def _check(found: Examples) -> None:
     split = found.about["split"]
     if not len(rows):
         raise InputError(
-            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring "
-            "more "
+            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more "
             "queries."
         )
     for name, weight in found.weights.items():
@@ -393,8 +390,7 @@ def _check(found: Examples) -> None:
     ]
     found.notes += [
         f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under "
-        "another id: its "
-        "figures flatter. `split.by: query` keeps them together"
+        "another id: its figures flatter. `split.by: query` keeps them together"
         for name in SIDES[1:]
         if split[name]["texts_seen_in_train"]
     ]

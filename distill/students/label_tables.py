@@ -122,15 +122,13 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
         rows, limit = manifest["rows"], manifest["max_failed_fraction"]
         raise ManifestError(
             f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} "
-            "allowed). "
-            "What is missing is seldom a fair sample: mend it with `relabel retry`, or set allow_over_limit: true to "
-            "take what is there."
+            "allowed). What is missing is seldom a fair sample: mend it with `relabel retry`, or set "
+            "allow_over_limit: true to take what is there."
         )
     fates = folder.prove(found, check_bytes=True)
     if fates.by_kind() != manifest["rows"]:
         raise ManifestError(
-            f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` "
-            "says "
+            f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` says "
             "more."
         )
     labeler = plan.parts["labeler"]
@@ -164,8 +162,7 @@ def _load_file(source: LabelSource) -> LabelTable:
         data = read_whole(path)
     except FileNotFoundError as exc:
         raise InputError(
-            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or "
-            "Parquet "
+            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet "
             "files."
         ) from exc
     with reading(path):
@@ -261,8 +258,7 @@ def _as_table(
     widths = {len(row) for row in probs if row is not None}
     if len(widths) > 1:
         raise InputError(
-            f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one "
-            "scale is "
+            f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one scale is "
             "wanted."
         )
     width = widths.pop() if widths else None
@@ -303,8 +299,7 @@ def _targets(
             )
             if is_off:
                 raise InputError(
-                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum "
-                    "to "
+                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to "
                     "1 are wanted."
                 )
         found.append(Target(value, given))
@@ -324,8 +319,7 @@ def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings 
     beyond = rows[(rows < 0) | (rows >= total)]
     if len(beyond):
         raise InputError(
-            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the "
-            "right "
+            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right "
             "pairs?"
         )
     pairs = read_pairs(dataset, rows, readings=readings)
@@ -334,8 +328,8 @@ def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings 
         if ids != (pair.query_id, pair.doc_id):
             raise InputError(
                 f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
-                "pairs is query "
-                f"{pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right order?"
+                f"pairs is query {pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right "
+                "order?"
             )
     return pairs
 

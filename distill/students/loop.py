@@ -58,8 +58,7 @@ def train_student(
     has_dev = len(examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
         raise InputError(
-            "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring "
-            "more "
+            "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more "
             "queries."
         )
     notes: list[str] = []
@@ -112,9 +111,8 @@ def _attempt(
     halvings: int,
 ) -> tuple[Any, Outcome, BatchPlan]:
     settings = spec.train
-    arguments = training_arguments(
-        settings, folder, has_dev=dev_figures is not None, halvings=halvings
-    )  # seeds all generators
+    # seeds all generators
+    arguments = training_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)
     arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
     module = build_module(spec, base, record)
     if settings.gradient_checkpointing:
@@ -161,9 +159,8 @@ def _refuse_other_sharding() -> None:
         if parse_flag_from_env(variable):
             raise ConfigError(
                 f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain "
-                "multi-GPU, and "
-                "`train.strategy: fsdp` in the spec: weights, gradients and optimizer are then sharded over the same "
-                "processes."
+                "multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer are then "
+                "sharded over the same processes."
             )
 
 

@@ -80,8 +80,7 @@ class OutputLocation:
         if held:
             named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
             raise StaleRunError(
-                f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or "
-                "empty "
+                f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or empty "
                 "it."
             )
 

@@ -67,8 +67,7 @@ def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: s
     if held["fingerprint"] != fingerprint:
         raise StaleRunError(
             f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this "
-            "one's is "
-            f"{fingerprint[:12]}). Name another `output`, or replace it with --restart."
+            f"one's is {fingerprint[:12]}). Name another `output`, or replace it with --restart."
         )
     return held
 
@@ -85,9 +84,8 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
     if start == "restart":
         if location.url is not None:
             (location.folder / MANIFEST_NAME).unlink(missing_ok=True)
-        note_claim(
-            folder, "", is_replacing=False
-        )  # nobody's while they go, and the folder is still known as a student's
+        # nobody's while they go, and the folder is still known as a student's
+        note_claim(folder, "", is_replacing=False)
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -89,8 +89,7 @@ class Scorer:
             if len(rows) == 1:
                 raise ModelError(
                     f"a single pair of {len(rows[0].ids)} tokens does not fit into the memory of "
-                    f"{self.student.device}. Free some, or name "
-                    "another --device."
+                    f"{self.student.device}. Free some, or name another --device."
                 ) from exc
         middle = len(rows) // 2
         self.batch_tokens = max(1, self.batch_tokens // 2)

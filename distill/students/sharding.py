@@ -48,9 +48,8 @@ def trained_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """
     seen: set[int] = set()
     for name, parameter in own_parameters(module).items():
-        key = (
-            id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
-        )  # a shard's address is no address
+        # a shard's address is no address
+        key = id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
         if parameter.requires_grad and key not in seen:
             seen.add(key)
             yield name, parameter

@@ -87,8 +87,8 @@ class PromptSpec(Spec):
     system: str = "You grade how relevant a document is to a search query."
     """Opening text; empty for none."""
     user: str = (
-        "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 "
-        "(not at all) to {top}."
+        "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 (not at "
+        "all) to {top}."
     )
     """The pair's place; holds {query} and then {document}."""
     ending: str = "Grade:\n"
@@ -266,8 +266,7 @@ class TrainSection(Spec):
             )
         if self.class_balance == "sampler" and self.tokens_per_batch:
             raise ValueError(
-                "`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. "
-                "Use "
+                "`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use "
                 "weights"
             )
         return self

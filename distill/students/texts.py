@@ -229,8 +229,8 @@ def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
         ids = list(tokenizer(f"{after}{grade}", add_special_tokens=False)["input_ids"])
         if ids[: len(end)] != end or len(ids) != len(end) + 1 or ids[-1] == tokenizer.unk_token_id:
             raise ModelError(
-                f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} "
-                f"(it makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise "
+                f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} (it "
+                f"makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise "
                 "(student.prompt)."
             )
         found.append(ids[-1])

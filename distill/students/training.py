@@ -178,9 +178,8 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         )
         if self.args.world_size > 1:
             parts = self.accelerator.reduce(parts, reduction="sum")  # each process holds its share of the step's loss
-        self._note(
-            dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"]
-        )  # one wait for the device a batch
+        # one wait for the device a batch
+        self._note(dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"])
         return loss
 
     def _note(self, values: dict[str, float], rows: torch.Tensor) -> None:
@@ -228,9 +227,8 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.model.eval()
         found = self._feed.dev_figures(self.model)
         self.model.train()
-        if (
-            self.args.world_size > 1
-        ):  # the first process's: all of them must stop at the same step, however their devices round
+        if self.args.world_size > 1:
+            # the first process's: all of them must stop at the same step, however their devices round
             (found,) = broadcast_object_list([found])
         self.curve.add(self.state.global_step, "dev", found)
         self._say(

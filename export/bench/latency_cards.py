@@ -39,8 +39,7 @@ def latency_lines(facts: Mapping[str, Any]) -> list[str]:
     lines += [
         (
             "Where a quantile is missing (–), too few latencies were measured to state it. All figures: "
-            "`latency.json`, "
-            "`latency.parquet`."
+            "`latency.json`, `latency.parquet`."
         )
     ]
     if facts["findings"]:

@@ -113,8 +113,7 @@ def _held_text(part: Path, name: str, bundle: Bundle) -> str | None:
     data = path.read_bytes() if path.is_file() else None
     if was != (data and sha256_bytes(data)):
         raise ManifestError(
-            f"{bundle.folder}: {name} changed since the bundle was opened; nothing was written into it. Put it "
-            "back, "
+            f"{bundle.folder}: {name} changed since the bundle was opened; nothing was written into it. Put it back, "
             "or export again."
         )
     return None if data is None else data.decode("utf-8")

@@ -55,9 +55,8 @@ class MachineWatch:
         """All facts as plain JSON values; None where the system does not tell."""
         after, energy = _state(), _energy_uj()
         watts = None
-        if (
-            energy is not None and self._energy_uj is not None and energy > self._energy_uj
-        ):  # the counter starts over now and then
+        if energy is not None and self._energy_uj is not None and energy > self._energy_uj:
+            # the counter starts over now and then
             watts = (energy - self._energy_uj) / 1e6 / (time.perf_counter() - self._start)
         gpu = gpu_facts(GPU_FIELDS)
         return {

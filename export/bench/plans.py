@@ -115,8 +115,8 @@ def _models_on(models: Sequence[Mapping[str, Any]], asked: str, spec: BenchSpec,
             or "the bundle holds none"
         )
         missing = (
-            f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with "
-            "`relabel build-engine`"
+            f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with `relabel "
+            "build-engine`"
         )
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked

@@ -64,8 +64,7 @@ def workload_of_lengths(lengths: Mapping[str, Any], encoder: Encoder, *, seed: i
     if not histogram:
         raise InputError(
             "the bundle's manifest records no histogram of lengths (an earlier version made it). Name pairs with "
-            "--pairs, or export the "
-            "student again."
+            "--pairs, or export the student again."
         )
     drawn_N = draw_lengths(histogram, min(MAX_ROWS, int(lengths["rows"])), seed=seed)
     return Workload([blank_row(encoder, int(length)) for length in drawn_N], None, {"from": "lengths", **lengths})

@@ -245,8 +245,8 @@ def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]],
                 "that stands"
             ),
             (
-                f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to show "
-                "the way. A 7B teacher"
+                f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to "
+                "show the way. A 7B teacher"
             ),
             "goes the same way, with its name as engine.model in the job file.",
         ]

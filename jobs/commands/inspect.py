@@ -116,8 +116,8 @@ def verify(target: str, day: str | None, output: str) -> int:
     if listed != [folder.plan.fingerprint, counted, fates.quarantined, found.digest, *files_now]:
         raise ManifestError(
             f"{folder.store.root}/manifest.json: does not say what the files hold (rows {manifest['rows']}, in the "
-            f"files {counted}). "
-            "Move it away and run the same command as before (run, retry, score or merge) to write it anew."
+            f"files {counted}). Move it away and run the same command as before (run, retry, score or merge) to write "
+            "it anew."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
     result = {"output": folder.store.root, **counted, "files": files}

@@ -61,14 +61,14 @@ UNTIL_HELP = (
 )
 FOR_HELP = "End within this length, likewise: 45s, 90m, 1h30m. With --until, the earlier counts."
 GPUS_HELP = (
-    "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again "
-    "when it goes down."
+    "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again when it "
+    "goes down."
 )
 WORKERS_HELP = "Likewise, so many engine processes and no GPUs given out; with --backend ray, so many actors."
 BACKEND_HELP = "Where the engines run: on this machine, or wherever Ray places them."
 ADDRESS_HELP = (
-    "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, "
-    "else one of its own."
+    "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, else one "
+    "of its own."
 )
 METRICS_HELP = "Keep a Prometheus text file with the run's counts, for node_exporter's textfile collector."
 

@@ -49,8 +49,8 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         (
             "rows",
             (
-                f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + {rows['quarantined']:,} "
-                "quarantined"
+                f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + "
+                f"{rows['quarantined']:,} quarantined"
             ),
         ),
         ("from", f"{len(outputs):,} outputs"),

@@ -153,8 +153,7 @@ def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
     code = Exit.NOTHING_TO_DO if was == destination.path_of(served) else Exit.DONE
     text = (
         f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
-        "so until the channel "
-        "moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
+        "so until the channel moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
     )
     emit(
         {"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)},
@@ -186,14 +185,12 @@ def _pull_text(pulled: Any, destination: Any) -> str:
     if pulled.mended:
         return (
             f"{destination.folder}: serves {served.version}, mended, {size_text(pulled.fetched_bytes)} fetched. Wrong "
-            "was: "
-            f"{'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
+            f"was: {'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
         )
     if pulled.is_held:
         return (
             f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the "
-            "channel's next move; "
-            "--unhold follows now."
+            "channel's next move; --unhold follows now."
         )
     if not pulled.has_switched:
         return f"{destination.folder}: serves {served.version} already."
@@ -223,8 +220,7 @@ def verify_destination(folder: Path, output: str) -> int:
     served = state.served[0]
     if proof.faults:
         raise ManifestError(
-            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull "
-            f"URL/{state.name} "
+            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull URL/{state.name} "
             f"{folder}."
         )
     result = {

@@ -141,8 +141,8 @@ def score(**options: Any) -> int:
     emit({**report_json(report), "exit_code": int(code)}, _text(report), work.output)
     if report.exit is Exit.OVER_LIMIT:
         advice = (
-            f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or "
-            "other weights."
+            f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
+            "weights."
         )
         log_format.say(advice, event="advice")
     return code

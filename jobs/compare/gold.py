@@ -102,8 +102,7 @@ class HumanGrades:
         if not self._parts:
             raise InputError(
                 f"none of the {matched:,} rows that both runs labelled has a grade in {self._qrels}, joined by "
-                f"{self.joined_by}. "
-                "Do the ids mean the same things? --by and --doc name other columns."
+                f"{self.joined_by}. Do the ids mean the same things? --by and --doc name other columns."
             )
         gold_N = np.concatenate([part.gold for part in self._parts])
         query_N, num_queries = query_codes([query for part in self._parts for query in part.queries])

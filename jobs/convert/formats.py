@@ -39,8 +39,7 @@ def source_format(path: str, told: str | None) -> Format:
         is_labels = Path(path, PLAN_NAME).exists()
         if found is None and not is_labels and _holds_parquet(Path(path)):
             raise UsageError(
-                f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: "
-                "--from "
+                f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: --from "
                 "parquet."
             )
         return "labels" if found is None or is_labels else found

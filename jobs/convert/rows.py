@@ -84,10 +84,8 @@ def _refuse_fractions(source: Source, schema: Any) -> None:
         if kind.is_float() or kind.is_decimal():
             raise InputError(
                 f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no "
-                "other file. RunStore ids "
-                "as integers or text (pandas makes fractions of integers with gaps; its type Int64 does not), or "
-                "convert to .jsonl or "
-                ".parquet."
+                "other file. RunStore ids as integers or text (pandas makes fractions of integers with gaps; its "
+                "type Int64 does not), or convert to .jsonl or .parquet."
             )
 
 

@@ -203,8 +203,7 @@ def _arrow_schema(polars: Any, schema: dict[str, Any], path: str) -> pa.Schema:
     for name, kind in schema.items():
         if "Int128" in str(kind):  # also of an item or a field
             raise InputError(
-                f"{path}: column `{name}` holds whole numbers beyond 64 bits, which no column can hold. Write "
-                "them as "
+                f"{path}: column `{name}` holds whole numbers beyond 64 bits, which no column can hold. Write them as "
                 "text."
             )
     empty = polars.DataFrame(schema=schema).to_arrow(compat_level=polars.CompatLevel.oldest())
@@ -219,8 +218,7 @@ def _plain(kind: pa.DataType, name: str, path: str) -> pa.DataType:
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise InputError(
-                f"{path}: column `{name}` holds only empty objects ({{}}), which no column can hold. Leave it "
-                "out, or "
+                f"{path}: column `{name}` holds only empty objects ({{}}), which no column can hold. Leave it out, or "
                 "write null."
             )
         return pa.struct([(part.name, _plain(part.type, f"{name}.{part.name}", path)) for part in kind])

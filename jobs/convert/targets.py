@@ -135,7 +135,6 @@ def _with_values(polars: Any, source: Source, table: pa.Table, value: Any, schem
     columns = {name: table[name] for name in schema.names}
     columns[source.value] = value.to_arrow()
     if "rank" in columns and columns["rank"].type != schema.field("rank").type:
-        columns["rank"] = (
-            polars.Series(columns["rank"]).cast(polars.Int64, strict=False).to_arrow()
-        )  # for people: nothing reads it
+        # for people: nothing reads it
+        columns["rank"] = polars.Series(columns["rank"]).cast(polars.Int64, strict=False).to_arrow()
     return pa.table(columns).cast(schema)

@@ -190,8 +190,8 @@ def refuse_rounded(polars: Any, frame: Any, block: Block, *, path: str) -> None:
             if type(value) is int and int(float(value)) != value:
                 raise InputError(
                     f"{path}: line {number}: `{name}` is {value}, in a column that also holds fractions, where it "
-                    "would become "
-                    f"{int(float(value))}. Write the column's values as text, or fractions in a column of their own."
+                    f"would become {int(float(value))}. Write the column's values as text, or fractions in a column "
+                    "of their own."
                 )
 
 

@@ -177,9 +177,8 @@ def _about(one: NamedSet, role: str) -> dict[str, Any]:
 def _opened(arguments: tuple[str, ...], options: JudgingOptions) -> list[NamedSet]:
     found = []
     for argument in arguments:
-        match = (
-            None if Path(argument).exists() else _NAMED.fullmatch(argument)
-        )  # a folder may be called `date=2026-11-20`
+        # a folder may be called `date=2026-11-20`
+        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
         name, path = (match["name"], match["path"]) if match else (argument, argument)
         found.append(NamedSet(name, open_set(path, options, wants_ids=True)))
     names = [one.name for one in found]
@@ -228,7 +227,6 @@ def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
     )
     return (
         f"{teacher.where} and {student.where} have no row in common: {len(teacher.grades):,} and "
-        f"{len(student.grades):,} labels were "
-        f"compared by {match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a "
-        "file."
+        f"{len(student.grades):,} labels were compared by {match.how}. {begins} Do the ids mean the same things? --by "
+        "and --doc name other columns of a file."
     )

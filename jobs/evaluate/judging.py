@@ -216,14 +216,14 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
     if grades > MOST_GRADES:
         raise InputError(
             f"labels go up to {highest} and human grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
-            "scale. "
-            "Are --label and --grade the right columns? Else bring both to one scale with --map and --map-labels."
+            "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
+            "--map-labels."
         )
     remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
     if highest != highest_gold:
         remark += (
-            f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map "
-            "and --map-labels"
+            f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map and "
+            "--map-labels"
         )
     return grades, [remark]
 
@@ -244,10 +244,8 @@ def _nothing_judged(join: Join, qrels: Qrels | None, options: JudgingOptions) ->
     examples = ", ".join(f"({query}, {doc})" for query, doc in held[:SHOWN])
     return (
         f"no label has a grade: {join.num_labels:,} labels and {len(held):,} qrels were compared by (query_id, "
-        "doc_id). "
-        f"Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
-        f"{examples or 'nothing, it is empty'}. "
-        "Do the ids mean the same things? --by and --doc name other columns."
+        f"doc_id). Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
+        f"{examples or 'nothing, it is empty'}. Do the ids mean the same things? --by and --doc name other columns."
     )
 
 

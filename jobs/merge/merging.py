@@ -121,8 +121,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
     if differences and not allow_mixed:
         raise GateError(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
-            "teachers under one "
-            "name. Merge those that agree, label the others again, or allow it with --allow-mixed."
+            "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to)
@@ -261,8 +260,7 @@ def _check_inputs(runs: list[_Run]) -> None:
         grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(
-                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales "
-                "don't "
+                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
                 "merge."
             )
     seen: dict[tuple[int, str], str] = {}

@@ -177,8 +177,7 @@ def _load_answers(path: str) -> Any:
     if texts.height:
         query, forms = texts.row(0)
         raise InputError(
-            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an "
-            "id of "
+            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of "
             "its own."
         )
     return answers

@@ -171,8 +171,7 @@ def _queries(pairs: Any, path: str, *, is_given: bool) -> Any:
         query, one, other = twice[_KEY][0], twice["query"][0], twice["query"][1]
         if one != other:
             raise InputError(
-                f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of "
-                "its "
+                f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of its "
                 "own."
             )
         raise InputError(

@@ -47,9 +47,8 @@ class Deck:
     """
 
     def __init__(self, documents: Iterable[tuple[str, int]], rule: NoiseRule, *, max_chars: int, where: str) -> None:
-        self._documents = sorted(
-            (text[:max_chars], key) for text, key in documents
-        )  # the draw depends on the corpus, not on its order
+        # the draw depends on the corpus, not on its order
+        self._documents = sorted((text[:max_chars], key) for text, key in documents)
         self._rule = rule
         self._max_chars = max_chars
         self._where = where
@@ -77,9 +76,8 @@ class Deck:
         self, rng: random.Random, wanted: int, shown: set[str], judged: AbstractSet[int], query: str
     ) -> list[str]:
         deck = self._documents
-        if len(deck) < 4 * (
-            wanted + len(shown) + len(judged)
-        ):  # few are left: throwing again and again would take long
+        if len(deck) < 4 * (wanted + len(shown) + len(judged)):
+            # few are left: throwing again and again would take long
             left = list(dict.fromkeys(text for text, key in deck if text not in shown and key not in judged))
             if len(left) < wanted:
                 raise InputError(

@@ -70,8 +70,7 @@ class Job:
             if inside is not None and not any(step.startswith((".", "_")) for step in inside):
                 raise ConfigError(
                     f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would "
-                    "be read as input. "
-                    "Give an output elsewhere."
+                    "be read as input. Give an output elsewhere."
                 )
         return open_dataset(self.spec.input, reads_context=self.labeler.uses_context, known=known)
 
@@ -310,8 +309,8 @@ def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:
     elif isinstance(value, str) and (found := secret_in(value)) is not None:
         raise ConfigError(
             f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys from "
-            "the environment "
-            "(engine.args.api_key_env), stores by the usual variables and profiles, or storage_options."
+            "the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
+            "storage_options."
         )
 
 

@@ -62,9 +62,8 @@ def where_it_lives(
     if is_new:
         raise ConfigError(
             f"{places.where}: its work lies in two places: in {before}, where `output` led when paths counted from "
-            "the working directory, "
-            f"and where it leads now that they count from {now}. Keep one: move the other away, or name it (`output: "
-            f"{written}`)."
+            f"the working directory, and where it leads now that they count from {now}. Keep one: move the other "
+            f"away, or name it (`output: {written}`)."
         )
     log_format.say(
         f"{places.where}: goes on in {before}, which holds this job. Paths in a spec file count from the file's "

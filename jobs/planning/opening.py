@@ -39,8 +39,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
             raise StaleRunError(
                 f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
-                "say to a student. "
-                "Name another `output`."
+                "say to a student. Name another `output`."
             )
         if may_write:
             store.prove()  # a store that can't keep commits single is refused before anything is read or written

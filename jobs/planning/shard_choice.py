@@ -44,9 +44,8 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
     if "SLURM_ARRAY_TASK_ID" in environment:
         number = _number(environment, "SLURM_ARRAY_TASK_ID")
-        if (
-            SHARD_COUNT_VARIABLE in environment
-        ):  # one failed task submitted again is an array of its own; the count says what it was part of
+        if SHARD_COUNT_VARIABLE in environment:
+            # one failed task submitted again is an array of its own; the count says what it was part of
             return number, _number(environment, SHARD_COUNT_VARIABLE)
         first = _number(environment, "SLURM_ARRAY_TASK_MIN", 0)
         last = _number(environment, "SLURM_ARRAY_TASK_MAX")
@@ -57,8 +56,7 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
         if _number(environment, "SLURM_ARRAY_TASK_COUNT", count) != count:
             raise UsageError(
                 f"--shard auto: Slurm's array {first}-{last}:{step} has gaps, so that some shards would fall to no "
-                "task. "
-                f"Submit the whole array 0-{count - 1}, or give INDEX/COUNT."
+                f"task. Submit the whole array 0-{count - 1}, or give INDEX/COUNT."
             )
         return (number - first) // step, count
     for index_name, count_name in (
@@ -70,14 +68,12 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
                 if name is not None and name in environment:
                     return _number(environment, index_name), _number(environment, name)
             raise UsageError(
-                f"--shard auto: {index_name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the "
-                "number of "
+                f"--shard auto: {index_name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the number of "
                 "workers."
             )
     raise UsageError(
         "--shard auto: no scheduler's variable is set (SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, "
-        "JOB_COMPLETION_INDEX). "
-        "Give INDEX/COUNT."
+        "JOB_COMPLETION_INDEX). Give INDEX/COUNT."
     )
 
 

@@ -90,8 +90,8 @@ class SpecVariables:
         if names_secret(name, value or "") or (value is not None and secret_in(value)):
             raise ConfigError(
                 f"${{env.{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read "
-                "keys from the "
-                "environment themselves (engine.args.api_key_env), stores by the usual AWS variables or storage_options"
+                "keys from the environment themselves (engine.args.api_key_env), stores by the usual AWS variables "
+                "or storage_options"
             )
         if value is None:
             raise ConfigError(f"${{env.{name}}}: the variable {name} is not set")

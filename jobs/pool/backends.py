@@ -45,14 +45,12 @@ class WorkerPool:
         """
         if self.gpus is not None and self.workers is not None:
             raise UsageError(
-                "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many "
-                "as it "
-                "says."
+                "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as "
+                "it says."
             )
         if self.backend == "ray" and self.gpus is not None:
             raise UsageError(
-                "--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits "
-                "their "
+                "--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits their "
                 "number."
             )
         if self.backend != "ray" and self.address is not None:
@@ -72,9 +70,8 @@ def _is_held_by_others(session: Session) -> bool:
     """
     store = session.opened.store
     open_shards = [] if session.helps else session.left.open_shards()
-    some = max(
-        1, store.readers
-    )  # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
+    # asked at once: the first that is free settles it, but a slow store with many held ones is asked many
+    some = max(1, store.readers)
     return bool(open_shards) and all(
         all(map_concurrent(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
         for start in range(0, len(open_shards), some)
@@ -96,9 +93,8 @@ def label_with(
         EngineLostError: see `Supervisor.run`.
     """
     if _is_held_by_others(session):
-        return label(
-            session, tick=tick, on_engine=on_engine
-        )  # which finds that out under the locks, and starts nothing
+        # which finds that out under the locks, and starts nothing
+        return label(session, tick=tick, on_engine=on_engine)
     spec = session.opened.job.spec
     if pool.may_be_many and spec.run.single_writer:
         raise UsageError(

@@ -75,8 +75,7 @@ def gpu_groups(names: Sequence[str], map_concurrent: int) -> list[list[str]]:
     """
     if len(names) < map_concurrent:
         raise MissingExtraError(
-            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give "
-            "more, or "
+            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give more, or "
             "lower it."
         )
     return [

@@ -59,9 +59,8 @@ class ProcessGuard:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # somebody killed the guard: workers still notice our end by themselves
+        with contextlib.suppress(BrokenPipeError):
+            # somebody killed the guard: workers still notice our end by themselves
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 

@@ -228,8 +228,7 @@ class Driver:
         if count == 0:
             raise MissingExtraError(
                 f"--backend ray: the cluster has {gpus} GPU(s), and an engine of this job wants {gpus_each}. Add "
-                "nodes, or run on CPUs "
-                "with --workers N."
+                "nodes, or run on CPUs with --workers N."
             )
         output = session.opened.job.spec.output
         nodes = sum(node["Alive"] for node in self._ray.nodes())

@@ -218,9 +218,8 @@ class Supervisor:
             self._crashed(slot, process)
             return
         error = failure.as_error()
-        if isinstance(
-            error, errors.ModelError | errors.MissingExtraError
-        ):  # one device may be off where the others are not
+        if isinstance(error, errors.ModelError | errors.MissingExtraError):
+            # one device may be off where the others are not
             self._give_up(slot, error)
         else:
             self._error = error
@@ -261,8 +260,7 @@ class Supervisor:
         if self._is_not_the_rows():
             self._error = EngineLostError(
                 f"engines went down over {self.isolation.num_isolated} single rows, beside {self._committed_rows():,} "
-                "that are done: "
-                f"it is not the rows. The last words were: {words}. {self._see_log(slot)}"
+                f"that are done: it is not the rows. The last words were: {words}. {self._see_log(slot)}"
             )
             self._drain_all("an error")
         elif slot.crashes >= self._limits.crashes:
@@ -299,8 +297,7 @@ class Supervisor:
     def _lost(self, slot: Slot, process: WorkerProcess, words: str) -> RelabelError | RuntimeError:
         text = (
             f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last "
-            f"words were: {words}. "
-            f"{self._see_log(slot)}"
+            f"words were: {words}. {self._see_log(slot)}"
         )
         is_fault = process.failure is not None and not process.failure.is_ours
         return RuntimeError(text) if is_fault else EngineLostError(text)

@@ -136,8 +136,7 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
             notes.append(
                 Paragraph(
                     f"{run.name}: {tally.num_chosen:,} of {tally.num_rows:,} rows, a seeded sample that keeps every "
-                    "status (the same rows "
-                    "each time). All other sections are over all rows.",
+                    "status (the same rows each time). All other sections are over all rows.",
                     "warn",
                 )
             )
@@ -188,8 +187,7 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
             missing.append(f"Human grades: none were given. --gold FILE, or input.columns.gold in the job, {brings}")
     if runs and "noise" not in names:
         missing.append(
-            "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how "
-            "many "
+            "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how many "
             "grades flip."
         )
     if any(not run.is_finished for run in runs):

@@ -116,8 +116,7 @@ def changes(graph: Graph) -> list[str]:
     return [
         (
             f"{_named(graph, edge.source)} is not what {_named(graph, edge.target)} was made of: its manifest has "
-            "changed "
-            "since."
+            "changed since."
         )
         for edge in graph.changed
     ]

@@ -56,8 +56,7 @@ def render_page(page: Page) -> str:
             script=Markup(script),
             policy=(
                 f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; "
-                "form-action 'none'; "
-                "require-trusted-types-for 'script'; trusted-types 'none'"
+                "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
             ),
             rows=Markup(page.browser.as_json()) if page.browser is not None else None,
         )
@@ -86,9 +85,8 @@ def _environment() -> Environment:
         loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: (
-            redacted(value) if type(value) is str else value
-        ),  # records of others may hold a secret; Markup is ours
+        # records of others may hold a secret; Markup is ours
+        finalize=lambda value: redacted(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -50,8 +50,7 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
                 Paragraph(
                     (
                         f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to "
-                        "the "
-                        "student."
+                        "the student."
                     ),
                     "warn",
                 )
@@ -164,10 +163,11 @@ def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
         for slo in model["slo"] or ():
             rate = slo["highest_rate"]
             served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo['is_at_least'] else ''}"
+            # absent in a bundle measured before the mean was bounded
             figure, mean = (
                 slo.get("figure", "p99"),
                 slo.get("mean_ms"),
-            )  # absent in a bundle measured before the mean was bounded
+            )
             limits.append([_model(model), slo["preset"], figure, slo["slo_ms"], served, mean, slo["p99_ms"]])
     found: list[Block] = [Facts(rows, f"Where {bundle.name} was measured")]
     if limits:

@@ -70,8 +70,8 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     counts = triangle.counts
     alone = counts["only_teacher"] + counts["only_student"]
     matched = (
-        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone "
-        "and are left out."
+        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone and are "
+        "left out."
     )
     cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]
     confusion = confusion_table(

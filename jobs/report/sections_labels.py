@@ -124,9 +124,8 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
         f"{row[0]}: {row[5]:.4f} of grades flipped, 95 % interval {row[6]:.4f} to {row[7]:.4f}" for row in rows
     )
     text = (
-        "A canary asks rows that are labelled already once more. The share of grades that flip is what any difference "
-        "between labels must "
-        "be held against."
+        "A canary asks rows that are labelled already once more. The share of grades that flip is what any "
+        "difference between labels must be held against."
     )
     figure = Drawing(
         "Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save

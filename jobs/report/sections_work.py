@@ -188,8 +188,7 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
         if not is_priced:
             blocks.append(
                 Paragraph(
-                    "The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds "
-                    "leave "
+                    "The specs name no price (cost_per_gpu_hour), so there is no cost in money. Worker seconds leave "
                     "out engine starts."
                 )
             )

@@ -187,9 +187,8 @@ def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Calla
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])
-    with hangs_end(
-        lambda: loop.polling_since_s, job.spec.run.ask_timeout_s
-    ):  # nobody else watches: no row is said to be in flight
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        # nobody else watches: no row is said to be in flight
         is_done = loop.run(iter([work]))
     if not is_done or not asked:
         return None
@@ -276,8 +275,7 @@ def refuse(result: CanaryResult, *, output: str) -> GateError:
     """What a run says that will not mix."""
     return GateError(
         f"{output}: the canary says no: {canary_text(result)}. Old and new labels would be two teachers under one "
-        "name, so nothing was "
-        "committed. Find out what changed in the engine, drop `reuse`, or raise `max_flip_rate`."
+        "name, so nothing was committed. Find out what changed in the engine, drop `reuse`, or raise `max_flip_rate`."
     )
 
 

@@ -39,10 +39,8 @@ class ChunkTime(NamedTuple):
             return None
         return (
             f"a chunk takes about {self.seconds:,.0f} s of engine time ({self.pairs_per_s:,.3g} pairs/s a worker so "
-            "far), and that is what "
-            f"a kill costs; run.chunk_rows: {self.fitting_rows} would keep it under {MAX_CHUNK_S:.0f} s. Chunks are "
-            "cut once: plan into "
-            "another output"
+            f"far), and that is what a kill costs; run.chunk_rows: {self.fitting_rows} would keep it under "
+            f"{MAX_CHUNK_S:.0f} s. Chunks are cut once: plan into another output"
         )
 
 

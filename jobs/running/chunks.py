@@ -41,9 +41,8 @@ class ChunkWork:
     def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
         self.id = chunk
         self.keys = keys if keys is not None else [None] * len(pairs)
-        self.round = (
-            chunk.attempt - 1
-        )  # mixed into the seeds, so that a retried row draws other answers than it did in the run
+        # mixed into the seeds, so that a retried row draws other answers than it did in the run
+        self.round = chunk.attempt - 1
         self.pairs = pairs
         self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
         self.left = len(pairs)

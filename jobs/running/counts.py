@@ -67,9 +67,8 @@ class Progress:
             done += asked_for([receipt])
         statuses["ok"] -= reused
         for name in ASKED:
-            answered = max(
-                getattr(self, name), done[name]
-            )  # a worker that was killed had no time to tell of its last answers
+            # a worker that was killed had no time to tell of its last answers
+            answered = max(getattr(self, name), done[name])
             setattr(self, name, answered)
             self.lost[name] = answered - done[name]
         self.statuses, self.lost_statuses = +statuses, Counter()

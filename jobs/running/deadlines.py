@@ -84,8 +84,7 @@ def until_s(text: str, now: datetime) -> float:
     except ValueError as exc:
         raise UsageError(
             f"--until {text}: want a time of day (06:00, or 06:00 Europe/Berlin) or a timestamp (2026-11-21T06:00, "
-            "with +01:00 or Z "
-            "where it is not in the machine's zone)."
+            "with +01:00 or Z where it is not in the machine's zone)."
         ) from exc
     if is_day_alone:
         raise UsageError(f"--until {text}: names a day and no time; write {clean}T06:00.")

@@ -74,8 +74,7 @@ def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) ->
     held = label.columns
     if not isinstance(held, dict):
         raise ConfigError(
-            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is "
-            "nothing "
+            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is nothing "
             "to say."
         )
     if not held.keys() <= declared.keys():

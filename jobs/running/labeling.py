@@ -148,8 +148,7 @@ def _begin(session: Session) -> _Begun | None:
             return None
         if not draw.rows:
             remarks.append(
-                "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was "
-                "not "
+                "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
                 "asked"
             )
     # where nothing is asked, nothing would stand beside the old labels, and no canary need speak

@@ -200,9 +200,8 @@ class RunLoop:
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
-                self._commits.settle(
-                    wait_for_all=True
-                )  # all is answered; the next chunk waits for commits, or for other workers
+                # all is answered; the next chunk waits for commits, or for other workers
+                self._commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
                 self.tick()
                 continue
@@ -439,9 +438,8 @@ class RunLoop:
     def _forget_old_answers(self) -> None:
         while len(self._shared) > SHARED_ANSWERS_KEPT:
             key, oldest = next(iter(self._shared.items()))
-            if (
-                oldest.answer is None
-            ):  # still in flight: it moves to the end once answered, and the next answer sweeps again
+            if oldest.answer is None:
+                # still in flight: it moves to the end once answered, and the next answer sweeps again
                 return
             del self._shared[key]
 

@@ -81,9 +81,8 @@ class MetricsFile:
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         if code in (Exit.DONE, Exit.NOTHING_TO_DO):
             self._last_success = time.time()
-        beside = (
-            self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
-        )  # a path without a name (`.`, `/`) fails at the renaming
+        # a path without a name (`.`, `/`) fails at the renaming
+        beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
         try:
             text = rendered(self._metrics(code), {"job": self.job, "shard": self._shard})
             beside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text

@@ -107,8 +107,7 @@ def advise(report: RunReport, job_file: str) -> None:
         )
     elif report.tally.num_quarantined and report.exit is Exit.DONE:
         lines.append(
-            f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel "
-            "retry "
+            f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel retry "
             f"{job_file}"
         )
     if report.busy_shards:

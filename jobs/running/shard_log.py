@@ -34,9 +34,8 @@ class ShardLogs:
     def write(self, shard: int, *lines: str, is_end: bool = False) -> None:
         """Append lines, each with the time before it; `is_end`: the last ones of this worker about the shard."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = "".join(
-            f"{stamp} {' '.join(line.splitlines())}\n" for line in lines
-        )  # a reason may hold what a server wrote
+        # a reason may hold what a server wrote
+        text = "".join(f"{stamp} {' '.join(line.splitlines())}\n" for line in lines)
         with self._guard:
             if self._has_failed:
                 return

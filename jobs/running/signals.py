@@ -35,8 +35,8 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
         else:
             stop.drain("SIGTERM")
             text = (
-                f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with "
-                "exit code 20."
+                f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with exit "
+                "code 20."
             )
         say(text)
         _end_start(stop)

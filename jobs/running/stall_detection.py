@@ -56,9 +56,8 @@ class StallDetection:
         try:
             answers = self._engine.poll()
         except Exception as exc:
-            if (
-                not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError"
-            ):  # torch's, which jobs never imports
+            if not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError":
+                # torch's, which jobs never imports
                 raise
             raise EngineCrashError(
                 f"the engine's memory ran out with {num_in_flight} requests in flight. Ask for fewer at a time, or "

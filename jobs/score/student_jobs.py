@@ -168,8 +168,7 @@ def identify(path: str) -> Identity:
     if unnamed:
         raise ManifestError(
             f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. "
-            "Move it away, restore "
-            "the folder from a copy, or train again."
+            "Move it away, restore the folder from a copy, or train again."
         )
     return Identity(path, record, files, sha256_bytes(data))
 
@@ -213,8 +212,7 @@ def start_student(identity: Identity, args: StudentArgs) -> tuple[StudentModel, 
     if changed:
         raise ManifestError(
             f"{identity.path}: {', '.join(changed)} changed since the student was trained (the sha256 is not the "
-            "manifest's). "
-            "Restore the folder from a copy, or train again."
+            "manifest's). Restore the folder from a copy, or train again."
         )
     torch = require("torch", extra="cpu", purpose="relabel score")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
@@ -319,9 +317,8 @@ def score_job(request: ScoreRequest) -> ScoreJob:
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options, record.heads)
-    return ScoreJob(
-        spec, labeler, cast(EngineClass, None), f"relabel score {request.student}"
-    )  # `start_student` stands for the class
+    # `start_student` stands for the class
+    return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}")
 
 
 def score_rows(

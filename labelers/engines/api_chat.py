@@ -70,15 +70,14 @@ class ChatMode:
             if ask.max_tokens == 0 or ask.format is None:
                 raise ModelError(
                     f"stage {ask.stage!r} asks for a distribution and nothing else, which a chat API does not give. "
-                    "Use engine.args.mode: "
-                    "tokens with engine.model and a server that takes token ids (vLLM), or a labeler that writes its "
-                    "verdict."
+                    "Use engine.args.mode: tokens with engine.model and a server that takes token ids (vLLM), or a "
+                    "labeler that writes its verdict."
                 )
             if ask.prefill and self._args.assistant_prefill == "refuse":
                 raise ModelError(
-                    f"stage {ask.stage!r} begins the answer with {ask.prefill!r}, which not every chat server can: set "
-                    "engine.args.assistant_prefill to `message` or `continue` if yours goes on with a last assistant "
-                    "message."
+                    f"stage {ask.stage!r} begins the answer with {ask.prefill!r}, which not every chat server can: "
+                    "set engine.args.assistant_prefill to `message` or `continue` if yours goes on with a last "
+                    "assistant message."
                 )
         for ask in asks:
             body = {**self._body(ask, ask.messages, 0), **self._limit(TRIAL_TOKENS)}
@@ -114,8 +113,8 @@ class ChatMode:
             flags = ("document_truncated",)
         if messages is None:
             limit = (
-                f"engine.max_prompt_tokens is {self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} "
-                "characters each"
+                f"engine.max_prompt_tokens is {self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} characters "
+                "each"
             )
             return Answer(request.id, "", "overlong", detail=f"the prompt is {surplus} characters too long: {limit}")
         return ChatWork(request, self._body(ask, messages, request.seed), flags)

@@ -170,8 +170,7 @@ class ApiClient:
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise EngineCrashError(
                 f"nobody answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the "
-                "server, or mend the "
-                "address; the same command then goes on."
+                "server, or mend the address; the same command then goes on."
             )
         if self._failed_in_a_row >= max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
             raise EngineCrashError(
@@ -240,9 +239,8 @@ class ApiClient:
                 or await self._is_locked_out()
             ):
                 self._deny(status)
-            return Failure(
-                "refused", "the server refused this request (HTTP 403)", status
-            )  # moderation, at some providers
+            # moderation, at some providers
+            return Failure("refused", "the server refused this request (HTTP 403)", status)
         if complaint.is_filtered:
             return Failure("refused", f"the server's content filter refused the request ({said})", status)
         if complaint.is_too_long or status == 413:

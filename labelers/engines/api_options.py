@@ -152,7 +152,6 @@ def _address(args: OpenAiArgs) -> SplitResult:
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
             "engine.args.base_url: want scheme, host, port and path alone. A user, password or query in it would be "
-            "stored with the run; "
-            "put the key into the variable that engine.args.api_key_env names."
+            "stored with the run; put the key into the variable that engine.args.api_key_env names."
         )
     return parts

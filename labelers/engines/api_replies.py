@@ -179,9 +179,8 @@ def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
 
 def shown(text: str) -> str:
     """A server's words in one short line without control characters."""
-    plain = redacted(
-        text[: 64 * _SHOWN_CHARS]
-    )  # a server may echo the key; before a part is taken, which would go unnoticed
+    # a server may echo the key; before a part is taken, which would go unnoticed
+    plain = redacted(text[: 64 * _SHOWN_CHARS])
     line = " ".join("".join(c if c.isprintable() else " " for c in plain[: 4 * _SHOWN_CHARS]).split())
     return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"
 

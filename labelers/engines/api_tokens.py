@@ -145,8 +145,7 @@ class TokensMode:
             if ask.max_tokens == 0 and not self.has_distributions:
                 raise ModelError(
                     f"stage {ask.stage!r} asks for a distribution and nothing else, and the server does not answer "
-                    "`logprob_token_ids`. "
-                    "Use vLLM's server, another engine, or a labeler that writes its verdict."
+                    "`logprob_token_ids`. Use vLLM's server, another engine, or a labeler that writes its verdict."
                 )
             if ask.max_tokens:
                 remarks += self._try_stage(ask, loop)
@@ -208,9 +207,8 @@ class TokensMode:
                 row.append(token, self._compiler.token_bytes(token) if is_text else b"")
         else:
             row.written += reply.text.encode("utf-8", "replace")
-        if (
-            row.matcher is None and row.closing
-        ):  # a last token may go on beyond the closing tag, where the server's text already ends
+        if row.matcher is None and row.closing:
+            # a last token may go on beyond the closing tag, where the server's text already ends
             end = row.written.find(row.closing, len(row.prefill))
             if end >= 0 and reply.finish == "stop" and reply.text.endswith(row.closing.decode()):
                 del row.written[end + len(row.closing) :]
@@ -310,8 +308,7 @@ class TokensMode:
         if found.prompt_ids is not None and found.prompt_ids != ours:
             raise ModelError(
                 f"the server's tokenizer is not that of {self._reference!r}: it makes {len(found.prompt_ids)} tokens "
-                "of a text that has "
-                f"{len(ours)} here, or others. Set engine.model to the model that the server runs."
+                f"of a text that has {len(ours)} here, or others. Set engine.model to the model that the server runs."
             )
 
 

@@ -86,8 +86,7 @@ class FakeArgs(EngineArgs):
         total = self.p_garbage + self.p_truncated + self.p_refused
         if total > 1.0:
             raise ValueError(
-                f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 "
-                "at "
+                f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 at "
                 "most"
             )
         return self
@@ -153,8 +152,7 @@ class Fake:
         """
         if spec.model is not None:
             raise ModelError(
-                f"engine.model = {spec.model!r}: the fake engine makes its answers up and takes no model; remove "
-                "the "
+                f"engine.model = {spec.model!r}: the fake engine makes its answers up and takes no model; remove the "
                 "key"
             )
         return hashlib.sha256(f"relabel fake engine {VERSION}".encode()).hexdigest()
@@ -173,14 +171,13 @@ class Fake:
             for decision in ask.decisions:
                 if len(set(decision.labels)) != len(decision.labels) or not decision.labels:
                     raise ModelError(
-                        f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected "
-                        "distinct "
+                        f"stage {ask.stage}: decision {decision.name} has labels {decision.labels}, expected distinct "
                         "ones"
                     )
         return [
             (
-                "The fake engine makes its answers up: grades follow the words that query and document share, and say "
-                "nothing more."
+                "The fake engine makes its answers up: grades follow the words that query and document share, and "
+                "say nothing more."
             )
         ]
 
@@ -300,9 +297,8 @@ class Fake:
 
         overlap, hits, num_words = self._overlap(query, document)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
-            overlap = min(
-                1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY
-            )  # of a query alone: the longer, the more there is to it
+            # of a query alone: the longer, the more there is to it
+            overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)
         choices, distributions = self._choose(ask, overlap, draw)
         if ask.format is None:
             if roll < self._below_garbage:

@@ -126,8 +126,7 @@ class Forward:
         if not difference < limit:
             raise ModelError(
                 f"models of type {kind} can't be run by this engine: its logits are off by {difference:.3g} standard "
-                "deviations "
-                f"(limit {limit}) against the model's own; try vllm."
+                f"deviations (limit {limit}) against the model's own; try vllm."
             )
 
     def prefill(self, suffixes: Sequence[Sequence[int]], *, first_row: int, prefix: int) -> torch.Tensor:
@@ -209,8 +208,7 @@ def _layer_types(config: Any, model_type: str) -> tuple[str, ...]:
     unknown = sorted(set(kinds) - KNOWN_LAYERS)
     if unknown:
         raise ModelError(
-            f"models of type {model_type} have layers of kind {', '.join(unknown)}, which this engine can't run; "
-            "try "
+            f"models of type {model_type} have layers of kind {', '.join(unknown)}, which this engine can't run; try "
             "vllm."
         )
     return tuple(sorted(set(kinds)))

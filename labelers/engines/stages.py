@@ -51,9 +51,9 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
         if isinstance(prompt, Overlong):
             raise ConfigError(
                 f"stage {ask.stage!r} can't be asked: beside the {ask.max_tokens} tokens that its answer may take "
-                "there is room for "
-                f"{max(room, 0)} tokens of prompt, and its instructions need more. Lower labeler.max_think_tokens or "
-                "labeler.max_text_tokens, raise engine.max_prompt_tokens, or take a model with a longer context."
+                f"there is room for {max(room, 0)} tokens of prompt, and its instructions need more. Lower "
+                "labeler.max_think_tokens or labeler.max_text_tokens, raise engine.max_prompt_tokens, or take a "
+                "model with a longer context."
             )
     for earlier, later in itertools.pairwise(asks):
         if later.messages[: len(earlier.messages)] == earlier.messages and len(later.messages) > len(earlier.messages):

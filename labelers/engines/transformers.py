@@ -198,9 +198,8 @@ class Transformers:
                 raise  # a fault of ours would only come again
             raise EngineCrashError(
                 f"the transformers engine failed on {self._device}: "
-                f"{'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. "
-                "Committed chunks are safe. Lower engine.args.batch_size or engine.args.kv_cache_gib, and run the "
-                "same command again."
+                f"{'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. Committed chunks are safe. Lower "
+                "engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
 
@@ -278,9 +277,8 @@ def _load_model(
         )
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     if attention != "eager" and (softcap or not model._supports_sdpa):
-        model.set_attn_implementation(
-            "eager"
-        )  # attention with sinks or a cap on its logits: only the model's own code knows how
+        # attention with sinks or a cap on its logits: only the model's own code knows how
+        model.set_attn_implementation("eager")
     if args.lora is not None:
         peft = require("peft", extra="gpu", purpose="engine.args.lora")
         try:

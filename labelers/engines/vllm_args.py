@@ -97,8 +97,7 @@ class VllmArgs(EngineArgs):
         if self.decisions == "inline" and self.constrain:
             raise ValueError(
                 "decisions: inline needs constrain: false. Under a grammar vLLM takes log-probabilities after the "
-                "mask, "
-                "so the mass outside the labels can't be seen; decisions: second_request is exact in both cases"
+                "mask, so the mass outside the labels can't be seen; decisions: second_request is exact in both cases"
             )
         return self
 

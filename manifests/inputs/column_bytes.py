@@ -101,9 +101,8 @@ class ColumnBytes:
         for start, stop in spans:
             self._source.seek(start)
             left = stop - start
-            while left and (
-                data := self._source.read(min(left, PIECE_BYTES))
-            ):  # less than was asked for: decoding it will tell
+            while left and (data := self._source.read(min(left, PIECE_BYTES))):
+                # less than was asked for: decoding it will tell
                 digest.update(data)
                 left -= len(data)
         return digest.hexdigest()

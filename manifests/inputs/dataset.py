@@ -263,10 +263,11 @@ def _names(path: str) -> list[Any]:
         stat = Path(path).stat()
     except OSError:  # opening it will tell why
         return [os.path.realpath(path)]
+    # some network disks number no file
     return [
         os.path.realpath(path),
         *([(stat.st_dev, stat.st_ino)] if stat.st_ino else []),
-    ]  # some network disks number no file
+    ]
 
 
 class _Look(NamedTuple):
@@ -322,8 +323,7 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     if size < 12 or tail[-4:] != b"PAR1":
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
-            "written, "
-            "or is it something else?"
+            "written, or is it something else?"
         )
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
     if footer_bytes + 4 > size:
@@ -341,8 +341,7 @@ def _resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_co
         if not document:
             raise InputError(
                 f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
-                f"{', '.join(names)}. "
-                "Name them in input.columns.document."
+                f"{', '.join(names)}. Name them in input.columns.document."
             )
     context = columns.context or ("context" if "context" in names else None)
     return columns.model_copy(update={"document": document, "context": context if reads_context else None})
@@ -375,8 +374,7 @@ def _check_types(
             family = _family(kind)
             if first_types.setdefault(name, family) != family:
                 raise InputError(
-                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. "
-                    "Make "
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
                     "the files agree."
                 )
 

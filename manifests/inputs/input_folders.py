@@ -145,8 +145,7 @@ def _entries(folder: str, left_out: Counter[str]) -> Iterator[tuple[str, os.stat
                         raise
                     raise InputError(
                         f"{path}: a link to {Path(path).readlink()}, which is not there, so the rows behind it can't "
-                        "be read. "
-                        "Restore what it led to, or remove the link."
+                        "be read. Restore what it led to, or remove the link."
                     ) from exc
             rule = left_out_as(entry.name, is_folder=stat.S_ISDIR(found.st_mode))
             if rule is not None:

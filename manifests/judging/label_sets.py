@@ -300,9 +300,8 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
         found = open_dataset(spec, reads_context=False) if list_files(path) else None
     except InputError:
-        if (
-            not is_url(path) and Path(path).is_dir()
-        ):  # grades lie in files: a folder can be nothing else, so what ails it is told
+        if not is_url(path) and Path(path).is_dir():
+            # grades lie in files: a folder can be nothing else, so what ails it is told
             raise
         return None
     if found is None or changed_files(plan.files, found.files):

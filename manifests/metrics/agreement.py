@@ -90,9 +90,8 @@ def alpha(counts_KK: np.ndarray, *, is_ordinal: bool) -> np.ndarray:
         (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2 if is_ordinal else 1.0 - np.eye(margin_K.shape[-1])
     )
     expected = (margin_K[..., :, None] * margin_K[..., None, :] * distance_KK).sum((-2, -1))
-    observed = 2 * (counts_KK * distance_KK).sum(
-        (-2, -1)
-    )  # δ is symmetric, so counts and their transpose cost the same
+    # δ is symmetric, so counts and their transpose cost the same
+    observed = 2 * (counts_KK * distance_KK).sum((-2, -1))
     return np.asarray(1 - (margin_K.sum(-1) - 1) * observed / np.where(expected > 0, expected, np.nan))
 
 

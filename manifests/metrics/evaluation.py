@@ -157,8 +157,7 @@ def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
     beyond = [k for k in pass_at if k > min(fewest)]
     if beyond:
         raise InputError(
-            f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can "
-            "be "
+            f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can be "
             "drawn."
         )
 
@@ -186,8 +185,7 @@ def _notes(found: JudgedStatistics) -> list[str]:
     if num_without == rows:
         notes.append(
             "no label has a distribution: AUC and ranking take the written grade for a score, whose many ties cost "
-            "AUC; there is no ECE "
-            "and no Brier score"
+            "AUC; there is no ECE and no Brier score"
         )
     elif num_without:
         without = f"{num_without:,} of {rows:,} judged labels have no distribution"

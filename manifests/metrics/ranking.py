@@ -48,9 +48,8 @@ def rank_queries(
     query_M, rank_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
     size_G = np.bincount(query_M, minlength=num_queries)
     order = np.lexsort((-rank_M, -score_M, query_M))
-    place_M = (
-        np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]
-    )  # query_M[order] ascends, so places run on in each
+    # query_M[order] ascends, so places run on in each
+    place_M = np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]
     top = order[place_M < depth]
     discount_T = 1 / np.log2(place_M[place_M < depth] + 2)
     query_T = query_M[top]

@@ -234,8 +234,7 @@ METRICS: tuple[Metric, ...] = (
         _of_ranking(lambda ranking: ranking.ndcg),
         (
             "per query, linear gain, trec_eval's tie order (document id, descending); mean over queries with a "
-            "relevant "
-            "document"
+            "relevant document"
         ),
         aliases=("ndcg",),
         is_drawn=True,

@@ -52,9 +52,8 @@ class Order:
 
     def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray, *, num_groups: int) -> None:
         self.over = len(score_N)
-        order = np.lexsort(
-            (is_relevant_N, score_N)
-        )  # the relevant after others of the same score: a tie counts as won, at first
+        # the relevant after others of the same score: a tie counts as won, at first
+        order = np.lexsort((is_relevant_N, score_N))
         is_relevant_N, group_N, score_N = is_relevant_N[order], group_N[order], score_N[order]
         nobody = num_groups  # weighs nothing
         self._relevant = _slabs(np.where(is_relevant_N, group_N, nobody), nobody)
@@ -180,9 +179,8 @@ class JudgedStatistics:
             return {}
         has_N = self.has_probs
         gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
-        above_NJ = np.round(
-            at_least(self.judged.probs[has_N]), 9
-        )  # sums in float64 of float32: 1e-9 keeps equal scores equal
+        # sums in float64 of float32: 1e-9 keeps equal scores equal
+        above_NJ = np.round(at_least(self.judged.probs[has_N]), 9)
         return {
             name: Order(above_NJ[:, cut], gold_N > cut, group_N, num_groups=self.num_groups)
             for cut, name in enumerate(cut_names(self.judged.grades))

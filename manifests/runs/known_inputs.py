@@ -106,9 +106,8 @@ def known_dataset(
 
 def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
     """Numbers of the files that lie where they were planned and were written since, by their marks."""
-    found = zip(
-        plan.files, known.marks, dataset.files, dataset.marks, strict=False
-    )  # no marks where some file has none
+    # no marks where some file has none
+    found = zip(plan.files, known.marks, dataset.files, dataset.marks, strict=False)
     return [
         number
         for number, (then, mark, now, mark_now) in enumerate(found)

@@ -406,9 +406,8 @@ def _scan_queries(dataset: Dataset) -> _Queries:
     sizes_Q, weights_Q = np.zeros(0, np.int64), np.zeros(0, np.float64)
     num_runs, last = 0, -1
     for codes, weight in _coded_ids(dataset):
-        first = int(
-            codes.min()
-        )  # counted from here: a pass over all queries for each batch would make the whole quadratic
+        # counted from here: a pass over all queries for each batch would make the whole quadratic
+        first = int(codes.min())
         sizes = np.bincount(codes - first)
         stop = first + len(sizes)
         if stop > len(sizes_Q):

@@ -104,8 +104,7 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
         if (receipt.rows, Counter(receipt.statuses), receipt.rows_reused) != (held.total(), held, taken):
             raise ManifestError(
                 f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} taken over; its "
-                "files "
-                f"({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} taken over. {_REDO}"
+                f"files ({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} taken over. {_REDO}"
             )
         labelled += labels.table.num_rows - taken
         reused += taken

@@ -128,8 +128,8 @@ class Readings:
         if other:
             raise InputError(
                 f"{path}: row group {group} holds another `{'`, `'.join(other)}` than when {self._where} first read "
-                "it: the file was "
-                "written over with values of equal length. Restore it, or label the new one into another output."
+                "it: the file was written over with values of equal length. Restore it, or label the new one into "
+                "another output."
             )
 
     def _look_at_changed(self, file: int, path: str, found: ColumnBytes) -> None:
@@ -147,8 +147,7 @@ class Readings:
         logger.warning(
             (
                 "%s: written since it was planned; its size and footer are the same%s, so what was not read yet is "
-                "taken "
-                "as it is now"
+                "taken as it is now"
             ),
             path,
             ", and so is what was read of it" if kept else "",

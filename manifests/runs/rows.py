@@ -83,9 +83,8 @@ def _from_range(
     dataset: Dataset, readings: Readings | None, first: int, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
     waiting: list[Pair] = []
-    for _, group in itertools.groupby(
-        enumerate(spans), key=lambda item: item[1][0] - item[0]
-    ):  # runs of consecutive chunks
+    for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):
+        # runs of consecutive chunks
         run = [span for _, span in group]
         batches = _batches(dataset, readings, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
@@ -150,9 +149,8 @@ def _group_batches(
                         readings.prove(number, file.path, block, some, found, decode)
                     row = starts[some[0]]
                     for batch in held.pop(tuple(some), None) or batches(some):
-                        if (
-                            stamp_of(file.path) != stamp
-                        ):  # before its rows are used: they may be another file's, or half of each
+                        if stamp_of(file.path) != stamp:
+                            # before its rows are used: they may be another file's, or half of each
                             raise changed_under_way(file.path)
                         yield row, batch, file.path
                         row += batch.num_rows

@@ -203,9 +203,8 @@ class RunFolder:
         planned = self.plan.shards[receipts[0].shard]
         if not agree(receipts, planned.chunks[receipts[0].chunk]):
             rows_by_chunk = chunk_row_ids(self.store, planned)
-            self._prove_chunk(
-                receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False
-            )  # raises, and says which rows
+            # raises, and says which rows
+            self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)
         return receipts
 
     def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
@@ -224,9 +223,8 @@ class RunFolder:
         if believes_manifest:
             manifest = load_manifest(self.store)
             if manifest is not None and manifest.get("receipts_mark") == mark:
-                with contextlib.suppress(
-                    KeyError, TypeError, ValueError
-                ):  # it lacks a part, or was edited: the receipts are the truth
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    # it lacks a part, or was edited: the receipts are the truth
                     return _snapshot_of(manifest, self.plan.num_chunks, marks)
         labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
@@ -365,8 +363,7 @@ class RunFolder:
         if receipt.id != parse_receipt_name(name):
             raise ManifestError(
                 f"{self.store.root}/{name}: holds the receipt {receipt.id.receipt_name}. Restore both from a copy, or "
-                "move them "
-                "away to have their chunks done again."
+                "move them away to have their chunks done again."
             )
         if len(self._known) < RECEIPTS_KEPT:
             self._known[name] = mark, receipt

@@ -102,9 +102,8 @@ def _forms(value: str) -> set[str]:
     from urllib.parse import quote, quote_plus, unquote
 
     plain = {value, value.strip(), unquote(value), *(line.strip() for line in value.splitlines())}
-    plain |= {
-        part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS
-    }  # as a parser takes it apart
+    # as a parser takes it apart
+    plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}
     forms = set(plain)
     for one in plain:
         raw = one.encode(errors="surrogateescape")
@@ -120,9 +119,8 @@ def _forms(value: str) -> set[str]:
             json.dumps(one, ensure_ascii=False)[1:-1],
         }
         forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
-        for encode, shift in itertools.product(
-            (base64.b64encode, base64.urlsafe_b64encode), range(3)
-        ):  # with up to two bytes before it
+        for encode, shift in itertools.product((base64.b64encode, base64.urlsafe_b64encode), range(3)):
+            # with up to two bytes before it
             digits = encode(bytes(shift) + raw).decode().rstrip("=")
             forms |= {digits[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6], digits if shift == 0 else ""}
     return {form for form in forms if len(form) >= MIN_CHARS}

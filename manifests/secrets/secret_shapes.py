@@ -70,9 +70,8 @@ def _is_key(word: str, after: str) -> bool:
     if word != body:
         return (len(body), len(word)) in ((43, 44), (86, 88)) and not re.match(r"\.\w|[\w%{$+/-]", after)
     kinds = (str.isupper, str.islower, str.isdigit)
-    is_path = (
-        len({"-", "_"} & set(word)) > 0 or word.count("/") > 6
-    )  # a key has one or two, and more than six once in 100,000
+    # a key has one or two, and more than six once in 100,000
+    is_path = len({"-", "_"} & set(word)) > 0 or word.count("/") > 6
     return len(word) in (43, 64, 86) and not is_path and all(any(map(kind, word)) for kind in kinds)
 
 

@@ -52,8 +52,7 @@ def out_of_files(error: BaseException) -> str | None:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
                 f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. "
-                "Raise the limit, say "
-                "`ulimit -n 4096`, and run the same command again."
+                "Raise the limit, say `ulimit -n 4096`, and run the same command again."
             )
         seen = seen.__cause__ or seen.__context__
     return None

@@ -61,9 +61,8 @@ class FileLock:
                 f"{self.what} is being worked on by {who} ({self.path}). Try again when it has ended."
             ) from exc
         self._descriptor = descriptor
-        with contextlib.suppress(
-            OSError
-        ):  # on a full disk the lock holds all the same, and only its holder's name is missing
+        with contextlib.suppress(OSError):
+            # on a full disk the lock holds all the same, and only its holder's name is missing
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 

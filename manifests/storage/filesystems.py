@@ -88,8 +88,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     if secret_in_url(url):
         raise ConfigError(
             f"a {scheme_of(url)}:// URL holds a password, token or signature, which would be written into plans and "
-            "logs. "
-            "Use storage_options."
+            "logs. Use storage_options."
         )
     import fsspec
 

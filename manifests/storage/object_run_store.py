@@ -225,9 +225,8 @@ class ObjectRunStore:
             if why is not None:
                 raise StoreError(
                     f"{self.root}: {why}, so that two workers could commit the same chunk. Use a store that has "
-                    "conditional writes "
-                    "(docs/storage.md), or set run.single_writer: true if never more than one process writes to this "
-                    "output."
+                    "conditional writes (docs/storage.md), or set run.single_writer: true if never more than one "
+                    "process writes to this output."
                 )
             self._is_proven = True
 

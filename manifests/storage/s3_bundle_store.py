@@ -201,9 +201,8 @@ class S3BundleStore:
                 MultipartUpload={"Parts": parts},
             )
         except (FileNotFoundError, StoreError) as exc:
-            if (
-                self.size(name) != held.size_bytes
-            ):  # else the reply to our own completion was lost, and the upload is no more
+            if self.size(name) != held.size_bytes:
+                # else the reply to our own completion was lost, and the upload is no more
                 raise StoreError(
                     f"{self.url}/{name}: its upload could not be completed. Run the same command again."
                 ) from exc

@@ -163,14 +163,12 @@ class S3Objects:
             return StoreError(f"{place}: refused ({said}): {_HINTS[code]}.")
         if status in (401, 403):
             return StoreError(
-                f"{place}: no permission ({said}). Check the credentials, and what they allow; docs/storage.md "
-                "lists "
+                f"{place}: no permission ({said}). Check the credentials, and what they allow; docs/storage.md lists "
                 "what is needed."
             )
         if status == 501:
             return StoreError(
-                f"{place}: the store does not know this kind of request ({said}). docs/storage.md says what it "
-                "must "
+                f"{place}: the store does not know this kind of request ({said}). docs/storage.md says what it must "
                 "know."
             )
         return StoreError(f"{place}: the store refuses ({said}).")
@@ -182,8 +180,7 @@ class S3Objects:
             return StoreError(f"{place}: {why}")
         if name in _NO_CREDENTIALS:
             return StoreError(
-                f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
-                "or "
+                f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
                 "storage_options."
             )
         if isinstance(exc, FileNotFoundError):
@@ -195,8 +192,7 @@ class S3Objects:
 
         if name == "SSLError":
             return StoreError(
-                f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its "
-                "authority in "
+                f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its authority in "
                 "AWS_CA_BUNDLE."
             )
         passing = (

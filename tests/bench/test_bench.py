@@ -235,11 +235,12 @@ def test_a_gate_on_a_figure_ends_in_five_with_the_results_written(relabel: Calla
             3,
             ("cpu.int8/fp32.1x128.rato", "Did you mean", "ratio"),
         ),
+        # no bound was named
         (
             ("--providers", "cpu", "--require", "cpu.fp32.grid.highest_rate>=1"),
             3,
             ("grid.highest_rate",),
-        ),  # no bound was named
+        ),
         (("--to", "bundle"), 2, ("--to bundle", "is the bundle or inside it")),
         (("--to", "bundle/sub/../triton"), 2, ("is the bundle or inside it",)),
         (("--to", "link"), 2, ("is the bundle or inside it",)),

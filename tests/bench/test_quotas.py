@@ -39,16 +39,18 @@ def machine(tmp_path: Path) -> Machine:
     [
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),  # a container with groups of its own
         ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        # around it
         (
             "0::/pods/one/main\n",
             {"pods/one/main/cpu.max": "max 100000", "pods/one/cpu.max": "50000 20000"},
             2.5,
-        ),  # around it
+        ),
+        # the least of them
         (
             "0::/pods/one\n",
             {"pods/one/cpu.max": "400000 100000", "pods/cpu.max": "100000 100000"},
             1.0,
-        ),  # the least of them
+        ),
         ("0::/../../pods/one\n", {"cpu.max": "200000 100000"}, 2.0),  # what a container sees of a group outside it
         (
             V1,

@@ -64,9 +64,8 @@ def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_b
     train = {"epochs": 2, "save_every": 3, "eval_every": 4}
     alone = run(train=train, output=str(tmp_path / "alone"))
     values = {"train": train, "output": str(tmp_path / "killed")}
-    killed = command(
-        spec(**values), tmp_path, failpoint="after_training_step:8"
-    )  # in the second epoch, two steps past a checkpoint
+    # in the second epoch, two steps past a checkpoint
+    killed = command(spec(**values), tmp_path, failpoint="after_training_step:8")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = checkpoints.list_checkpoints(tmp_path / "killed" / "checkpoints")
     assert [checkpoints.step_of(path) for path in left] == [3, 6]

@@ -33,9 +33,8 @@ def test_the_search_for_calls_finds_them() -> None:
 
 @pytest.mark.parametrize(("where", "words"), CALLS, ids=[where for where, _ in CALLS])
 def test_every_call_of_relabel_in_the_docs_parses(where: str, words: list[str]) -> None:
-    above = click.Context(
-        relabel, **relabel.context_settings
-    )  # a command keeps the help option that its first context gave it
+    # a command keeps the help option that its first context gave it
+    above = click.Context(relabel, **relabel.context_settings)
     command, arguments = relabel.get_command(above, words[0]), list(words[1:])
     assert command is not None
     while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):

@@ -86,9 +86,8 @@ def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
 def test_the_call_of_a_kubernetes_manifest_parses(path: Path) -> None:
     words = container(yaml.safe_load(path.read_text()))["command"]
     assert words[0] == "relabel"
-    above = click.Context(
-        relabel, **relabel.context_settings
-    )  # a command keeps the help option that its first context gave it
+    # a command keeps the help option that its first context gave it
+    above = click.Context(relabel, **relabel.context_settings)
     command = relabel.get_command(above, words[1])
     assert command is not None
     command.make_context(words[1], list(words[2:]), parent=above)

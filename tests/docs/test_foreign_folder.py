@@ -79,9 +79,8 @@ def test_a_spec_leads_to_the_same_places_from_any_folder(
     kind = kind_of(text)
     assert kind is not None
     found = []
-    is_own = (
-        kind is JOB and parse_yaml(text)["labeler"]["name"] not in labeler_names()
-    )  # of a page that shows how to write one
+    # of a page that shows how to write one
+    is_own = kind is JOB and parse_yaml(text)["labeler"]["name"] not in labeler_names()
     overrides = ["labeler={name: direct}"] if is_own else []
     for cwd in (file.parent, home, tmp_path / "elsewhere", Path("/")):
         monkeypatch.chdir(cwd)

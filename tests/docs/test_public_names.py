@@ -65,9 +65,8 @@ def _signature(value: Any) -> str:
         return ""
     found = inspect.signature(value)
     of_fields: dict[str, Any] = {}
-    if inspect.isclass(value) and issubclass(
-        value, BaseModel
-    ):  # whose own signature words a bound as pydantic's version does
+    if inspect.isclass(value) and issubclass(value, BaseModel):
+        # whose own signature words a bound as pydantic's version does
         of_fields = {
             name: kind for base in reversed(value.__mro__) for name, kind in inspect.get_annotations(base).items()
         }

@@ -74,9 +74,8 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
 
     def script(call: Call) -> Any:
         number = int(call.body["messages"][-1]["content"].split("document ")[1].split()[0])
-        return (
-            echo(call) if number % 2 == 0 else Raw(wrong[number // 2].raw, status=status)
-        )  # every other one is fine: the server lives
+        # every other one is fine: the server lives
+        return echo(call) if number % 2 == 0 else Raw(wrong[number // 2].raw, status=status)
 
     engine = connect(serve(script), max_tries=1, concurrency=2)
     for number, answer in enumerate(run_all(engine, requests_for(2 * len(wrong)))):

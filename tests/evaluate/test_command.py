@@ -320,9 +320,8 @@ def test_maps_bring_both_sides_to_one_scale(
     hits = [(row["label"] >= 2) == (row["grade"] >= 2) for row in rows]
     assert both["figures"]["accuracy"]["value"] == pytest.approx(np.mean(hits))
     whole = relabel(*arguments).json
-    assert both["figures"]["auc_0/1"]["value"] == pytest.approx(
-        whole["figures"]["auc_01/23"]["value"]
-    )  # mass is added, not lost
+    # mass is added, not lost
+    assert both["figures"]["auc_0/1"]["value"] == pytest.approx(whole["figures"]["auc_01/23"]["value"])
 
 
 def test_without_a_query_rows_are_resampled_and_it_is_said(

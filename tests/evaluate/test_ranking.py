@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from manifests.metrics.ranking import auc, cut_names, rank_queries
 from manifests.metrics.statistics import Order, places_of
 
-ranked_rows = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50
-)  # query, gold, score
+# query, gold, score
+ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)
 
 
 def slow_ndcg(golds: list[int], depth: int = 10) -> float:

@@ -196,11 +196,12 @@ def test_the_paired_bootstrap_comes_to_the_quantiles_of_all_draws_there_are() ->
     ]
     found = paired_bootstrap(mean_of(first), mean_of(second), num_groups=3, resamples=20_000, seed=3)
     low, high, undefined = found.difference["mean"]
+    # each has a chance of 1 in 27, above 2.5 %
     assert (low, high, undefined) == (
         pytest.approx(min(exact)),
         pytest.approx(max(exact)),
         0,
-    )  # each has a chance of 1 in 27, above 2.5 %
+    )
     assert found.first["mean"].low == pytest.approx(0.1)
 
 

@@ -90,9 +90,8 @@ def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> No
     one = measured("fp16", spoiled(probs, 0.01))
     assert not one["has_passed"]
     assert one["worst"][0]["is_flip"]
-    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(
-        np.float32
-    )  # no flip, and ties where there was an order
+    # no flip, and ties where there was an order
+    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(np.float32)
     refused = {check["check"] for check in measured("fp16", squeezed)["checks"] if not check["has_passed"]}
     assert refused == {"Kendall tau per query"}
 

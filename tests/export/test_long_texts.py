@@ -21,8 +21,8 @@ from export.loader import Encoder, load_tokenizer
 from tests.faults.conftest import count
 
 PROSE = (
-    "the red shoe, size 42, of running leather; new blue lamps cost 1299.50 and the best small tents of 2024 "
-    "don't. Füße naïve 鞋店 "
+    "the red shoe, size 42, of running leather; new blue lamps cost 1299.50 and the best small tents of 2024 don't. "
+    "Füße naïve 鞋店 "
 )
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GROUPED = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -28,9 +28,8 @@ def test_orders_kept_reversed_and_tied_count_one_minus_one_and_nothing() -> None
 def test_documents_that_the_student_does_not_tell_apart_have_no_order_to_keep() -> None:
     found = kept_orders(np.zeros(3, dtype=int), np.array([1.0, 1.005, 3.0]), np.array([9.0, 1.0, 10.0]), 0.01)
     assert found == Orders(tau=1.0, told_apart=2, of=3)
-    assert (
-        tau_of([0, 0], [1.0, 1.011], [1.0, 0.999]) == -1.0
-    )  # a reversal, however small in the model, of an order beyond the margin
+    # a reversal, however small in the model, of an order beyond the margin
+    assert tau_of([0, 0], [1.0, 1.011], [1.0, 0.999]) == -1.0
     assert tau_of([0, 0, 1], [1.0, 1.0, 2.0], [2.0, 1.0, 0.0]) is None
 
 
@@ -51,9 +50,8 @@ def test_a_query_weighs_as_many_documents_as_it_has_so_neither_a_tiny_nor_a_huge
 @given(st.integers(2, 5), st.integers(0, 10_000))
 def test_what_the_fp32_gate_lets_pass_keeps_every_order(grades: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
-    ours = chance.dirichlet(np.full(grades, 0.5), size=40) * chance.choice(
-        [1.0, 1e-3], size=(40, 1)
-    )  # some far apart, some hardly
+    # some far apart, some hardly
+    ours = chance.dirichlet(np.full(grades, 0.5), size=40) * chance.choice([1.0, 1e-3], size=(40, 1))
     theirs = ours + chance.uniform(-1e-4, 1e-4, size=ours.shape)
     query = np.repeat(np.arange(4), 10)
     tau = kept_orders(query, expected_grade(ours), expected_grade(theirs), told_apart_from(grades)).tau

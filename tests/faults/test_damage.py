@@ -157,9 +157,8 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     place = local_place()
     place.write()
     assert place.call("run", "verify").codes == [0, 0]
-    beside = [
-        path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)
-    ]  # nothing hangs on that one
+    # nothing hangs on that one
+    beside = [path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)]
     names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in beside)]
     assert len(names) > 10
     draw = random.Random(13)

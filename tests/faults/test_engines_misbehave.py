@@ -113,7 +113,8 @@ def test_an_engine_that_crashes_again_and_again_gets_every_row_done_over_many_ru
         0.2,
         0.1,
         *[0.03] * 57,
-    ):  # one that goes down for certain, two that may commit something first, then on to the end
+    ):
+        # one that goes down for certain, two that may commit something first, then on to the end
         place.write(args={**FAULTY, "p_crash": p_crash, "capacity": 8, "batch": 2})
         codes.append(place.call().code)
         if codes[-1] != 20:

@@ -49,9 +49,8 @@ def command(place: Place, *more: str, verb: str = "run") -> list[str]:
 def test_killed_at_every_failpoint_and_run_again_equals_an_undisturbed_run(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:
-    names = [
-        name for name in FAILPOINTS if where == "local" or not name.startswith("before_temp")
-    ]  # an object has no temporary file
+    # an object has no temporary file
+    names = [name for name in FAILPOINTS if where == "local" or not name.startswith("before_temp")]
     hits = (1, 2, 5, 8) if IS_FULL else (1,)
     schedules = [(name, hit) for hit in hits for name in names if hit == 1 or not name.endswith(HAPPEN_ONCE)]
 

@@ -235,9 +235,8 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
         time.sleep(instant * 0.5)
         racers[0].send(signal.SIGKILL)
         ends, pulls = [racer.wait() for racer in racers], [puller.wait() for puller in pullers]
-        if any(
-            end.code not in (0, 10, 20, -signal.SIGKILL) for end in ends
-        ):  # 20: somebody else was first, and it says so
+        if any(end.code not in (0, 10, 20, -signal.SIGKILL) for end in ends):
+            # 20: somebody else was first, and it says so
             return f"a publisher ended otherwise: {list(map(str, ends))}"
         if any(pull.code not in (0, 10, 20, 75) for pull in pulls):
             return f"a pull ended otherwise: {list(map(str, pulls))}"

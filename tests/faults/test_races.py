@@ -80,9 +80,8 @@ def test_a_worker_that_sleeps_past_its_lease_and_wakes_changes_nothing(
         time.sleep(3.5 if where == "s3" else 0.0)  # its leases die; a lock of the kernel's lasts as long as its holder
         second = place.start()
         deadline = time.monotonic() + 8.0
-        while (
-            second.is_alive() and time.monotonic() < deadline
-        ):  # it may wait for the sleeper, who holds the manifest's lock
+        while second.is_alive() and time.monotonic() < deadline:
+            # it may wait for the sleeper, who holds the manifest's lock
             time.sleep(0.05)
         before = committed_so_far(place)
         sleeper.send(signal.SIGCONT)

@@ -346,9 +346,8 @@ class Runs(RuleBasedStateMachine):
         self.alive.remove(worker)
 
     def _conclude(self, session: Session) -> Exit:
-        self.objects.now_s += (
-            1000.0 if self.dialect != "local" else 0.0
-        )  # the lock of whoever died over the manifest is dead
+        # the lock of whoever died over the manifest is dead
+        self.objects.now_s += 1000.0 if self.dialect != "local" else 0.0
         return conclude(session).exit
 
     # What always holds

@@ -19,9 +19,8 @@ from tests.faults.forks import Setup
 from tests.faults.places import Place
 
 SPOILT = [(name, how) for name in ("stdout", "stderr") for how in ("full", "closed", "broken")]
-NAMES = [
-    name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")
-]  # the demo starts processes of its own
+# the demo starts processes of its own
+NAMES = [name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")]
 
 
 def test_every_command_has_a_line() -> None:

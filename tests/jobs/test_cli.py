@@ -308,8 +308,8 @@ CALLS = [
     (f"{EXPORT} --exporter optimum", _taught, 4),
     ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --batches 1", _bundled, 0),
     (
-        "bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 "
-        "--to results",
+        "bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 --to "
+        "results",
         _bundled,
         5,
     ),

@@ -103,9 +103,8 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
         stop.drain("test")
         return good(request)
 
-    monkeypatch.setattr(
-        "jobs.running.loop.num_fitting", lambda lefts, *_: 1
-    )  # of 5, 2 and 5 left: the chunk of 2 alone
+    # of 5, 2 and 5 left: the chunk of 2 alone
+    monkeypatch.setattr("jobs.running.loop.num_fitting", lambda lefts, *_: 1)
     engine = Scripted(answer, capacity=4, batch=1)
     works = chunks_of(5, 2, 5, queries=1)
     loop_of(engine, stop, committed).run(iter(works))

@@ -32,8 +32,8 @@ def test_data_stands_in_its_place_as_it_is(tmp_path_factory, query: str, documen
 
 def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
     source = (
-        "{{ query }}{% if context %} {{ context | length }}:{% for c in context %} {{ loop.index }} {{ c }}{% "
-        "endfor %}{% endif %}"
+        "{{ query }}{% if context %} {{ context | length }}:{% for c in context %} {{ loop.index }} {{ c }}{% endfor "
+        "%}{% endif %}"
     )
     two = turn(tmp_path, source, data=("query", "context"), num_context=2).message("q", "a", "b")
     assert two.text == "q 2: 1 a 2 b"

@@ -105,8 +105,7 @@ def test_complexity_is_asked_once_a_query_and_labels_every_row() -> None:
         "roses",
         (
             "compare the pruning of climbing roses with that of shrub roses, and say which tools each of them wants "
-            "and "
-            "when"
+            "and when"
         ),
     ]
     pairs = [Pair(i, f"q{i % 2}", queries[i % 2], f"d{i}", f"Document {i}.") for i in range(20)]
@@ -147,9 +146,8 @@ def test_a_real_tokenizer_keeps_yes_and_no_apart_as_one_token_each(name: str, th
     (ask,) = labeler(name, think=think).probe()
     ids = resolve_labels(encoder, ask.decisions[0], tokenizer_name="smollm2")
     assert [encoder.decode([token]) for token in ids] == ["no", "yes"]
-    if (
-        think == "none"
-    ):  # an empty think block is Qwen's form; other tokenizers cut its line breaks by what follows them
+    if think == "none":
+        # an empty think block is Qwen's form; other tokenizers cut its line breaks by what follows them
         prefill = encoder.encode_text(ask.prefill)
         for word, token in zip(("no", "yes"), ids, strict=True):
             assert encoder.encode_text(ask.prefill + word) == [*prefill, token], (

@@ -148,9 +148,8 @@ def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_sho
 ) -> None:
     settled(tmp_path / "settled", store)
     every = list(itertools.product(HARMS, ("pull", "pull --check", "verify", "show"), FILES))
-    for number, (harm, command, name) in enumerate(
-        every if IS_FULL else every[:: len(FILES) - 1]
-    ):  # each harm and command, files in turn
+    for number, (harm, command, name) in enumerate(every if IS_FULL else every[:: len(FILES) - 1]):
+        # each harm and command, files in turn
         size = (source / name).stat().st_size
         dest, what = tmp_path / str(number), f"{name} {harm}, {command}"
         # a copy with links and modes; its files are new ones, so that all are read at the first look
@@ -160,10 +159,11 @@ def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_sho
             done = relabel("pull", f"{store.url}/ecom", str(dest), *command.split()[1:], "--output", "json")
             assert done.code == 0, (what, done)
             assert any(name in fault for fault in done.json["mended"]), (what, done.json)
+            # under another name, or for its owner alone
             is_here = name.endswith("model.onnx") or harm in (
                 "mode 000",
                 "a stranger beside it",
-            )  # under another name, or for its owner alone
+            )
             assert done.json["fetched_bytes"] in ((0, size) if harm == "mode 000" else (0 if is_here else size,)), what
             assert digests(dest / "current") == digests(source), what
             assert relabel("pull", f"{store.url}/ecom", str(dest)).code == 10, what

@@ -223,13 +223,14 @@ def write_latency(bundle: Path) -> None:
                 "provider": "cpu",
                 "precision": "int8",
                 "slo": [
+                    # of an earlier relabel
                     {
                         "preset": "grid",
                         "slo_ms": 50,
                         "highest_rate": 100.0,
                         "is_at_least": True,
                         "p99_ms": 33.3,
-                    },  # of an earlier relabel
+                    },
                     {
                         "preset": "serving",
                         "figure": "mean",

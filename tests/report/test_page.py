@@ -120,9 +120,8 @@ def test_hostile_texts_run_nowhere_and_ask_nobody(hostile: Path, open_page: Call
     page.wait_for_timeout(300)
     assert page.evaluate("'pwned' in window") is False
     assert seen.all == []
-    assert (
-        page.locator("script, iframe, img, link, object, embed, style").count() == 3
-    )  # our style, the rows, our script
+    # our style, the rows, our script
+    assert page.locator("script, iframe, img, link, object, embed, style").count() == 3
     assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
     shown = page.locator("main").inner_text()
     assert BAITS[1] in shown

@@ -207,8 +207,8 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
         (
             moved,
             (
-                "its input elsewhere/pairs.parquet is not there, as seen from this folder, or is not what was labelled "
-                "any more"
+                "its input elsewhere/pairs.parquet is not there, as seen from this folder, or is not what was "
+                "labelled any more"
             ),
         ),
     ):

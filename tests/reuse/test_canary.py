@@ -131,9 +131,8 @@ def test_labels_from_elsewhere_are_asked_before_own_ones_that_would_hide_a_chang
     request.getfixturevalue("other_answers")
     today = changed(rows, *range(0, 40, 2))
     job = days.job("tuesday", today, reuse=["monday"])
-    assert (
-        days.call("run", job, "--shard", "0/2")[0] == 0
-    )  # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
+    # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
+    assert days.call("run", job, "--shard", "0/2")[0] == 0
     code, message = days.call("run", job, "--set", "canary=20")
     assert code == 5, message
     assert "of 20 grades flipped" in message
@@ -290,9 +289,8 @@ def test_the_figures_by_hand() -> None:
     found = compare([Drawn(pair, one, number == 0) for number, one in enumerate(old)], list(now), ENGINE, 0.05)
     assert (found.rows, found.own, found.flips, found.unreadable, found.flip_rate) == (4, 1, 2, 1, 0.5)
     assert found.mean_kl == pytest.approx(0.143841 / 2, abs=1e-6)  # 0.5 ln 2 + 0.5 ln (2/3), and 0, over two rows
-    assert (found.low, found.high) == pytest.approx(
-        (0.150039, 0.849961), abs=1e-6
-    )  # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
+    # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
+    assert (found.low, found.high) == pytest.approx((0.150039, 0.849961), abs=1e-6)
     assert not found.has_passed
 
 

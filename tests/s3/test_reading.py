@@ -120,9 +120,8 @@ def test_scattered_shards_fetch_what_the_plan_said(
         ]
         assert rows == row_ids.tolist()
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
-        said = (
-            shard.read_bytes / plan.text_bytes * whole
-        )  # the plan counts uncompressed bytes; all groups compress alike here
+        # the plan counts uncompressed bytes; all groups compress alike here
+        said = shard.read_bytes / plan.text_bytes * whole
         assert fetched <= 1.2 * said + TAIL_BYTES
 
 

@@ -17,13 +17,14 @@ def test_a_row_that_kills_workers_on_s3_is_set_aside_and_the_leases_of_the_dead_
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:
     """The row's document holds the text; the dead workers' leases outlive them by three seconds."""
+    # so that each document is asked
     args = {
         "crash": "kill",
         "crash_on": POISON,
         "p_garbage": 0.0,
         "p_truncated": 0.0,
         "p_refused": 0.0,
-    }  # so that each document is asked
+    }
     job = write_job({"run": {"chunk_rows": 6, "max_failed_fraction": 1.0, "lease_s": 3.0}}, args=args)
     done = call("run", job, "--workers", "2")
     assert done.returncode == 0, done.stderr

@@ -119,10 +119,11 @@ def test_every_set_is_compared_with_the_teacher(relabel: Callable[..., Any], sco
         ("teacher", "half"),
     ]
     students = relabel("evaluate", "out/scores", "out/half", *JSON).json
+    # without any teacher the first stands in
     assert [one["role"] for one in students["sets"]] == [
         "teacher",
         "student",
-    ]  # without any teacher the first stands in
+    ]
     assert students["comparisons"][0]["against_teacher"]["kl"]["value"] < 0.01
 
 

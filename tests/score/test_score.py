@@ -43,9 +43,8 @@ def test_every_row_gets_the_students_own_distributions_in_the_order_of_the_input
         assert label["phi_grade"] == DEFAULT_PHI[label["subject"]][label["attribute"]]
         assert label["phi_agrees"] == (label["phi_grade"] == label["grade"])
         assert label["prompt_tokens"] > 0
-    assert (
-        len({label["grade"] for label in labels.values()}) > 1
-    )  # a student that says one thing would hide a wrong order
+    # a student that says one thing would hide a wrong order
+    assert len({label["grade"] for label in labels.values()}) > 1
 
 
 def test_a_student_without_node_heads_has_no_nodes(
@@ -63,11 +62,12 @@ def test_a_pair_that_is_too_long_is_cut_as_in_training_and_flagged(
 ) -> None:
     for row in pairs[::2]:
         row["body"] = "running " * 40
+    # [CLS] q [SEP] title body [SEP] fill the 24 tokens exactly
     fits = (
         "red shoe 0",
         "shoe 0",
         " ".join(["red"] * (24 - 3 - 3 - 2)),
-    )  # [CLS] q [SEP] title body [SEP] fill the 24 tokens exactly
+    )
     pairs[1] |= dict(zip(("query", "title", "body"), fits, strict=True))
     write_pairs()
     assert score().code == 0

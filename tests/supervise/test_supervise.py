@@ -185,9 +185,8 @@ def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
 def test_crashes_at_random_set_no_row_aside_while_commits_come_between(
     tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
-    job = write_job(
-        tmp_path, p_crash=0.005, capacity=6
-    )  # three in a row without a commit, which fail a run, come once in a thousand runs
+    # three in a row without a commit, which fail a run, come once in a thousand runs
+    job = write_job(tmp_path, p_crash=0.005, capacity=6)
     code, report, said = relabel(job, "--workers", "2")
     assert code == 0, said
     assert report["quarantined"] == 0
@@ -221,9 +220,8 @@ def test_a_broken_spec_is_told_once_as_one_process_tells_it(tmp_path: Path) -> N
 def test_a_signal_drains_all_workers_and_leaves_none(
     tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
 ) -> None:
-    job = write_job(
-        tmp_path, p_slow=1.0, slow_s=0.2, capacity=1
-    )  # few chunks are begun at a time, or all would be by the signal
+    # few chunks are begun at a time, or all would be by the signal
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=1)
     process = subprocess.Popen(
         command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -26,9 +26,8 @@ from manifests.errors import ModelError
 from manifests.specs import EngineSpec
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, make_tokenizer, run_all
 
-pytestmark = pytest.mark.timeout(
-    600
-)  # the server starts in 20 s on idle cores, in three minutes on two that others use too
+# the server starts in 20 s on idle cores, in three minutes on two that others use too
+pytestmark = pytest.mark.timeout(600)
 
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
 SERVED = "teacher"

@@ -126,11 +126,12 @@ def test_an_answer_that_is_complete_at_its_last_token_is_no_cut_one(start):
     (whole,) = run_all(engine, [Request(1, ask_for("q", "d"), 0)])
     sizes = range(whole.output_tokens - 2, whole.output_tokens + 1)
     answers = run_all(engine, [Request(size, ask_for("q", "d", max_tokens=size), 0) for size in sizes])
+    # the last of its tokens is only the model's end
     assert [answer.finish for answer in answers] == [
         "length",
         "stop",
         "stop",
-    ]  # the last of its tokens is only the model's end
+    ]
 
 
 def test_an_answer_that_runs_out_of_tokens_says_so(start):
@@ -197,9 +198,8 @@ def test_a_sampling_that_vllm_does_not_take_is_refused_before_the_first_row(star
     ask = ask_for("q", "d", sampling=Sampling(3.0))
     with pytest.raises(ConfigError, match=r"'verdict'.*temperature"):
         engine.prepare([ask])
-    (answer,) = run_all(
-        engine, [Request(1, ask, 0)]
-    )  # and a repeated attempt, which nobody could foresee, is that row's error
+    # and a repeated attempt, which nobody could foresee, is that row's error
+    (answer,) = run_all(engine, [Request(1, ask, 0)])
     assert answer.finish == "error"
     assert "temperature" in answer.detail
 
