@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
+from manifests.metrics.agreement import confusion_by_group, kappa
 from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
 from manifests.metrics.ranking import tau_by_query
 from manifests.metrics.statistics import Sums, mean_of_queries
-from manifests.metrics.triangle import kl_rows
+from manifests.metrics.triangle import AGREEMENT, KAPPA, kl_rows, of_counts
 
 LN2 = math.log(2.0)
 
@@ -153,10 +153,6 @@ class PairedStatistics:
 Measure = Callable[[PairedStatistics], Mapping[str, Measured]]
 
 
-def _of_counts(formula: Formula) -> Measure:
-    return lambda rows: {"": Measured(rows.counts, formula)}
-
-
 def _of_expected(formula: Formula) -> Measure:
     return lambda rows: {"": Measured(rows.expected, formula)} if rows.expected.over else {}
 
@@ -172,21 +168,14 @@ def _mean_grade(counts_KK: np.ndarray, side: int) -> np.ndarray:
 
 
 PAIRED = (
-    Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
-    Metric(
-        "kappa",
-        "Cohen kappa",
-        "higher",
-        "rows",
-        _of_counts(lambda counts: kappa(counts, power=0)),
-        "the same beyond chance",
-    ),
+    AGREEMENT,
+    KAPPA,
     Metric(
         "kappa_quadratic",
         "Cohen kappa, quadratic",
         "higher",
         "rows",
-        _of_counts(lambda counts: kappa(counts, power=2)),
+        of_counts(lambda counts: kappa(counts, power=2)),
         "with a disagreement of (a − b)²",
     ),
     Metric(
@@ -194,7 +183,7 @@ PAIRED = (
         "mean grade, A",
         "neither",
         "rows",
-        _of_counts(lambda counts: _mean_grade(counts, 0)),
+        of_counts(lambda counts: _mean_grade(counts, 0)),
         "of A's labels",
     ),
     Metric(
@@ -202,7 +191,7 @@ PAIRED = (
         "mean grade, B",
         "neither",
         "rows",
-        _of_counts(lambda counts: _mean_grade(counts, 1)),
+        of_counts(lambda counts: _mean_grade(counts, 1)),
         "of B's labels",
     ),
     Metric(
@@ -210,7 +199,7 @@ PAIRED = (
         "mean grade, B - A",
         "neither",
         "rows",
-        _of_counts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
+        of_counts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
         "how much higher B grades",
     ),
     Metric(

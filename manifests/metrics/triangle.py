@@ -214,21 +214,24 @@ def _tau(rows: TeacherStatistics) -> Mapping[str, Measured]:
     return {"": Measured(rows.tau, mean)}
 
 
-def _of_counts(formula: Formula) -> Callable[[TeacherStatistics], Mapping[str, Measured]]:
+def of_counts(formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
+    """Measures a function of `counts`, the confusion matrix of two sets of labels."""
     return lambda rows: {"": Measured(rows.counts, formula)}
 
 
+AGREEMENT = Metric("agreement", "agreement", "higher", "rows", of_counts(accuracy), "share of equal grades")
+KAPPA = Metric(
+    "kappa",
+    "Cohen kappa",
+    "higher",
+    "rows",
+    of_counts(lambda counts_KK: kappa(counts_KK, power=0)),
+    "the same beyond chance",
+)
 AGAINST_TEACHER = (
     Metric("kl", "mean KL(teacher ‖ student), nats", "lower", "rows", _kl, "over rows where both have a distribution"),
-    Metric("agreement", "agreement", "higher", "rows", _of_counts(accuracy), "share of equal grades"),
-    Metric(
-        "kappa",
-        "Cohen kappa",
-        "higher",
-        "rows",
-        _of_counts(lambda counts_KK: kappa(counts_KK, power=0)),
-        "the same beyond chance",
-    ),
+    AGREEMENT,
+    KAPPA,
     Metric(
         "kendall_tau",
         "Kendall tau of expected grades, by query",

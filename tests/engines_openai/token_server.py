@@ -14,21 +14,11 @@ import torch
 
 from .scripted_server import MODEL, Call, Json, error
 
-FIELDS = {
-    *(
-        "model",
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "skip_special_tokens",
-    ),
-    *("return_token_ids", "logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "structured_outputs", "stop"),
-    *("include_stop_str_in_output", "add_special_tokens"),
+OWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "logprobs", "stop"}
+"""Fields of OpenAI's API."""
+FIELDS = OWN | {
+    *("top_k", "min_p", "repetition_penalty", "skip_special_tokens", "return_token_ids", "logprob_token_ids"),
+    *("return_tokens_as_token_ids", "structured_outputs", "include_stop_str_in_output", "add_special_tokens"),
 }
 
 
@@ -60,16 +50,7 @@ class TokenServer:
         assert call.path == "/v1/completions", call.path
         assert body.keys() <= FIELDS, body.keys() - FIELDS
         assert body["model"] == MODEL
-        if self.strict and not body.keys() <= {
-            "model",
-            "prompt",
-            "max_tokens",
-            "temperature",
-            "top_p",
-            "seed",
-            "logprobs",
-            "stop",
-        }:
+        if self.strict and not body.keys() <= OWN:
             return error(400, f"Unrecognized request argument supplied: {max(body)}")
         if "structured_outputs" in body and "grammar" not in self.can:
             return error(400, "structured_outputs is not known here")
