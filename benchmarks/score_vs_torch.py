@@ -39,6 +39,7 @@ from distill.students.students import (
     student_files,
     write_student,
 )
+from jobs.fetching.models import fetch_model
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude
 from jobs.running.counts import Progress
@@ -51,6 +52,7 @@ from manifests.models.references import resolve_model
 
 def make_student(reference: str, folder: Path, max_tokens: int) -> Path:
     """A student with fresh heads over a model's weights."""
+    fetch_model(reference)
     model = resolve_model(reference).path
     heads = {"relevance": 3, "subject": 5, "attribute": 5}
     columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id"}

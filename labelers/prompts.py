@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from manifests.asks import Message, Role
 from manifests.errors import ConfigError
 from manifests.specs import nearest
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import UrlPath, list_url
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""
@@ -101,7 +99,8 @@ class Prompts:
 
     Args:
         built_in: folder with the labeler's own files (`*.j2`).
-        override: folder whose files take the place of built-in ones of the same name; None for none.
+        override: folder whose files take the place of built-in ones of the same name; None for none. Read here and
+            by the first `turn` of each file.
         shared: a further folder that they may include from; the labeler's own files go before it.
     Raises:
         ConfigError: the folder is not there, holds a file that no stage uses, or a file that can't be read.
@@ -109,7 +108,7 @@ class Prompts:
 
     def __init__(self, built_in: Path, override: str | None = None, *, shared: Path | None = None) -> None:
         files = [*(sorted(shared.iterdir()) if shared is not None else ()), *sorted(built_in.iterdir())]
-        self._paths: dict[str, Path | UrlPath] = {path.name: path for path in files if path.suffix == ".j2"}
+        self._paths: dict[str, Path] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
             self._paths |= _overrides(override, sorted(self._paths))
         self._sources: dict[str, str] = {}
@@ -240,16 +239,11 @@ def _line_of(source: str, word: str) -> int | None:
     return source.count("\n", 0, at) + 1 if at >= 0 else None
 
 
-def _overrides(folder: str, known: list[str]) -> dict[str, Path | UrlPath]:
-    inside: Sequence[Path | UrlPath] = ()
-    if is_url(folder):
-        inside = list_url(folder)
-    elif Path(folder).is_dir():
-        inside = sorted(Path(folder).iterdir())
-    if not inside and (is_url(folder) or not Path(folder).is_dir()):
+def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
+    if not Path(folder).is_dir():
         raise ConfigError(f"labeler.templates: {folder!r} is no folder; make one that holds any of {', '.join(known)}")
-    found: dict[str, Path | UrlPath] = {}
-    for path in inside:
+    found: dict[str, Path] = {}
+    for path in sorted(Path(folder).iterdir()):
         if path.name.startswith("."):
             continue  # .git, .DS_Store and their like are nobody's template
         if path.name not in known or not path.is_file():

@@ -14,6 +14,7 @@ import click
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
 from jobs.exits import Exit
+from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
 from jobs.planning.old_places import old_place, where_it_lives
@@ -64,6 +65,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     def read(places: Places) -> DistillSpec:
         spec = resolved(validate_spec(DistillSpec, settings.values, where=where), places)
         use_storage_options(spec.storage_options)
+        fetch_model(spec.student.model, cache_dir=cache_dir)
         return spec
 
     before = old_place(settings.values, settings.places, marks=STUDENT_MARKS)

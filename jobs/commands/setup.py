@@ -150,10 +150,7 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
             f"{', '.join(dataset.columns.document)}"
         )
         step = "model"
-        found["model"] = (
-            f"{job.spec.engine.model or job.spec.engine.name}, digest "
-            f"{job.engine_class.model_digest(job.spec.engine)[:12]}"
-        )
+        found["model"] = f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
         step = "engine"
         job.engine_class.check(job.spec.engine)
         found["engine"] = f"{job.spec.engine.name} can start"

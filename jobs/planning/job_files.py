@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import SecretStr
 
+from jobs.fetching.models import fetch_model
+from jobs.fetching.templates import local_templates
 from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.spec_places import Places, mark_of, path_of, placed, places_of, resolved
 from jobs.planning.spec_variables import spec_variables
@@ -74,8 +76,21 @@ class Job:
                 )
         return open_dataset(self.spec.input, reads_context=self.labeler.uses_context, known=known)
 
+    def model_digest(self) -> str:
+        """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one
+        elsewhere.
+
+        Raises:
+            ModelError: there is no such model, or it can't be fetched.
+        """
+        engine = self.spec.engine
+        if engine.model is not None and "cache_dir" in type(engine.args).model_fields:
+            cache_dir: str | None = getattr(engine.args, "cache_dir")  # noqa: B009 (an option of some engines)
+            fetch_model(engine.model, cache_dir=Path(cache_dir) if cache_dir else None)
+        return self.engine_class.model_digest(engine)
+
     def parts(self, dataset: Dataset) -> dict[str, Any]:
-        """What the fingerprint is made of. May resolve a model reference, never loads a model."""
+        """What the fingerprint is made of. May fetch a model, never loads one."""
         engine = self.spec.engine
         args = engine.args.model_dump(mode="json")
         args |= {
@@ -100,7 +115,7 @@ class Job:
                 "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
                 "chat_template_kwargs": engine.chat_template_kwargs,
             },
-            model_digest=self.engine_class.model_digest(engine),
+            model_digest=self.model_digest(),
             cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
         )
 
@@ -372,7 +387,8 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     spec = resolved(validate_spec(JobSpec, values, where=where), places)
     use_storage_options(spec.storage_options)  # before the labeler, whose templates may lie at a URL
     use_limit(spec.run.store_retry_s)
-    return Job(spec, found_labeler(spec.labeler), found_engine, where)
+    with local_templates(spec.labeler) as options:
+        return Job(spec, found_labeler(options), found_engine, where)
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:

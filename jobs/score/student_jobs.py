@@ -27,6 +27,7 @@ from distill.students.students import (
     student_files,
 )
 from distill.students.texts import TokenRow
+from jobs.fetching.folders import fetch_folder
 from jobs.planning.job_files import Job
 from jobs.planning.spec_places import Places, resolved
 from labelers.engines.registry import EngineClass
@@ -37,7 +38,6 @@ from manifests.errors import ManifestError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Label, LabelColumn, Pair
-from manifests.models.references import fetch_folder
 from manifests.phi import PhiTable
 from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import fingerprint_parts

