@@ -1,4 +1,4 @@
-"""How `benchmarks.foreign_answers` reads answers to other tools' prompts: the tables of docs/readers.md and
+"""How `benchmarks.foreign_answers` reads answers to other tools' prompts: the tables of
 benchmarks/foreign_answers.md.
 
     python -m benchmarks.read_foreign_answers [--data ../shared/data] [--samples 3]

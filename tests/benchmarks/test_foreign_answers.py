@@ -265,7 +265,7 @@ def test_where_all_known_parsers_agree_ours_agrees_or_refuses() -> None:
         assert reading.grade is None or str(reading.grade) == row["parsed_label"], (reading, row["raw_output"])
         equal += reading.grade is not None
         refused += reading.grade is None
-    assert (equal, refused) == (63_388, 410), "docs/readers.md holds these figures too"
+    assert (equal, refused) == (63_388, 410), "benchmarks/foreign_answers.md holds these figures too"
 
 
 @needs_data
@@ -286,7 +286,7 @@ def test_umbrelas_own_cases_are_read_alike_or_refused() -> None:
 
 @needs_data
 def test_docs_hold_the_figures_that_the_script_prints() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "readers.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "benchmarks" / "foreign_answers.md").read_text(encoding="utf-8")
     for file in ("parser_disputes", "degenerate_outputs"):
         rows = rows_of(file)
         read = sum(grade(row["raw_output"] or "") is not None for row in rows)

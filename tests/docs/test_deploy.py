@@ -193,7 +193,7 @@ def test_the_crontab_has_five_times_a_user_and_no_bare_percent_sign() -> None:
                 assert all(low <= int(number) <= high for number in match.groups()[:2] if number)
         assert user == "relabel"
         assert not re.search(r"(?<!\\)%", command)
-        assert entry in (ROOT / "docs" / "cron.md").read_text(), "docs/cron.md shows another line"
+        assert entry in (ROOT / "docs" / "scheduling.md").read_text(), "docs/scheduling.md shows another line"
         shell = subprocess.run(
             ["bash", "-n", "-c", command.replace("\\%", "%")], capture_output=True, text=True, check=False
         )
