@@ -176,7 +176,11 @@ def _ended(arguments: list[str]) -> Any:
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        code, name, message = _failed(exc), type(exc).__name__, str(exc)
+        from manifests.errors import RelabelError
+        from manifests.storage.disk_errors import refusal
+
+        found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
+        code, name, message = _failed(found), type(found).__name__, str(found)
     if _wants_json(arguments):
         click.echo(json.dumps({"error": name, "message": redacted(message), "exit_code": code}, ensure_ascii=False))
     return code
@@ -211,11 +215,8 @@ def _failed(exc: Exception) -> int:
     with the code that fits.
     """
     from jobs.exits import Exit, exit_for
-    from manifests.errors import RelabelError, StoreError
-    from manifests.storage.disk_errors import out_of_files
+    from manifests.errors import RelabelError
 
-    if not isinstance(exc, RelabelError) and (why := out_of_files(exc)) is not None:
-        exc = StoreError(why)
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))

@@ -21,7 +21,15 @@ from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
 from distill.students.output_locations import OutputLocation, output_location_of
-from distill.students.ownership import STUDENT_MANIFEST_VERSION, claim, claimed, fingerprint_of, finished, note_claim
+from distill.students.ownership import (
+    STUDENT_MANIFEST_VERSION,
+    claim,
+    claimed,
+    fingerprint_of,
+    finished,
+    note_claim,
+    tidy,
+)
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
@@ -232,6 +240,8 @@ def _conclude(
             elif now.waiting is not None:
                 location.forget()
         left = now
+    elif is_writer:
+        tidy(location, fingerprint)
     found = left.done or left.waiting
     assert found is not None
     return _report(spec, location, found, was_done=left.done is not None)

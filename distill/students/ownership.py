@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from distill.students.examples import Examples
 from distill.students.output_locations import CLAIM_NAME, OutputLocation
 from distill.students.specs import DistillSpec
 from manifests.digests import canonical_json, digest_of
-from manifests.errors import StaleRunError
+from manifests.errors import LockHeldError, StaleRunError
 from manifests.runs.run_folder import MANIFEST_NAME
 
 STUDENT_MANIFEST_VERSION = 1
@@ -113,3 +114,12 @@ def claimed(folder: Path) -> tuple[str, bool]:
     file = folder / CLAIM_NAME
     held, _, rest = file.read_text(encoding="utf-8").partition("\n") if file.is_file() else ("", "", "")
     return held, rest.strip() == _REPLACING
+
+
+def tidy(location: OutputLocation, fingerprint: str) -> None:
+    """Remove the checkpoints of a student that is finished: whoever made it was killed while it removed them."""
+    if location.url is not None or not location.checkpoints.is_dir():
+        return
+    if claimed(location.checkpoints) in ((fingerprint, False), ("", False)):
+        with contextlib.suppress(LockHeldError), location.locked():
+            shutil.rmtree(location.checkpoints)

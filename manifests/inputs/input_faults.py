@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from manifests.errors import InputError, RelabelError
 from manifests.secrets.redaction import shortened
+from manifests.storage.disk_errors import out_of_files
 
 
 @contextlib.contextmanager
@@ -36,7 +37,8 @@ def reading(path: str) -> Iterator[None]:
             raise InputError(
                 f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source."
             ) from exc
-        raise InputError(f"{path}: can't be read: {exc.strerror or _first_line(exc)}.") from exc
+        why = out_of_files(exc)
+        raise InputError(f"{path}: can't be read: {why or f'{exc.strerror or _first_line(exc)}.'}") from exc
 
 
 def _first_line(exc: Any) -> str:

@@ -8,9 +8,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests.errors import DiskFullError, StoreError
+from manifests.errors import DiskFullError, RelabelError, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSALS = (*FULL, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENXIO, errno.ETIMEDOUT, errno.EACCES, errno.EPERM)
+"""What a disk or its rights do to any program; the other numbers may be of a call that was wrong."""
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
@@ -29,16 +31,28 @@ def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[No
     except OSError as exc:
         if is_missing_fine and isinstance(exc, FileNotFoundError):
             raise
-        if exc.errno in FULL:
-            raise DiskFullError(
-                f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same "
-                "command again."
-            ) from exc
-        if (why := out_of_files(exc)) is not None:
-            raise StoreError(f"{path}: can't {verb} it: {why}") from exc
-        raise StoreError(
-            f"{path}: can't {verb} it ({exc.strerror or exc}). Check the path and its permissions."
-        ) from exc
+        raise _translated(exc, verb, path) from exc
+
+
+def refusal(error: Exception) -> RelabelError | None:
+    """What the operating system refused at a place that expects no refusal, in our words; None if an error is nothing
+    of that kind, but a fault of the program.
+    """
+    if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
+        return _translated(error, "use", error.filename)
+    why = out_of_files(error)
+    return None if why is None else StoreError(why)
+
+
+def _translated(error: OSError, verb: str, path: Path | str) -> RelabelError:
+    if error.errno in FULL:
+        return DiskFullError(
+            f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same "
+            "command again."
+        )
+    if (why := out_of_files(error)) is not None:
+        return StoreError(f"{path}: can't {verb} it: {why}")
+    return StoreError(f"{path}: can't {verb} it ({error.strerror or error}). Check the path and its permissions.")
 
 
 def out_of_files(error: BaseException) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from distill.students.ownership import note_claim
 from distill.students.students import load_student, read_student, student_digest, student_files
 from manifests.errors import ManifestError, StaleRunError
 from tests.distill.conftest import make_pairs
@@ -171,6 +172,11 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
     again = run(train={"max_steps": 2})
     assert again.was_done
     assert again.manifest["fingerprint"] == first.manifest["fingerprint"]
+    left = first.output / "checkpoints"
+    note_claim(left, first.manifest["fingerprint"], is_replacing=False)  # as of a call killed while it tidied up
+    (left / "checkpoint-000002").mkdir()
+    assert run(train={"max_steps": 2}).was_done
+    assert not left.exists()
     with pytest.raises(StaleRunError, match="another spec"):
         run(train={"max_steps": 3})
     assert not run(start="restart", train={"max_steps": 3}).was_done

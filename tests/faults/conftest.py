@@ -35,8 +35,8 @@ AT_A_TIME = 2
 SHOWN = 3
 TOTAL_S = 720.0
 """What the sweeps of the full suite may take together, seconds, so that all of it ends within fifteen minutes."""
-ALL_SHARES = 2.4
-"""The shares of all sweeps, added up. What one does not need goes to those after it."""
+ALL_SHARES = 2.4 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+"""The shares of all sweeps of one process, added up. What one does not need goes to those after it."""
 STARTED_S = time.monotonic()
 AFTER_ALL = 1.05
 """Instants are drawn up to so much of an undisturbed run's time, so that some come after the end."""
@@ -48,12 +48,16 @@ _shares_taken: list[float] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full(where): only in the full suite; with a place (`s3`), only there")
-    if not config.pluginmanager.has_plugin("fault-figures"):
+    is_worker = hasattr(config, "workerinput")  # of xdist: its reports come together in the process that began it
+    if not is_worker and not config.pluginmanager.has_plugin("fault-figures"):
         config.pluginmanager.register(Figures(config.rootpath / REPORT, LEVEL), "fault-figures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        bench = getattr(item, "callspec", None) and item.callspec.params.get("bench")  # type: ignore[attr-defined]
+        if bench:
+            item.add_marker(pytest.mark.xdist_group(f"killed {bench}"))  # what it needs is made once a process
         for mark in item.iter_markers("full"):
             found = getattr(item, "callspec", None)
             if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,6 +125,21 @@ class Seen(NamedTuple):
     receipt: Receipt
 
 
+class Clock:
+    """In place of the module `time`: each look is a tenth of a second later, so that what is drawn next depends on no
+    machine's pace.
+    """
+
+    def __init__(self) -> None:
+        self._looks = itertools.count()
+
+    def monotonic(self) -> float:
+        return next(self._looks) / 10
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 class Runs(RuleBasedStateMachine):
     """Args: dialect: `strict`, `lossy` or `local`."""
 
@@ -135,8 +151,11 @@ class Runs(RuleBasedStateMachine):
             tempfile.mkdtemp(prefix="relabel-states-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         )
         self.objects = MemoryObjects()
+        self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+        for module in ("helping", "sessions"):
+            self.patch.setattr(f"jobs.running.{module}.time", self.clock)
         self.patch.setattr(failpoints, "hit", self._hit)
         for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_run_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -415,6 +416,22 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     assert done.json == {"error": name, "message": str(error) or "Stopped by hand.", "exit_code": code}
     assert said in done.err
     assert relabel("plan", "job.yaml").out == ""
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE])
+def test_what_the_system_refuses_anywhere_is_no_fault_of_ours(
+    relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number), "/somewhere/pairs.parquet")
+
+    monkeypatch.setattr("jobs.commands.label.load_job", fails)
+    done = relabel("plan", "job.yaml", "--output=json")
+    assert done.code == done.json["exit_code"] == (20 if number == errno.ENOSPC else 3)
+    assert done.json["error"] in ("StoreError", "DiskFullError")
+    assert done.json["message"] in done.err
+    assert "Traceback" not in done.err
+    assert ("ulimit -n" if number == errno.EMFILE else "/somewhere/pairs.parquet: ") in done.err
 
 
 def test_result_goes_to_stdout_and_all_else_to_stderr(
