@@ -173,6 +173,7 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
     assert again.was_done
     assert again.manifest["fingerprint"] == first.manifest["fingerprint"]
     left = first.output / "checkpoints"
+    left.mkdir()
     note_claim(left, first.manifest["fingerprint"], is_replacing=False)  # as of a call killed while it tidied up
     (left / "checkpoint-000002").mkdir()
     assert run(train={"max_steps": 2}).was_done
