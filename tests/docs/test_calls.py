@@ -16,7 +16,6 @@ from tests.docs.pages import CALL, DOCS, PAGES, blocks, calls
 DEPLOY_FILES = [path for path in sorted((DOCS / "deploy").rglob("*")) if path.is_file() and path.suffix != ".yaml"]
 OTHER_PROGRAMS = {
     "cron": "called by cron, at its times",
-    "ini": "called by systemd",
     "output": "called by `relabel demo`; below",
 }
 """Languages of blocks whose calls are another program's: they parse, and are not run here."""

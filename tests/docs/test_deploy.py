@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,6 @@ import yaml
 from jobs.cli import relabel
 from jobs.exits import Exit
 from jobs.planning.shard_choice import SHARD_COUNT_VARIABLE
-from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -257,17 +257,14 @@ def test_an_array_task_that_is_told_to_end_lets_relabel_drain(node: dict[str, st
     assert Path(node["CALLS"]).read_text().splitlines()[1:] == ["scontrol requeue 55_3"]
 
 
-def test_the_grader_of_the_page_changes_over_when_the_link_is_switched(tmp_path: Path) -> None:
+def test_the_grader_changes_over_when_the_link_is_switched(tmp_path: Path) -> None:
     loader = "class Student:\n    def __init__(self, folder, **_): self.precision = folder.name\n"
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "load.py").write_text(loader)
     link = tmp_path / "current"
     link.symlink_to("one")
-    (block,) = (block for block in blocks(ROOT / "docs" / "deploying.md") if block.title == "grader.py")
-    page: dict[str, Any] = {"__name__": "grader"}
-    exec(block.text, page)  # the page's own code
-    grader = page["Grader"](tmp_path)
+    grader = runpy.run_path(str(DEPLOY / "serving" / "grader.py"))["Grader"](tmp_path)
     first = grader.student
     grader.follow()
     assert grader.student is first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.commands.demo import load_pairs
+from tests.docs.pages import DOCS
 from tests.publish.conftest import write_bundle
 from tests.score.conftest import write_tiny_student
 
@@ -121,6 +123,13 @@ def real_bundle(folder: Path) -> None:
     )
 
 
+def served_bundle(folder: Path) -> None:
+    """That bundle, and the programs of docs/deploy/serving."""
+    real_bundle(folder)
+    for program in (DOCS / "deploy" / "serving").iterdir():
+        shutil.copy(program, folder)
+
+
 def sealed_bundle(folder: Path) -> None:
     """A bundle in out/bundle whose files are nobody's model: enough to publish."""
     write_bundle(folder / "out" / "bundle")
@@ -166,7 +175,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts(folder),
     "deploy-it.md": lambda folder, _: real_bundle(folder),
-    "deploying.md": lambda folder, _: real_bundle(folder),
+    "deploying.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "pairs.md": lambda folder, _: cited_answers(folder),
@@ -175,5 +184,6 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
     "train-a-student.md": lambda folder, _: labelled_pairs(folder),
+    "writing-a-labeler.md": lambda folder, _: write_pairs(folder),
 }
 """Page → what lies in the working folder before its first command."""

@@ -311,7 +311,7 @@ def test_pairs_may_come_as_rows_of_an_array(folders: dict[str, Path]) -> None:
     )  # type: ignore[arg-type, list-item]
 
 
-if __name__ == "__main__":  # the figure of docs/deploying.md: python -m tests.export.test_long_texts FOLDER_OF_A_BUNDLE
+if __name__ == "__main__":  # CPU time by length: python -m tests.export.test_long_texts FOLDER_OF_A_BUNDLE
     import sys
 
     bundle = Path(sys.argv[1])

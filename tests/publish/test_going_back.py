@@ -158,7 +158,7 @@ def test_no_rollback_goes_to_what_a_channel_left_by_a_rollback(bundles: dict[str
 def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_the_bad_one(
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As docs/publish.md draws it."""
+    """As docs/publish.md says."""
     bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
     for text in ("one", "two", "three"):
         publish_to(bundle_store, bundles[text])
