@@ -33,7 +33,7 @@ IS_LONG = LEVEL == "long"
 IS_FULL = LEVEL == "full" or IS_LONG
 AT_A_TIME = 2
 SHOWN = 3
-TOTAL_S = 720.0
+TOTAL_S = 540.0
 """What the sweeps of the full suite may take together, seconds, so that all of it ends within fifteen minutes."""
 ALL_SHARES = 2.4 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """The shares of all sweeps of one process, added up. What one does not need goes to those after it."""

@@ -22,7 +22,7 @@ from manifests.failpoints import DELIVERY_FAILPOINTS
 from manifests.storage.leases import LeaseKeeper
 from manifests.storage.object_run_store import open_object_run_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
-from tests.s3.conftest import Outcome, call, put_parquet
+from tests.s3.conftest import Outcome, forked, put_parquet
 from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
@@ -165,7 +165,7 @@ def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str, undisturbed: dict[str, Any]
 ) -> None:
     def distill(spec: Path, *flags: str, **environment: str) -> int:
-        done = call("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
+        done = forked("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
         assert done.returncode in (0, 10, -signal.SIGKILL), done.stderr
         return done.returncode
 
@@ -185,7 +185,7 @@ def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_g
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str
 ) -> None:
     def distill(*flags: str, **environment: str) -> int:
-        done = call("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
+        done = forked("distill", spec, *flags, RELABEL_CACHE=str(tmp_path / "cache"), **environment)
         assert done.returncode in (0, 3, 10, -signal.SIGKILL), done.stderr
         return done.returncode
 
@@ -227,12 +227,12 @@ def test_a_student_that_only_waits_to_be_copied_gives_way_to_one_that_came_meanw
     values = yaml.safe_load(spec.read_text())
     other_spec.write_text(yaml.safe_dump(values | {"train": {**values["train"], "max_steps": 1}}))
     one, other = ({"RELABEL_CACHE": str(tmp_path / name)} for name in ("one", "other"))
-    killed = call("distill", spec, **one, RELABEL_FAILPOINT="before_student_upload")
+    killed = forked("distill", spec, **one, RELABEL_FAILPOINT="before_student_upload")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     take = homes._take
 
     def take_late(lease: Any) -> None:
-        done = call("distill", other_spec, **other)
+        done = forked("distill", other_spec, **other)
         assert done.returncode == 0, done.stderr
         take(lease)
 
@@ -258,8 +258,8 @@ def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
             store.put(file.name, file.read_bytes())
 
     def score(to: str) -> Outcome:
-        call = ("score", f"{s3}/student", "--input", f"{s3}/pairs.parquet", "--to", f"{s3}/{to}")
-        return relabel(*call, RELABEL_CACHE=str(tmp_path / "cache"))
+        words = ("score", f"{s3}/student", "--input", f"{s3}/pairs.parquet", "--to", f"{s3}/{to}")
+        return relabel(*words, RELABEL_CACHE=str(tmp_path / "cache"))
 
     refused = score("scores")
     assert refused.returncode == 3
