@@ -29,6 +29,7 @@ from export.bench.specs import BenchSpec
 from export.bench.workloads import MAX_ROWS
 from export.bundles import Bundle, open_bundle
 from export.reference_pairs import PairsFile, draw_pairs, file_pairs
+from manifests.storage.context import Storage
 
 NO_SLOWER = 1.05
 """The upper end of fp32's time over optimum's may be at most this."""
@@ -135,7 +136,9 @@ def main() -> None:
     spec = BenchSpec(providers=("cpu",), **held)
     texts = None
     if args.pairs:
-        found = file_pairs(PairsFile(args.pairs), bundle.facts["inputs"]["columns"], grades=bundle.facts["grades"])
+        found = file_pairs(
+            PairsFile(args.pairs), bundle.facts["inputs"]["columns"], Storage(), grades=bundle.facts["grades"]
+        )
         texts = draw_pairs(found, MAX_ROWS, seed=0)
     graphs = (
         optimum_graphs(args.optimum.absolute(), args.student, args.to / "optimum", args.pairs) if args.optimum else {}

@@ -27,6 +27,7 @@ from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings
 from manifests.runs.rows import BATCH_ROWS, read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
 CHUNK_ROWS = 256
@@ -36,7 +37,7 @@ SIDES = ("arrow", "pairs", "first", "again")
 def read_plain(dataset: Dataset) -> None:
     """Decode every row with pyarrow alone."""
     for file in dataset.files:
-        with open_parquet(file.path) as parquet:
+        with open_parquet(file.path, Storage()) as parquet:
             for _ in parquet.iter_batches(batch_size=BATCH_ROWS, columns=dataset.text_columns):
                 pass
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    dataset = open_dataset(InputSpec(path=(str(options.pairs),)), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(options.pairs),)), Storage(), reads_context=False)
     metadata = pq.read_metadata(options.pairs)
     print(
         f"{dataset.rows:,} rows in {metadata.num_row_groups} row groups, {os.path.getsize(options.pairs) / 1e6:.0f} MB"  # noqa: PTH202

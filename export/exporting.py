@@ -39,6 +39,7 @@ from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError, StaleRunError
 from manifests.extras import installed_versions
+from manifests.storage.context import Storage
 
 LOADER = "load.py"
 PARITY_NAME = "parity.json"
@@ -66,6 +67,7 @@ def export_bundle(
     path: Path,
     target: Path,
     spec: ExportSpec,
+    storage: Storage,
     *,
     pairs: PairsFile | None = None,
     provider: str = "auto",
@@ -99,7 +101,7 @@ def export_bundle(
     if "tensorrt" in spec.formats:
         check_builder()
     manifest = student_manifest(path)
-    compared, training = _pairs(record, manifest, pairs, spec)
+    compared, training = _pairs(record, manifest, pairs, spec, storage)
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
@@ -217,13 +219,13 @@ def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
 
 
 def _pairs(
-    record: StudentRecord, manifest: Mapping[str, Any], source: PairsFile | None, spec: ExportSpec
+    record: StudentRecord, manifest: Mapping[str, Any], source: PairsFile | None, spec: ExportSpec, storage: Storage
 ) -> tuple[PairSet, PairSet | None]:
     """Pairs to compare on, and those to calibrate on where something is calibrated."""
     test = training = None
     if source is None or "int8-static" in spec.precisions:
-        test, training = lineage_pairs(manifest, grades=record.grades)
-    whole = test if source is None else file_pairs(source, record.columns, grades=record.grades)
+        test, training = lineage_pairs(manifest, storage, grades=record.grades)
+    whole = test if source is None else file_pairs(source, record.columns, storage, grades=record.grades)
     assert whole is not None
     return draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed), training
 

@@ -21,6 +21,7 @@ from manifests.judging.label_sets import load_gold_by_row
 from manifests.judging.qrels import check_scale, mapped
 from manifests.metrics.ranking import rows_by_group
 from manifests.specs import Columns, InputSpec, validate_spec
+from manifests.storage.context import Storage
 
 # N pairs
 
@@ -75,7 +76,7 @@ class PairsFile:
     gold_map: dict[int, int] | None = None
 
 
-def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet, PairSet]:
+def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> tuple[PairSet, PairSet]:
     """The pairs that a student was tested and trained on, read again from where its labels and gold lie.
 
     Args:
@@ -92,7 +93,7 @@ def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet,
             "the student's manifest says nothing of what it was trained on. Name pairs to compare on with --pairs."
         )
     try:
-        examples = load_examples(validate_spec(DistillSpec, manifest["spec"], where="the student's manifest"))
+        examples = load_examples(validate_spec(DistillSpec, manifest["spec"], where="the student's manifest"), storage)
     except RelabelError as exc:
         raise InputError(
             f"the student's own pairs can't be read: {exc} Restore them, or name others with --pairs."
@@ -115,7 +116,7 @@ def lineage_pairs(manifest: Mapping[str, Any], *, grades: int) -> tuple[PairSet,
     return test, train
 
 
-def file_pairs(source: PairsFile, columns: Mapping[str, Any], *, grades: int) -> PairSet:
+def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
     """The pairs of a file.
 
     Args:
@@ -125,11 +126,11 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], *, grades: int) ->
         InputError: the file can't be read, lacks a column, or its grades are off the scale.
     """
     wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
-    dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage, reads_context=False)
     found = read_pairs(dataset, np.arange(dataset.rows), readings=None)
     grade_N = np.full(len(found), NO_GRADE, dtype=np.int64)
     if source.gold is not None:
-        values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold)).values
+        values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold, storage)).values
         known = mapped(values, source.gold_map, where=source.path, option="--gold-map")
         check_scale({grade for grade in known if grade is not None}, grades, where=source.path, option="--gold-map")
         grade_N[:] = [NO_GRADE if grade is None else grade for grade in known]

@@ -42,7 +42,8 @@ from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.runs.run_folder import MANIFEST_NAME
-from manifests.storage.run_stores import open_run_store
+from manifests.storage.context import Storage
+from manifests.storage.local_run_store import LocalRunStore
 
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
@@ -118,6 +119,7 @@ class _Trained:
 
 def distill(
     spec: DistillSpec,
+    storage: Storage,
     *,
     start: Literal["new", "resume", "restart"] = "new",
     cache_dir: Path | None = None,
@@ -137,12 +139,14 @@ def distill(
         LockHeldError: somebody else trains there.
         TrainingError: the loss is no number, or memory runs out twice.
     """
-    location = output_location_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    location = output_location_of(
+        spec.output, storage, cache_dir=cache_dir if cache_dir is not None else default_cache_dir()
+    )
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # of several processes the others may come when the first one has begun to write
         location.check_free()
         _refuse_own_base(location, resolved)
-    examples = load_examples(spec)
+    examples = load_examples(spec, storage)
     fingerprint = fingerprint_of(spec, examples, resolved.digest)
     left = _look(location, fingerprint, start)
     if left.done is not None or left.waiting is not None:
@@ -173,16 +177,18 @@ def distill(
     return _report(spec, location, manifest, was_done=False)
 
 
-def holds_student(spec: DistillSpec, *, cache_dir: Path | None = None) -> bool:
+def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None = None) -> bool:
     """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the
     model up.
 
     Raises:
         RelabelError: they can't be read.
     """
-    location = output_location_of(spec.output, cache_dir=cache_dir if cache_dir is not None else default_cache_dir())
+    location = output_location_of(
+        spec.output, storage, cache_dir=cache_dir if cache_dir is not None else default_cache_dir()
+    )
     fingerprint = fingerprint_of(
-        spec, load_examples(spec), resolve_model(spec.student.model, cache_dir=cache_dir).digest
+        spec, load_examples(spec, storage), resolve_model(spec.student.model, cache_dir=cache_dir).digest
     )
     return (location.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(location.checkpoints)[
         0
@@ -340,7 +346,7 @@ def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint
         write_curves(output, trained.curve, title=work.spec.name)
         manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
         (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-    open_run_store(output).put(MANIFEST_NAME, readable_json(manifest))
+    LocalRunStore(output).put(MANIFEST_NAME, readable_json(manifest))
     return manifest
 
 

@@ -19,6 +19,7 @@ from manifests.errors import InputError
 from manifests.judging.qrels import check_scale
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
 from manifests.specs import Columns
+from manifests.storage.context import Storage
 
 # N rows, K grades
 
@@ -62,15 +63,15 @@ class Examples:
         return np.flatnonzero(self.side == side)
 
 
-def load_examples(spec: DistillSpec) -> Examples:
+def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     """Read labels and gold, and turn them into targets.
 
     Raises:
         InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
     """
-    tables = [load_labels(source, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
+    tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
     _refuse_twice(tables)
-    gold = None if spec.gold is None else load_gold(spec.gold, is_learned=spec.loss.gold_weight > 0)
+    gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
     gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))

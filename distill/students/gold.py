@@ -20,6 +20,7 @@ from manifests.judging.label_sets import load_gold_by_row, own_input
 from manifests.judging.qrels import PairGrades, grades_by_pair, load_qrels, mapped
 from manifests.labels import Pair
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 
 _KEYS = {
     "--grade": "`gold.grade`",
@@ -42,6 +43,7 @@ class GoldGrades:
     """
 
     source: GoldSource
+    storage: Storage
     pairs: list[Pair]
     grades: list[int | None]
     columns: Columns | None
@@ -59,10 +61,14 @@ class GoldGrades:
             return self._of(table)
 
     def _of(self, table: LabelTable) -> list[int | None]:
-        own = None if table.plan is None else own_input(table.where, table.plan, self.source.path, self.source.grade)
+        own = (
+            None
+            if table.plan is None
+            else own_input(table.where, table.plan, self.source.path, self.source.grade, self.storage)
+        )
         if own is not None:
             files, column = own
-            grades = _grades(load_gold_by_row(files, column), self.source)
+            grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
             self.about["joined_by"] = "row of the labels' own input"
             return [grades[pair.row_id] for pair in table.pairs]
         if self.by_pair is None:
@@ -74,6 +80,7 @@ class GoldGrades:
         source = self.source
         qrels = load_qrels(
             source.path,
+            self.storage,
             grade=source.grade,
             by=source.columns.query_id,
             doc=source.columns.doc_id,
@@ -83,22 +90,24 @@ class GoldGrades:
         return grades_by_pair(qrels, source.duplicates)
 
 
-def load_gold(source: GoldSource, *, is_learned: bool) -> GoldGrades:
+def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> GoldGrades:
     """Open a gold source; texts are read only where they are learned from.
 
     Raises:
         InputError: it can't be read, has no texts while it is learned from, or its grades are off.
     """
     if not is_learned:
-        return GoldGrades(source, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map})
+        return GoldGrades(
+            source, storage, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map}
+        )
     if not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
-    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads_context=False)
     with _in_words_of_the_spec():
-        grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade), source)
+        grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade, storage), source)
     pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
     about = {
         "path": source.path,
@@ -108,7 +117,7 @@ def load_gold(source: GoldSource, *, is_learned: bool) -> GoldGrades:
         "without_grade": grades.count(None),
         "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
     }
-    return GoldGrades(source, pairs, grades, dataset.columns, about)
+    return GoldGrades(source, storage, pairs, grades, dataset.columns, about)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, load_manifest
 from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, table_of, with_own_columns
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import read_whole
@@ -85,7 +86,7 @@ class LabelTable:
         return self.grades if name == "relevance" else NODE_SCORES
 
 
-def load_labels(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
+def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
     """Read one source.
 
     Raises:
@@ -95,13 +96,13 @@ def load_labels(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     """
     is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
     if is_run:
-        return _load_run(source, allow_over_limit=allow_over_limit or source.allow_over_limit)
-    return _load_file(source)
+        return _load_run(source, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
+    return _load_file(source, storage)
 
 
-def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
+def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
     root = source.path
-    store = open_run_store(root)
+    store = open_run_store(root, storage)
     plan = load_plan(store)
     if plan is None:
         raise InputError(
@@ -135,7 +136,7 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     if labeler["name"] == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
     tables = [read_labels(folder, FileRef(**file), [*COLUMNS, *NODE_COLUMNS]) for file in manifest["labels"]]
-    dataset, readings = open_run_input(root, store, plan)
+    dataset, readings = open_run_input(root, store, plan, storage)
     about = {
         "path": root,
         "kind": "run",
@@ -156,10 +157,10 @@ def _load_run(source: LabelSource, *, allow_over_limit: bool) -> LabelTable:
     return _as_table(held, dataset, root, "run", grades=grades, plan=plan, phi=rules, about=about, readings=readings)
 
 
-def _load_file(source: LabelSource) -> LabelTable:
+def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
     path = source.path
     try:
-        data = read_whole(path)
+        data = read_whole(path, storage)
     except FileNotFoundError as exc:
         raise InputError(
             f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet "
@@ -173,7 +174,9 @@ def _load_file(source: LabelSource) -> LabelTable:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
         )
-    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), reads_context=False)
+    dataset = open_dataset(
+        InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage, reads_context=False
+    )
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
     about = {
         "path": path,

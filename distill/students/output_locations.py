@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRun
 from manifests.runs.run_folder import MANIFEST_NAME
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from manifests.storage.file_locks import FileLock
 from manifests.storage.filesystems import is_url, scheme_of
 from manifests.storage.run_store_ports import Lock
@@ -47,11 +48,13 @@ class OutputLocation:
     Args:
         output: as the spec names it.
         folder: where it is trained, and where it stays unless `url` says otherwise.
+        storage: how the URL is reached.
         url: where it goes in the end.
     """
 
     output: str
     folder: Path
+    storage: Storage
     url: str | None = None
 
     @property
@@ -103,7 +106,9 @@ class OutputLocation:
             if self.url is None or (leases and not leases[-1].is_lost):
                 return
             parent, name = _split(self.url)
-            lease = open_run_store(f"{parent}/{LOCKS}", lease_s=LEASE_S).lock(f"distill-{name}", what)
+            lease = open_run_store(f"{parent}/{LOCKS}", replace(self.storage, lease_s=LEASE_S)).lock(
+                f"distill-{name}", what
+            )
             _take(lease)
             leases.append(lease)
 
@@ -141,7 +146,7 @@ class OutputLocation:
             return self.local_manifest()
         try:
             return parse_student_manifest(
-                open_bundle_store(self.url).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}"
+                open_bundle_store(self.url, self.storage).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}"
             )
         except FileNotFoundError:
             return None
@@ -162,7 +167,7 @@ class OutputLocation:
             shutil.rmtree(self.checkpoints)
             return
         parent, name = _split(self.url)
-        bundle_store = open_bundle_store(parent)
+        bundle_store = open_bundle_store(parent, self.storage)
         data = (self.folder / MANIFEST_NAME).read_bytes()
         held = _record(bundle_store, f"{name}/{MANIFEST_NAME}")
         if held != data:
@@ -199,7 +204,7 @@ class OutputLocation:
         failpoints.hit("after_student_manifest")
 
 
-def output_location_of(output: str, *, cache_dir: Path) -> OutputLocation:
+def output_location_of(output: str, storage: Storage, *, cache_dir: Path) -> OutputLocation:
     """The home behind a spec's `output`.
 
     Raises:
@@ -207,9 +212,9 @@ def output_location_of(output: str, *, cache_dir: Path) -> OutputLocation:
     """
     scheme, _, rest = output.partition("://")
     if is_url(output) and scheme.lower() in ("file", "local"):
-        return OutputLocation(output, Path(rest))
+        return OutputLocation(output, Path(rest), storage)
     if not is_url(output):
-        return OutputLocation(output, Path(output))
+        return OutputLocation(output, Path(output), storage)
     url = output.rstrip("/")
     if scheme_of(url) != "s3":
         raise ConfigError(f"`output` = {output}: students go to local folders and to s3://. Name one of these.")
@@ -217,7 +222,8 @@ def output_location_of(output: str, *, cache_dir: Path) -> OutputLocation:
         raise ConfigError(
             f"`output` = {output}: names a whole bucket. Name a folder in it, which the student then owns."
         )
-    return OutputLocation(output, cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24], url)
+    folder = cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24]
+    return OutputLocation(output, folder, storage, url)
 
 
 def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from jobs.commands.options import Number, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.errors import UsageError
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -199,7 +200,7 @@ def _texts(path: str, facts: Mapping[str, Any], *, seed: int) -> Sequence[tuple[
     from export.reference_pairs import PairsFile, draw_pairs, file_pairs
 
     return draw_pairs(
-        file_pairs(PairsFile(path), facts["inputs"]["columns"], grades=facts["grades"]), MAX_ROWS, seed=seed
+        file_pairs(PairsFile(path), facts["inputs"]["columns"], Storage(), grades=facts["grades"]), MAX_ROWS, seed=seed
     )
 
 

@@ -12,6 +12,7 @@ from jobs.commands.options import output_option
 from jobs.commands.pull import is_destination, show_destination
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from export.catalog import ShownBundle, VersionContents
@@ -29,7 +30,7 @@ def list_bundles(url: str, output: str) -> int:
     from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store
 
-    bundle_store = open_bundle_store(url)
+    bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
     lines = [f"{bundle_store.url}: {len(found)} bundles"]
     for bundle in found:
@@ -57,7 +58,7 @@ def show(bundle: str, output: str) -> int:
     from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(bundle)
-    bundle_store = open_bundle_store(address.url)
+    bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:
         shown = bundle_in(bundle_store, address.name)
         emit({"url": bundle_store.url, **plain(shown)}, _bundle_text(bundle_store.url, shown), output)

@@ -9,6 +9,7 @@ import click
 from jobs.commands.options import _signing_key, output_option, sign_key_option
 from jobs.exits import Exit
 from jobs.output import emit
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from manifests.storage.bundle_store_ports import BundleStore
@@ -83,4 +84,4 @@ def _bundle_at(text: str) -> tuple[BundleStore, str]:
     address = parse_address(text)
     if address.at is not None:
         raise click.UsageError(f"{text}: give URL/NAME without @{address.at} here.")
-    return open_bundle_store(address.url), address.name
+    return open_bundle_store(address.url, Storage()), address.name

@@ -11,6 +11,7 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 from jobs.output import emit
+from manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
@@ -104,15 +105,16 @@ def compare(
         where={},
         allow_partial=allow_partial,
     )
+    storage = Storage()
     if html is not None:
-        check_free(html, (a, b, *gold_files(qrels)), force=force)
+        check_free(html, (a, b, *gold_files(qrels)), storage, force=force)
     found = compare_runs(
-        a, b, options, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
+        a, b, options, storage, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
     )
     if html is not None:
         from jobs.report.compare_sections import comparison_page
 
-        with written(html) as file:
+        with written(html, storage) as file:
             file.write_text(comparison_page(found), encoding="utf-8", errors="replace")
         log_format.say(f"wrote {html}", event="page", path=html)
     result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}

@@ -12,6 +12,7 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
@@ -77,6 +78,7 @@ def convert(
     found = convert_file(
         source,
         target,
+        Storage(),
         from_format=from_format,
         to_format=to_format,
         options=Options(by, doc, grade, score, allow_partial),

@@ -16,11 +16,10 @@ from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings
+from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings, storage_of
 from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.spec_places import Places, placed, resolved
 from manifests.errors import UsageError
-from manifests.storage.filesystems import use_storage_options
 
 LINE_EVERY_S = 15.0
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
@@ -61,21 +60,21 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
     cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(placed(cache, settings.places.here)) if cache else None
+    storage = storage_of(settings.values, where=where)
 
     def read(places: Places) -> DistillSpec:
         spec = resolved(validate_spec(DistillSpec, settings.values, where=where), places)
-        use_storage_options(spec.storage_options)
-        fetch_model(spec.student.model, cache_dir=cache_dir)
+        fetch_model(spec.student.model, storage, cache_dir=cache_dir)
         return spec
 
     before = old_place(settings.values, settings.places, marks=STUDENT_MARKS)
-    is_there = functools.partial(holds_student, cache_dir=cache_dir)
+    is_there = functools.partial(holds_student, cache_dir=cache_dir, storage=storage)
     spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
     is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
     say = _teller() if is_first else lambda _: None
     try:
         with sigterm_ends():
-            report = train(spec, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
+            report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     except KeyboardInterrupt:
         if is_first:
             click.echo("The last whole checkpoint is kept. Go on with the same command and --resume.", err=True)

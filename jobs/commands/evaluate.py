@@ -10,6 +10,7 @@ from jobs import log_format
 from jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 from jobs.output import emit
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from jobs.evaluate.judging import JudgingOptions
@@ -155,7 +156,7 @@ def _judge(
     from manifests.metrics import evaluation
     from manifests.metrics.gates import judge_gates
 
-    judging = judge(labels, options)
+    judging = judge(labels, options, Storage())
     found = evaluation.evaluate(
         judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
     )
@@ -184,7 +185,7 @@ def _compare(
     from jobs.evaluate.comparing import compare_sets
     from jobs.evaluate.comparison_text import comparison_text
 
-    found = compare_sets(labels, options, gates, resamples=resamples, seed=seed)
+    found = compare_sets(labels, options, gates, Storage(), resamples=resamples, seed=seed)
     verdicts = [verdict for comparison in found.comparisons for verdict in comparison.gates]
     code = _code(verdicts)
     result = {

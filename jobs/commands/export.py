@@ -17,6 +17,7 @@ from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE, lay_over
 from manifests.errors import MissingExtraError, UsageError
 from manifests.models.references import default_cache_dir
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from export.bundles import Bundle
@@ -80,11 +81,13 @@ def export(
     source = None
     if options["pairs"] is not None:
         source = PairsFile(options["pairs"], options["gold"], parse_map(options["gold_map"], "--gold-map"))
-    folder = _student(student)
+    storage = Storage()
+    folder = _student(student, storage)
     done = export_bundle(
         folder,
         _local(to, "--to"),
         spec,
+        storage,
         pairs=source,
         provider=options["provider"],
         is_replacing=replace,
@@ -158,14 +161,14 @@ def _reported(bundle: Bundle, student: Path) -> Bundle:
         return bundle
 
 
-def _student(reference: str) -> Path:
+def _student(reference: str, storage: Storage) -> Path:
     """The student's folder; by URL, a copy in the cache."""
     if "://" not in reference:
         return Path(reference)
     from jobs.score.student_jobs import local_student
 
     cache = os.environ.get(CACHE_VARIABLE)
-    return Path(local_student(reference, cache_dir=Path(cache) if cache else default_cache_dir()))
+    return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))
 
 
 def _local(path: str, name: str) -> Path:

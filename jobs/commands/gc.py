@@ -10,6 +10,7 @@ import click
 from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     pass
@@ -49,7 +50,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     from jobs.delivery.transfers import size_text
     from manifests.storage.bundle_stores import open_bundle_store
 
-    bundle_store = open_bundle_store(url)
+    bundle_store = open_bundle_store(url, Storage())
     found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, tick=lambda _count: None)
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
     would = "" if deletes else "would be "

@@ -21,6 +21,7 @@ from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder, load_manifest
 from manifests.schemas import ANSWERS, LABELS
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store, shard_lock_name
 
 SHARDS_SHOWN = 20
@@ -152,12 +153,12 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
 
 
 def _folder(target: str, day: str | None) -> RunFolder:
-    root = target
+    root, storage = target, Storage()
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
-        root = output_of(target, day=day)
+        root, storage = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
-    store = open_run_store(root)
+    store = open_run_store(root, storage)
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(

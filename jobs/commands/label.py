@@ -179,7 +179,7 @@ def _measured_runs(opened: OpenRun) -> Iterator[RunFolder]:
     """Outputs whose receipts may tell how fast this job goes: its own, then those that it reuses."""
     yield opened.folder
     for path in opened.job.spec.reuse:
-        store = open_run_store(path)
+        store = open_run_store(path, opened.job.storage)
         earlier = load_plan(store)
         if earlier is not None:
             yield RunFolder(store, earlier)

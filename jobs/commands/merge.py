@@ -8,6 +8,7 @@ from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.merge.merging import merge_outputs
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")
@@ -28,7 +29,7 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     refused (exit 5) with what differs. The same command again goes on where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
-    merged, was_written_now = merge_outputs(outputs, to, name=name, allow_mixed=allow_mixed)
+    merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
     rows = merged["rows"]
     code = Exit.OVER_LIMIT if merged["over_limit"] else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
     result = {

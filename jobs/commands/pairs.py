@@ -10,6 +10,7 @@ import click
 from jobs.commands.options import Number, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 FORCE_HELP = "Replace the file if it is there."
 
@@ -73,10 +74,10 @@ def cited(
     from jobs.files.tables import check_target, publish
     from jobs.pairs.citations import KINDS, CitationRule, cited_pairs
 
-    started = time.perf_counter()
+    started, storage = time.perf_counter(), Storage()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
-    check_target(to, (answers, docs), force=force)
-    frame, counts = cited_pairs(answers, docs, rule)
+    check_target(to, (answers, docs), storage, force=force)
+    frame, counts = cited_pairs(answers, docs, rule, storage)
     if counts.short_queries:
         _say(
             f"{len(counts.short_queries):,} queries have fewer than {answers_per_query} answers, left out: "
@@ -91,7 +92,7 @@ def cited(
     ):
         if count:
             _say(f"{count:,} {what}")
-    rows = publish(frame, to, source=docs)
+    rows = publish(frame, to, storage, source=docs)
     result = {
         "output": to,
         "pairs": rows,
@@ -152,11 +153,11 @@ def context(
     from jobs.pairs.contexts import ContextRule, with_context
     from jobs.pairs.noise import NoiseRule
 
-    started = time.perf_counter()
-    check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), force=force)
+    started, storage = time.perf_counter(), Storage()
+    check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)
     rule = ContextRule(k, max_chars, None if noisy is None else NoiseRule(noisy, seed))
-    frame, counts = with_context(pairs_file, rule, corpus_path=corpus)
-    rows = publish(frame, to, source=pairs_file)
+    frame, counts = with_context(pairs_file, rule, storage, corpus_path=corpus)
+    rows = publish(frame, to, storage, source=pairs_file)
     if counts.queries_without:
         _say(
             f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with "

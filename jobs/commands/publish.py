@@ -9,6 +9,7 @@ import click
 from jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     pass
@@ -47,7 +48,7 @@ def publish(
     from jobs.delivery.transfers import TransferDisplay, size_text
     from manifests.storage.bundle_stores import open_bundle_store
 
-    bundle_store = open_bundle_store(url)
+    bundle_store = open_bundle_store(url, Storage())
     options = PublishOptions(name, version, channel, _signing_key(sign_key), reread)
     with TransferDisplay() as display:
         display("checking the bundle", 0)

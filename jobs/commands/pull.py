@@ -14,6 +14,7 @@ from jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, loc
 from jobs.exits import Exit, exit_for
 from jobs.output import emit, table
 from jobs.running.deadlines import LONGEST_S
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     pass
@@ -88,7 +89,7 @@ def pull(
 
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
-    bundle_store = open_bundle_store(address.url)
+    bundle_store = open_bundle_store(address.url, Storage())
     options = PullOptions(_trusted_keys(keys), keep, unhold, check)
     if watch is not None:
         with TransferDisplay() as display:

@@ -11,6 +11,7 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -63,12 +64,13 @@ def report(
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
-    check_target(to, (*paths, *gold_files(gold)), force=force)
+    storage = Storage()
+    check_target(to, (*paths, *gold_files(gold)), storage, force=force)
     built = build_report(
-        paths, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows
+        paths, storage, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows
     )
     data = built.html.encode("utf-8", "replace")
-    with written(to) as file:
+    with written(to, storage) as file:
         file.write_bytes(data)
     result = {
         "report": to,

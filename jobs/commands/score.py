@@ -27,6 +27,7 @@ from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.models.references import default_cache_dir
 from manifests.specs import nearest
+from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from manifests.asks import EngineFacts
@@ -152,9 +153,9 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
     from jobs.score.student_jobs import ScoreRequest, local_student, score_job
 
-    cache = os.environ.get(CACHE_VARIABLE)
+    cache, storage = os.environ.get(CACHE_VARIABLE), Storage()
     request = ScoreRequest(
-        student=local_student(work.student, cache_dir=Path(cache) if cache else default_cache_dir()),
+        student=local_student(work.student, storage, cache_dir=Path(cache) if cache else default_cache_dir()),
         input=work.input,
         columns=_columns(work.columns),
         output=work.to,
@@ -167,7 +168,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
         dtype=work.dtype,
     )
     choose_shards(work.shard, work.shards)  # a wrong --shard is told before anything is planned or written
-    opened = open_estimated(score_job(request), may_write=not work.dry_run)
+    opened = open_estimated(score_job(request, storage), may_write=not work.dry_run)
     shards = choose_shards(work.shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())
 

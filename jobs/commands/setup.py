@@ -18,9 +18,8 @@ import click
 from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
-from jobs.planning.job_files import load_job
+from jobs.planning.job_files import Job, load_job
 from manifests.errors import RelabelError, StoreError, UsageError
-from manifests.specs import JobSpec
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 
@@ -155,16 +154,17 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         job.engine_class.check(job.spec.engine)
         found["engine"] = f"{job.spec.engine.name} can start"
         step = "output"
-        found["output"] = _writable_url(job.spec) if is_url(job.spec.output) else _writable(Path(job.spec.output))
+        found["output"] = _writable_url(job) if is_url(job.spec.output) else _writable(Path(job.spec.output))
     except RelabelError as exc:
         found[step] = str(exc)
         return found, exit_for(exc)
     return found, Exit.DONE
 
 
-def _writable_url(spec: JobSpec) -> str:
+def _writable_url(job: Job) -> str:
     """Whether commits will be single there; writes the probe that a run would write."""
-    open_run_store(spec.output, single_writer=spec.run.single_writer).prove()
+    spec = job.spec
+    open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer).prove()
     if spec.run.single_writer:
         return f"{spec.output}: nobody looked whether its conditions hold (run.single_writer)"
     return f"{spec.output} can be written, and heeds conditions"

@@ -21,12 +21,14 @@ from manifests.metrics.agreement import EXTRA
 from manifests.metrics.paired_labels import PairedSums
 from manifests.metrics.paired_tests import bowker, stuart_maxwell
 from manifests.runs.label_keys import recipe_differences
+from manifests.storage.context import Storage
 
 
 def compare_runs(
     first: str,
     second: str,
     options: JudgingOptions,
+    storage: Storage,
     *,
     num_examples: int,
     num_queries: int,
@@ -47,11 +49,11 @@ def compare_runs(
         MissingExtraError: a package of the extra `eval` is absent.
     """
     polars = require("polars", extra=EXTRA, purpose="relabel compare")
-    ours, theirs = open_both(first, second, allow_partial=options.allow_partial)
+    ours, theirs = open_both(first, second, storage, allow_partial=options.allow_partial)
     how, notes = how_matched(ours, theirs)
     humans = None
     if options.qrels is not None:
-        humans = HumanGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options)
+        humans = HumanGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
     counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
@@ -68,7 +70,7 @@ def compare_runs(
                 humans.add(frame, rows)
     if not num_matched:
         raise InputError(_nothing_matched(ours, theirs, how, counts))
-    shown, more = examples(flips.rows(), ours, theirs)
+    shown, more = examples(flips.rows(), ours, theirs, storage)
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
     confusion = sums.confusion
     return RunComparison(

@@ -15,6 +15,7 @@ from manifests.judging.label_sets import RunLabels
 from manifests.labels import Pair
 from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import LABELS
+from manifests.storage.context import Storage
 
 TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""
@@ -55,7 +56,9 @@ class LargestFlips:
         return self._held
 
 
-def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) -> tuple[list[Flip], list[str]]:
+def examples(
+    rows: list[dict[str, Any]], first: RunLabels, second: RunLabels, storage: Storage
+) -> tuple[list[Flip], list[str]]:
     """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be
     read any more.
     """
@@ -64,7 +67,7 @@ def examples(rows: list[dict[str, Any]], first: RunLabels, second: RunLabels) ->
     notes: list[str] = []
     pairs: dict[int, Pair] = {}
     try:
-        pairs = _pairs(first, [row["row_a"] for row in rows])
+        pairs = _pairs(first, [row["row_a"] for row in rows], storage)
     except RelabelError as exc:
         notes.append(f"texts of the examples are left out: {exc}")
     reasons = {letter: _reasoning(run, rows, letter) for run, letter in ((first, "a"), (second, "b"))}
@@ -90,13 +93,13 @@ def _cut(text: str | None) -> str | None:
     return text if text is None or len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
 
 
-def _pairs(run: RunLabels, row_ids: list[int]) -> dict[int, Pair]:
+def _pairs(run: RunLabels, row_ids: list[int], storage: Storage) -> dict[int, Pair]:
     """Query and document of some rows of a run's input.
 
     Raises:
         InputError, ManifestError: the input is gone, or is not any more what was labelled.
     """
-    dataset, readings = open_run_input(run.root, run.folder.store, run.plan)
+    dataset, readings = open_run_input(run.root, run.folder.store, run.plan, storage)
     return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64), readings=readings)}
 
 

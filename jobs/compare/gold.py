@@ -18,6 +18,7 @@ from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged, query_codes
 from manifests.metrics.paired_labels import PairedRows
 from manifests.metrics.paired_tests import mcnemar
+from manifests.storage.context import Storage
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class HumanGrades:
         InputError: qrels are off, or grades are off the runs' scale.
     """
 
-    def __init__(self, polars: Any, sets: tuple[LabelSet, LabelSet], grades: int, options: JudgingOptions) -> None:
+    def __init__(
+        self, polars: Any, sets: tuple[LabelSet, LabelSet], grades: int, options: JudgingOptions, storage: Storage
+    ) -> None:
         self._polars, self._grades, self._qrels = polars, grades, str(options.qrels)
-        golds: tuple[Gold, Gold] = (gold_of(sets[0], options), gold_of(sets[1], options))
+        golds: tuple[Gold, Gold] = (gold_of(sets[0], options, storage), gold_of(sets[1], options, storage))
         self.num_seen = self.num_null = 0
         self._parts: list[_Part] = []
         by_row = next(
@@ -55,7 +58,7 @@ class HumanGrades:
             self.joined_by, self._key = gold.how, [f"row_{letter}"]
             held: dict[str, Any] = {self._key[0]: range(len(gold.by_row)), "gold": gold.by_row}
         else:
-            _, pairs = load_pairs(options)
+            _, pairs = load_pairs(options, storage)
             self.joined_by, self._key = BY_PAIR, ["query_id", "doc_id"]
             held = {"query_id": [pair[0] for pair in pairs.by_pair], "doc_id": [pair[1] for pair in pairs.by_pair]}
             held["gold"] = list(pairs.by_pair.values())

@@ -15,6 +15,7 @@ from manifests.metrics.triangle import BY_IDS, BY_ROW
 from manifests.runs.readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
 from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
 
 GROUP_BYTES = 16 << 20
@@ -24,7 +25,7 @@ ROWS = pa.schema([*(LABELS.field(name) for name in _READ), ("status", pa.string(
 """`status` is `ok` or the quarantine's; `file` is the label file's number in the run, -1 for a quarantined row."""
 
 
-def open_both(first: str, second: str, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
+def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
     """The two runs, checked to be comparable.
 
     Raises:
@@ -35,11 +36,11 @@ def open_both(first: str, second: str, *, allow_partial: bool) -> tuple[RunLabel
     if place_of(first).rstrip("/") == place_of(second).rstrip("/"):
         raise UsageError(f"{first} and {second} are one run. Name two outputs.")
     for path in (first, second):
-        if not is_run(path):
+        if not is_run(path, storage):
             raise InputError(
                 f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
             )
-    ours, theirs = (open_run_labels(path, allow_partial=allow_partial) for path in (first, second))
+    ours, theirs = (open_run_labels(path, storage, allow_partial=allow_partial) for path in (first, second))
     if ours.grades != theirs.grades:
         raise InputError(
             f"{first} has {ours.grades} grades, {second} {theirs.grades}: no row of theirs can be told to agree. "

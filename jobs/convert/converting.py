@@ -21,6 +21,7 @@ from manifests.errors import UsageError
 from manifests.extras import require
 from manifests.judging.trec import UNWRITABLE
 from manifests.metrics.agreement import EXTRA
+from manifests.storage.context import Storage
 
 TAG = "relabel"
 """The tag of a run file whose source has none."""
@@ -60,6 +61,7 @@ class Conversion:
 def convert(
     source: str,
     target: str,
+    storage: Storage,
     *,
     from_format: str | None = None,
     to_format: str | None = None,
@@ -77,17 +79,17 @@ def convert(
         DiskFullError, StoreError: the target or scratch files can't be written; what stood there before still does.
         MissingExtraError: polars is absent.
     """
-    form, to = source_format(source, from_format), target_format(target, to_format)
+    form, to = source_format(source, from_format, storage), target_format(target, to_format)
     _check_options(to, options, duplicates, tag)
-    check_free(target, (source,), force=force)
+    check_free(target, (source,), storage, force=force)
     polars = require("polars", extra=EXTRA, purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
-        opened = open_source(polars, source, form, to, options, folder)
+        opened = open_source(polars, source, form, to, options, folder, storage)
         rows = checked_rows(polars, opened, to, folder)
         found = Duplicates(polars, duplicates, opened.kind)
         tag = _tag(rows, opened, tag) if to == "run" else None
         ranked = _settled(polars, opened, rows, found, to, folder)
-        with written(target) as file:
+        with written(target, storage) as file:
             count = _write(polars, opened, rows, found, ranked, to, tag, file)
     return Conversion(
         source,

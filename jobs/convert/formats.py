@@ -10,6 +10,7 @@ from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.inputs.table_files import JSON_SUFFIXES
 from manifests.judging.label_sets import is_run
 from manifests.runs.plans import PLAN_NAME
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
@@ -26,7 +27,7 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
-def source_format(path: str, told: str | None) -> Format:
+def source_format(path: str, told: str | None, storage: Storage) -> Format:
     """The form of a source.
 
     Raises:
@@ -43,7 +44,7 @@ def source_format(path: str, told: str | None) -> Format:
                 "parquet."
             )
         return "labels" if found is None or is_labels else found
-    if found is None and is_run(path):
+    if found is None and is_run(path, storage):
         return "labels"
     return found or _unclear(path, "--from", SOURCES)
 

@@ -21,6 +21,7 @@ from manifests.judging.label_sets import open_run_labels
 from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
 from manifests.runs.label_files import file_schema
 from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")
@@ -73,7 +74,9 @@ class Source:
         return polars.scan_parquet(self.files, glob=False)
 
 
-def open_source(polars: Any, path: str, form: Format, target: Format, options: Options, scratch: Path) -> Source:
+def open_source(
+    polars: Any, path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage
+) -> Source:
     """Read a source as far as a target wants it.
 
     Raises:
@@ -81,18 +84,18 @@ def open_source(polars: Any, path: str, form: Format, target: Format, options: O
         ManifestError: a run is unfinished, over its limit or damaged.
     """
     if form == "labels":
-        return _from_run(path, target, options, scratch)
+        return _from_run(path, target, options, scratch, storage)
     if form == "qrels":
-        return _from_trec(polars, path, form, QRELS_COLUMNS, target, options, scratch)
+        return _from_trec(polars, path, form, QRELS_COLUMNS, target, options, scratch, storage)
     if form == "run":
-        return _from_trec(polars, path, form, RUN_COLUMNS, target, options, scratch)
+        return _from_trec(polars, path, form, RUN_COLUMNS, target, options, scratch, storage)
     if form == "jsonl":
-        return _from_jsonl(polars, path, target, options, scratch)
-    return _from_parquet(path, target, options)
+        return _from_jsonl(polars, path, target, options, scratch, storage)
+    return _from_parquet(path, target, options, storage)
 
 
-def _from_run(path: str, target: Format, options: Options, scratch: Path) -> Source:
-    run = open_run_labels(path, allow_partial=options.allow_partial)
+def _from_run(path: str, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
+    run = open_run_labels(path, storage, allow_partial=options.allow_partial)
     whole = file_schema(run.plan.parts)
     names = whole.names
     value, kind = _value(names, path, "labels", target, options)
@@ -109,29 +112,36 @@ def _from_run(path: str, target: Format, options: Options, scratch: Path) -> Sou
 
 
 def _from_trec(
-    polars: Any, path: str, form: Format, columns: tuple[str, ...], target: Format, options: Options, scratch: Path
+    polars: Any,
+    path: str,
+    form: Format,
+    columns: tuple[str, ...],
+    target: Format,
+    options: Options,
+    scratch: Path,
+    storage: Storage,
 ) -> Source:
     names = list(columns)
     value, kind = _value(names, path, form, target, options)
     by, doc = _ids(names, path, options)
     keys = [name for name in names if name not in ("iteration", "q0")]
     schema = pa.schema([("line", pa.int64()), *((name, pa.string()) for name in keys)])
-    frames = (trec_frame(polars, block, columns, path=path).select("line", *keys) for block in blocks(path))
+    frames = (trec_frame(polars, block, columns, path=path).select("line", *keys) for block in blocks(path, storage))
     tables = (frame.to_arrow(compat_level=polars.CompatLevel.oldest()).cast(schema) for frame in frames)
     file = _gathered(tables, schema, scratch / "lines.parquet")
     return Source(path, form, [file], keys, by, doc, value, kind, "line")
 
 
-def _from_jsonl(polars: Any, path: str, target: Format, options: Options, scratch: Path) -> Source:
+def _from_jsonl(polars: Any, path: str, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
     texts = dict.fromkeys((options.by, options.doc), polars.String)
     if target in TREC:
-        names = _json_names(polars, path, _wanted(target, options))
+        names = _json_names(polars, path, _wanted(target, options), storage)
         value, kind = _value(names, path, "jsonl", target, options)
         by, doc = _ids(names, path, options)
         schema = {**texts, value: polars.String, **({"tag": polars.String} if "tag" in names else {})}
     else:
         found: dict[str, Any] = {}
-        for block in blocks(path):
+        for block in blocks(path, storage):
             found = merged_schema(polars, found, json_frame(polars, block, None, path=path).schema)
         names = list(found)
         value, kind = _value(names, path, "jsonl", target, options)
@@ -139,7 +149,7 @@ def _from_jsonl(polars: Any, path: str, target: Format, options: Options, scratc
         schema = {**found, **texts}
         schema.setdefault(value, polars.Int64 if kind == "grade" else polars.Float64)  # of an empty file
     arrow = _arrow_schema(polars, schema, path)
-    frames = (_exact(polars, block, schema, path) for block in blocks(path))
+    frames = (_exact(polars, block, schema, path) for block in blocks(path, storage))
     tables = (frame.to_arrow(compat_level=polars.CompatLevel.oldest()).cast(arrow) for frame in frames)
     file = _gathered(tables, arrow, scratch / "objects.parquet")
     return Source(path, "jsonl", [file], list(schema), by, doc, value, kind)
@@ -151,10 +161,10 @@ def _exact(polars: Any, block: Block, schema: dict[str, Any], path: str) -> Any:
     return frame
 
 
-def _json_names(polars: Any, path: str, wanted: set[str]) -> list[str]:
+def _json_names(polars: Any, path: str, wanted: set[str], storage: Storage) -> list[str]:
     """The keys of a JSONL file, as far as it takes to find those wanted."""
     names: dict[str, None] = {}
-    for block in blocks(path):
+    for block in blocks(path, storage):
         names.update(dict.fromkeys(json_names(polars, block, path=path)))
         if wanted <= names.keys():
             break
@@ -166,8 +176,8 @@ def _wanted(target: Format, options: Options) -> set[str]:
     return {options.by, options.doc, value}
 
 
-def _from_parquet(path: str, target: Format, options: Options) -> Source:
-    files, schema, _ = open_tables(path, {}, role="SOURCE")
+def _from_parquet(path: str, target: Format, options: Options, storage: Storage) -> Source:
+    files, schema, _ = open_tables(path, {}, storage, role="SOURCE")
     names = list(schema)
     by, doc = _ids(names, path, options)
     value, kind = _value(names, path, "parquet", target, options)

@@ -17,6 +17,7 @@ from manifests.errors import InputError
 from manifests.inputs.input_faults import reading
 from manifests.judging.trec import EXAMPLES, FIELD
 from manifests.secrets.redaction import shortened
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import UrlFile
 
@@ -35,7 +36,7 @@ class Block(NamedTuple):
     data: bytes
 
 
-def blocks(path: str) -> Iterator[Block]:
+def blocks(path: str, storage: Storage) -> Iterator[Block]:
     """The file, local or by URL, in blocks; a mark of byte order at its beginning is passed over.
 
     Raises:
@@ -44,7 +45,7 @@ def blocks(path: str) -> Iterator[Block]:
     with reading(path):
         if not is_url(path) and Path(path).is_dir():
             raise InputError(f"{path}: a folder; one file is wanted.")
-        opened = cast("BinaryIO", UrlFile(path)) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (closed below)
+        opened = cast("BinaryIO", UrlFile(path, storage)) if is_url(path) else Path(path).open("rb")  # noqa: SIM115 (closed below)
         with opened as file:
             first, rest = 1, b""
             is_begun = False

@@ -15,6 +15,7 @@ from manifests.judging.label_sets import LabelSet, map_labels
 from manifests.judging.qrels import check_scale
 from manifests.metrics.gates import TEACHER, Gate, GateVerdict, judge_gates
 from manifests.metrics.triangle import Labelled, Match, Triangle, compare, match_rows
+from manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 PREFIX = f"{TEACHER}."
@@ -78,7 +79,13 @@ class Comparing:
 
 
 def compare_sets(
-    arguments: tuple[str, ...], options: JudgingOptions, gates: list[Gate], *, resamples: int, seed: int
+    arguments: tuple[str, ...],
+    options: JudgingOptions,
+    gates: list[Gate],
+    storage: Storage,
+    *,
+    resamples: int,
+    seed: int,
 ) -> Comparing:
     """Compare every set with the teacher.
 
@@ -90,10 +97,10 @@ def compare_sets(
         UsageError: two sets of one name, or options that contradict each other.
         ConfigError: a gate names no figure.
     """
-    named = _opened(arguments, options)
+    named = _opened(arguments, options, storage)
     teacher, students = _by_role(named)
     sets = [one.labels for one in (teacher, *students)]
-    humans = None if options.qrels is None else _Humans(sets, options)
+    humans = None if options.qrels is None else _Humans(sets, options, storage)
     seen = humans.seen if humans else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
@@ -115,13 +122,13 @@ class _Humans:
     any set needs that.
     """
 
-    def __init__(self, sets: list[LabelSet], options: JudgingOptions) -> None:
+    def __init__(self, sets: list[LabelSet], options: JudgingOptions, storage: Storage) -> None:
         self.qrels = str(options.qrels)
-        self._golds = {id(one): gold_of(one, options) for one in sets}
+        self._golds = {id(one): gold_of(one, options, storage) for one in sets}
         self._by_pair: dict[tuple[str, str], int | None] = {}
         self.seen = {grade for gold in self._golds.values() for grade in gold.by_row or [] if grade is not None}
         if any(gold.by_row is None for gold in self._golds.values()):
-            qrels, pairs = load_pairs(options)
+            qrels, pairs = load_pairs(options, storage)
             self._by_pair = pairs.by_pair
             self.seen |= {grade for grade in qrels.grades if grade is not None}
 
@@ -174,13 +181,13 @@ def _about(one: NamedSet, role: str) -> dict[str, Any]:
     }
 
 
-def _opened(arguments: tuple[str, ...], options: JudgingOptions) -> list[NamedSet]:
+def _opened(arguments: tuple[str, ...], options: JudgingOptions, storage: Storage) -> list[NamedSet]:
     found = []
     for argument in arguments:
         # a folder may be called `date=2026-11-20`
         match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
         name, path = (match["name"], match["path"]) if match else (argument, argument)
-        found.append(NamedSet(name, open_set(path, options, wants_ids=True)))
+        found.append(NamedSet(name, open_set(path, options, storage, wants_ids=True)))
     names = [one.name for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -25,6 +25,7 @@ from manifests.judging.qrels import (
     mapped,
 )
 from manifests.metrics.judged import Judged
+from manifests.storage.context import Storage
 
 BY_PAIR = "query_id and doc_id"
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
@@ -74,7 +75,7 @@ class Judging:
     notes: list[str] = field(default_factory=list)
 
 
-def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
+def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> Judging:
     """Join labels with grades.
 
     Raises:
@@ -82,9 +83,9 @@ def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
         ManifestError: a run is unfinished, over its limit or damaged.
         UsageError: options that contradict each other.
     """
-    sets = [open_set(path, options) for path in paths]
-    golds = [gold_of(one, options) for one in sets]
-    qrels, pairs = load_pairs(options) if any(gold.by_row is None for gold in golds) else (None, None)
+    sets = [open_set(path, options, storage) for path in paths]
+    golds = [gold_of(one, options, storage) for one in sets]
+    qrels, pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else (None, None)
     seen = {grade for gold in golds for grade in gold.by_row or [] if grade is not None}
     seen |= {grade for grade in (qrels.grades if qrels else []) if grade is not None}
     grades, notes = scale_of(sets, seen, options)
@@ -112,7 +113,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions) -> Judging:
     return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
 
 
-def load_pairs(options: JudgingOptions) -> tuple[Qrels, PairGrades]:
+def load_pairs(options: JudgingOptions, storage: Storage) -> tuple[Qrels, PairGrades]:
     """The qrels, and one grade a pair.
 
     Raises:
@@ -120,6 +121,7 @@ def load_pairs(options: JudgingOptions) -> tuple[Qrels, PairGrades]:
     """
     qrels = load_qrels(
         str(options.qrels),
+        storage,
         grade=options.grade or "grade",
         by=options.by or "query_id",
         doc=options.doc,
@@ -129,7 +131,7 @@ def load_pairs(options: JudgingOptions) -> tuple[Qrels, PairGrades]:
     return qrels, grades_by_pair(qrels, options.duplicates)
 
 
-def open_set(path: str, options: JudgingOptions, *, wants_ids: bool = False) -> LabelSet:
+def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids: bool = False) -> LabelSet:
     """A label set of the command line.
 
     Args:
@@ -143,6 +145,7 @@ def open_set(path: str, options: JudgingOptions, *, wants_ids: bool = False) -> 
         )
     return open_labels(
         path,
+        storage,
         allow_partial=options.allow_partial,
         label=options.label,
         by=options.by or "query_id",
@@ -159,7 +162,7 @@ def _is_same_file(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
+def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold:
     """How a set is joined with the qrels, and its grades where that is by row."""
     assert options.qrels is not None
     where = f"{options.qrels}, column `{options.grade or 'grade'}`"
@@ -168,15 +171,15 @@ def gold_of(labels: LabelSet, options: JudgingOptions) -> Gold:
             return Gold(None, BY_PAIR)
         grade, by = options.grade or "grade", options.by or "query_id"
         held = load_qrels(
-            options.qrels, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map
+            options.qrels, storage, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map
         )
         return Gold(held.grades, BY_FILE_ROW)
     assert labels.plan is not None
-    own = own_input(labels.where, labels.plan, options.qrels, options.grade)
+    own = own_input(labels.where, labels.plan, options.qrels, options.grade, storage)
     if own is None:
         return Gold(None, BY_PAIR)
     files, column = own
-    found = read_grades(load_gold_by_row(files, column))
+    found = read_grades(load_gold_by_row(files, column, storage))
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))
         raise InputError(

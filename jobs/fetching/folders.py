@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from manifests.errors import ConfigError, InputError, ModelError, StoreError
+from manifests.storage.context import Storage
 from manifests.storage.object_run_store import open_object_run_store
 from manifests.storage.url_files import COPY_BYTES, UrlFile
 
 
-def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
+def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:
     """Copy every file below a URL to `slot`, which is there as a whole or not at all.
 
     Args:
@@ -24,10 +25,10 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None]) -> None:
     root = url.rstrip("/")
     with built_beside(slot) as scratch:
         try:
-            for name in open_object_run_store(root).marks(""):
+            for name in open_object_run_store(root, storage).marks(""):
                 target = scratch / _safe_relative(name, url)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with UrlFile(f"{root}/{name}") as source, target.open("wb") as out:
+                with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out, COPY_BYTES)
         except (StoreError, ConfigError, InputError) as exc:
             raise ModelError(f"model {url!r} can't be read: {exc}") from exc

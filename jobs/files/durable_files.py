@@ -13,6 +13,7 @@ from jobs.files.scratch import scratch_folder
 from manifests.errors import DiskFullError, StoreError, UsageError
 from manifests.storage.bundle_store_ports import Held
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from manifests.storage.disk_errors import out_of_files
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.local_run_store import sync_folder
@@ -24,7 +25,7 @@ ONE_PUT_BYTES = 64 << 20
 _HASH_BYTES = 4 << 20
 
 
-def check_free(to: str, inputs: Sequence[str], *, force: bool) -> None:
+def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
     """Raise where a file can't be written, before any work is done.
 
     Raises:
@@ -38,7 +39,7 @@ def check_free(to: str, inputs: Sequence[str], *, force: bool) -> None:
             raise UsageError(f"{to}: lies in the input {path}. Give a file elsewhere.")
     if is_url(to) and scheme_of(to) not in ("file", "local"):
         with contextlib.suppress(FileNotFoundError):
-            UrlFile(to).close()
+            UrlFile(to, storage).close()
             _refuse_taken(to, force=force)
         return
     target = _local(to)
@@ -75,7 +76,7 @@ def _refuse_taken(to: str, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def written(to: str) -> Iterator[Path]:
+def written(to: str, storage: Storage) -> Iterator[Path]:
     """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step.
     Where `to` is a link to a file, the link stays, and the file that it names is replaced.
 
@@ -88,7 +89,7 @@ def written(to: str) -> Iterator[Path]:
             with scratch_folder("relabel-out-") as scratch:
                 file = scratch / to.rpartition("/")[2]
                 yield file
-                _upload(file, to)
+                _upload(file, to, storage)
             return
         _refuse_odd(to, _local(to))
         target = _local(to).resolve()
@@ -120,7 +121,7 @@ def _publish(temporary: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
-def _upload(file: Path, to: str) -> None:
+def _upload(file: Path, to: str, storage: Storage) -> None:
     """Put a local file under a URL."""
     folder, _, name = to.rpartition("/")
     size = file.stat().st_size
@@ -129,7 +130,7 @@ def _upload(file: Path, to: str) -> None:
         with file.open("rb") as source:
             while block := source.read(_HASH_BYTES):
                 digest.update(block)
-        open_bundle_store(folder).upload(name, file, Held(size, digest.hexdigest()), lambda _: None)
+        open_bundle_store(folder, storage).upload(name, file, Held(size, digest.hexdigest()), lambda _: None)
         return
     # `single_writer`: one whole put needs no condition
-    open_run_store(folder, single_writer=True).put(name, file.read_bytes())
+    open_run_store(folder, storage, single_writer=True).put(name, file.read_bytes())

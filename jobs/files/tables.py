@@ -17,6 +17,7 @@ from manifests.inputs.input_files import list_files
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.secrets.redaction import shortened
 from manifests.specs import nearest
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import UrlFile, fetched
 
@@ -39,7 +40,9 @@ def load_polars() -> Any:
     return require("polars", extra="pairs", purpose="relabel pairs")
 
 
-def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role: str) -> tuple[Any, tuple[str, ...]]:
+def scan(
+    path: str, wanted: Mapping[str, Kind], storage: Storage, *, has_text: bool = False, role: str
+) -> tuple[Any, tuple[str, ...]]:
     """A lazy frame over a file, folder or glob.
 
     Args:
@@ -52,7 +55,7 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
     polars = load_polars()
-    here, first, named = open_tables(path, wanted, role=role)
+    here, first, named = open_tables(path, wanted, storage, role=role)
     text: tuple[str, ...] = ()
     if has_text:
         text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
@@ -66,7 +69,9 @@ def scan(path: str, wanted: Mapping[str, Kind], *, has_text: bool = False, role:
     return polars.scan_parquet(here, glob=False), text
 
 
-def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[list[str], dict[str, Any], str]:
+def open_tables(
+    path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str
+) -> tuple[list[str], dict[str, Any], str]:
     """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's
     name for messages.
 
@@ -74,13 +79,13 @@ def open_tables(path: str, wanted: Mapping[str, Kind], *, role: str) -> tuple[li
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
     polars = load_polars()
-    files = _files(path, role)
+    files = _files(path, role, storage)
     first: dict[str, Any] = {}
     here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
     for file in files:
-        with open_parquet(file):  # says what is wrong with a file that is not a whole Parquet file
+        with open_parquet(file, storage):  # says what is wrong with a file that is not a whole Parquet file
             pass
-        here.append(str(fetched(file)) if is_url(file) else file)
+        here.append(str(fetched(file, storage)) if is_url(file) else file)
         schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
         first = first or schema
         if schema.keys() != first.keys():
@@ -113,7 +118,7 @@ def document_of(columns: tuple[str, ...]) -> Any:
     return polars.concat_str(parts, separator="\n\n", ignore_nulls=True).fill_null("")
 
 
-def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
+def check_target(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
     """Raise where the output can't be written, before any work is done.
 
     Raises:
@@ -122,7 +127,7 @@ def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
     if not to.endswith(PARQUET_SUFFIXES):
         raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
     if is_url(to):
-        _check_target_url(to, inputs, force=force)
+        _check_target_url(to, inputs, storage, force=force)
         return
     target = Path(to).resolve()
     for path in inputs:
@@ -133,16 +138,16 @@ def check_target(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
         raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
-def _check_target_url(to: str, inputs: tuple[str, ...], *, force: bool) -> None:
+def _check_target_url(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
     if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
         raise UsageError(f"--to {to}: lies in an input. Give a file elsewhere.")
     with contextlib.suppress(FileNotFoundError):
-        UrlFile(to)
+        UrlFile(to, storage)
         if not force:
             raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
-def publish(frame: Any, to: str, *, source: str) -> int:
+def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
     """Write a lazy frame as one Parquet file, streaming: under another name first, then renamed.
 
     Returns:
@@ -153,7 +158,7 @@ def publish(frame: Any, to: str, *, source: str) -> int:
     """
     import pyarrow.parquet as pq
 
-    with written(to) as file:
+    with written(to, storage) as file:
         with told(source):
             _sink(frame, file)
         return int(pq.read_metadata(file).num_rows)
@@ -186,10 +191,10 @@ def told(path: str) -> Iterator[None]:
         ) from exc
 
 
-def _files(path: str, role: str) -> list[str]:
+def _files(path: str, role: str, storage: Storage) -> list[str]:
     if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
         raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
-    files = [file.path for file in list_files(path)]
+    files = [file.path for file in list_files(path, storage)]
     if not files:
         raise InputError(
             f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."

@@ -46,6 +46,7 @@ from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, build_
 from manifests.schemas import ANSWERS, QUARANTINE, conformed, table_bytes
 from manifests.specs import RunSpec
 from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
@@ -98,7 +99,9 @@ class _Run:
         ]
 
 
-def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, allow_mixed: bool = False) -> Merged:
+def merge_outputs(
+    paths: Sequence[str], to: str, storage: Storage, *, name: str | None = None, allow_mixed: bool = False
+) -> Merged:
     """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date.
 
     Args:
@@ -116,7 +119,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
         raise ConfigError(
             f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
         )
-    runs = _open_runs(paths)
+    runs = _open_runs(paths, storage)
     differences = _differences(runs)
     if differences and not allow_mixed:
         raise GateError(
@@ -124,7 +127,7 @@ def merge_outputs(paths: Sequence[str], to: str, *, name: str | None = None, all
             "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
-    store = open_run_store(to)
+    store = open_run_store(to, storage)
     if not _holds(store, plan):
         store.prove()
         write_plan(store, plan, beside)
@@ -219,12 +222,12 @@ def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
             )
 
 
-def _open_runs(paths: Sequence[str]) -> list[_Run]:
+def _open_runs(paths: Sequence[str], storage: Storage) -> list[_Run]:
     if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
     grouped: dict[str, list[_Source]] = {}
     for path in paths:
-        store = open_run_store(path)
+        store = open_run_store(path, storage)
         plan = load_plan(store)
         if plan is None:
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is no output of a run.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from jobs.files.tables import document_of, load_polars, refuse_null, scan, told
 from manifests.errors import InputError, UsageError
+from manifests.storage.context import Storage
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")
 _NAMES_SHOWN = 5
@@ -68,7 +69,7 @@ class CitationCounts:
         return ", ".join(self.short_queries[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[Any, CitationCounts]:
+def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: Storage) -> tuple[Any, CitationCounts]:
     """The pairs, as a lazy frame: `query_id, query, doc_id`, the document's columns, `kind`, `cited_in`.
 
     Rows are ordered by query id, kind and document id, whatever the order of the inputs. Ids and citation lists are
@@ -83,8 +84,8 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[
     """
     polars = load_polars()
     col = polars.col
-    answers = _load_answers(answers_path)
-    docs, text_columns = scan(docs_path, {"doc_id": "id"}, has_text=True, role="--docs")
+    answers = _load_answers(answers_path, storage)
+    docs, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="--docs")
     refuse_null(docs, "doc_id", path=docs_path)
     docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
     known = _known_documents(docs, text_columns, docs_path)
@@ -142,13 +143,14 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule) -> tuple[
     return frame, counts
 
 
-def _load_answers(path: str) -> Any:
+def _load_answers(path: str, storage: Storage) -> Any:
     """The answers, ids as text; checked."""
     polars = load_polars()
     col = polars.col
     frame, _ = scan(
         path,
         {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"},
+        storage,
         role="ANSWERS",
     )
     for name in ("query_id", "query", "answer_id"):

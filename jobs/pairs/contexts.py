@@ -18,6 +18,7 @@ from jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan,
 from jobs.pairs.noise import Deck, NoiseRule
 from manifests.errors import InputError
 from manifests.extras import require
+from manifests.storage.context import Storage
 
 MOST_CONTEXT = 4
 """Documents that a job reads from the context column at most."""
@@ -87,7 +88,9 @@ class ContextRule:
     noise: NoiseRule | None = None
 
 
-def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None) -> tuple[Any, ContextCounts]:
+def with_context(
+    pairs_path: str, rule: ContextRule, storage: Storage, *, corpus_path: str | None
+) -> tuple[Any, ContextCounts]:
     """The pairs with a column `context`, as a lazy frame in the order of the input.
 
     Holds the distinct documents and one context a query in memory (up to k x max_chars characters each); rows stream.
@@ -103,10 +106,10 @@ def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None)
     polars = load_polars()
     col = polars.col
     noise = rule.noise
-    is_given = noise is not None and COLUMN in scan(pairs_path, {}, role="PAIRS")[0].collect_schema()
+    is_given = noise is not None and COLUMN in scan(pairs_path, {}, storage, role="PAIRS")[0].collect_schema()
     wanted: dict[str, Kind] = {"query_id": "id", "query": "text"}
     pairs, text_columns = scan(
-        pairs_path, {**wanted, COLUMN: "texts"} if is_given else wanted, has_text=True, role="PAIRS"
+        pairs_path, {**wanted, COLUMN: "texts"} if is_given else wanted, storage, has_text=True, role="PAIRS"
     )
     names = pairs.collect_schema().names()
     if COLUMN in names and not is_given:
@@ -119,7 +122,7 @@ def with_context(pairs_path: str, rule: ContextRule, *, corpus_path: str | None)
     source, source_path = pairs, pairs_path
     if corpus_path is not None:
         source_path = corpus_path
-        source, text_columns = scan(corpus_path, {}, has_text=True, role="--corpus")
+        source, text_columns = scan(corpus_path, {}, storage, has_text=True, role="--corpus")
     with told(source_path):
         found = source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique()
         documents = found.with_columns(key=col("text").hash()).collect(engine="streaming")

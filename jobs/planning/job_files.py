@@ -33,8 +33,8 @@ from manifests.runs.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_
 from manifests.secrets.redaction import keep_secret, secret_in
 from manifests.secrets.secret_names import names_secret
 from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
-from manifests.storage.filesystems import is_url, place_of, use_storage_options
-from manifests.storage.retries import use_limit
+from manifests.storage.context import Storage
+from manifests.storage.filesystems import is_url, place_of
 from manifests.storage.run_stores import open_run_store
 
 ENVIRONMENT_PREFIX = "RELABEL_"
@@ -51,6 +51,8 @@ class Job:
     labeler: Labeler
     engine_class: EngineClass
     where: str
+    storage: Storage
+    """How input, output, templates and models are reached."""
     secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False, compare=False)
     """What the engine alone is given: by option, the value of the variable that the option names.
     No part of the spec.
@@ -74,7 +76,7 @@ class Job:
                     f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would "
                     "be read as input. Give an output elsewhere."
                 )
-        return open_dataset(self.spec.input, reads_context=self.labeler.uses_context, known=known)
+        return open_dataset(self.spec.input, self.storage, reads_context=self.labeler.uses_context, known=known)
 
     def model_digest(self) -> str:
         """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one
@@ -86,7 +88,7 @@ class Job:
         engine = self.spec.engine
         if engine.model is not None and "cache_dir" in type(engine.args).model_fields:
             cache_dir: str | None = getattr(engine.args, "cache_dir")  # noqa: B009 (an option of some engines)
-            fetch_model(engine.model, cache_dir=Path(cache_dir) if cache_dir else None)
+            fetch_model(engine.model, self.storage, cache_dir=Path(cache_dir) if cache_dir else None)
         return self.engine_class.model_digest(engine)
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
@@ -199,24 +201,25 @@ def load_job(
     )
 
 
-def output_of(path: str, *, day: str | None = None) -> str:
-    """Where a job lives, for commands that need no more of it. Sets the process's storage options.
+def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage]:
+    """Where a job lives and how that is reached, for commands that need no more of it.
 
     Raises:
         ConfigError, UsageError: see `load_job`.
     """
     settings = read_settings(path, day=day)
     if old_place(settings.values, settings.places, marks=(PLAN_NAME,)) is not None:
-        return load_job(path, day=day).spec.output
-    use_storage(settings.values, where=path)
+        job = load_job(path, day=day)
+        return job.spec.output, job.storage
+    storage = storage_of(settings.values, where=path)
     output = settings.values.get("output", "")
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
-    return path_of(output, PathMark.PATH, settings.places, ("output",))
+    return path_of(output, PathMark.PATH, settings.places, ("output",)), storage
 
 
 def _holds_its_plan(job: Job) -> bool:
-    plan = load_plan(open_run_store(job.spec.output, single_writer=job.spec.run.single_writer))
+    plan = load_plan(open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer))
     return plan is not None and is_plan_of(plan, job.parts(job.open_dataset()))
 
 
@@ -329,9 +332,9 @@ def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:
         )
 
 
-def use_storage(values: Mapping[str, Any], *, where: str) -> None:
-    """Set this process's storage options from a job's plain values, for commands that need no more of the job than
-    where things lie.
+def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:
+    """How a job's plain values say that storage is reached, for commands that need no more of the job than where things
+    lie.
 
     Raises:
         ConfigError: they are not options by scheme.
@@ -339,7 +342,7 @@ def use_storage(values: Mapping[str, Any], *, where: str) -> None:
     options = values.get(STORAGE_KEY) or {}
     if not isinstance(options, dict) or not all(isinstance(inner, dict) for inner in options.values()):
         raise ConfigError(f"{where}: `{STORAGE_KEY}`: want a mapping of options for each URL scheme")
-    use_storage_options(options)
+    return Storage.of(options)
 
 
 def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str) -> Any:
@@ -385,10 +388,9 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = resolved(validate_spec(JobSpec, values, where=where), places)
-    use_storage_options(spec.storage_options)  # before the labeler, whose templates may lie at a URL
-    use_limit(spec.run.store_retry_s)
-    with local_templates(spec.labeler) as options:
-        return Job(spec, found_labeler(options), found_engine, where)
+    storage = Storage.of(spec.storage_options, retry_s=spec.run.store_retry_s, lease_s=spec.run.lease_s)
+    with local_templates(spec.labeler, storage) as options:
+        return Job(spec, found_labeler(options), found_engine, where, storage)
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:

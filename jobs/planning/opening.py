@@ -27,7 +27,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         ManifestError: there is no plan and `may_plan` is off.
     """
     run = job.spec.run
-    store = open_run_store(job.spec.output, single_writer=run.single_writer, lease_s=run.lease_s)
+    store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
     plan = load_plan(store)
     known = None if plan is None else load_known(store, plan)
     dataset = _open_dataset(job, plan, known)
@@ -76,5 +76,7 @@ def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dat
     if plan is None or known is None:
         return job.open_dataset()
     return job.open_dataset(
-        lambda listed: known_dataset(known, plan, job.spec.input, listed, reads_context=job.labeler.uses_context)
+        lambda listed: known_dataset(
+            known, plan, job.spec.input, listed, job.storage, reads_context=job.labeler.uses_context
+        )
     )

@@ -17,6 +17,7 @@ import yaml
 
 from manifests.errors import ConfigError, RelabelError
 from manifests.specs import DisputedText
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import read_url
 
@@ -58,7 +59,7 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
             there.
     """
     try:
-        data = read_url(path) if is_url(path) else _read_file(path)
+        data = read_url(path, Storage()) if is_url(path) else _read_file(path)
         text = data.decode()
     except FileNotFoundError as exc:
         raise ConfigError(f"{path}: no such file. {beginning}.") from exc

@@ -21,6 +21,7 @@ from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import Receipt
 from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
 from manifests.runs.run_inputs import RunInput, open_run_input
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
@@ -46,6 +47,7 @@ class RunArtifact:
 
     path: str
     store: RunStore
+    storage: Storage
     plan: Plan
     name: str
     manifest_bytes: bytes | None
@@ -111,7 +113,7 @@ class RunArtifact:
         Raises:
             InputError, ManifestError: it is not there any more, or not what was labelled.
         """
-        return open_run_input(self.path, self.store, self.plan)
+        return open_run_input(self.path, self.store, self.plan, self.storage)
 
 
 @dataclass
@@ -146,7 +148,7 @@ class BundleArtifact:
 Artifact: TypeAlias = RunArtifact | StudentArtifact | BundleArtifact
 
 
-def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
+def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
     """Open every path; two of one name are told apart by their paths.
 
     Raises:
@@ -162,7 +164,7 @@ def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
                 f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else ".")
             )
         seen[place] = path
-    found = [open_artifact(path) for path in paths]
+    found = [open_artifact(path, storage) for path in paths]
     for kind in (RunArtifact, StudentArtifact, BundleArtifact):
         same = [one for one in found if isinstance(one, kind)]
         names = [one.name for one in same]
@@ -172,7 +174,7 @@ def open_artifacts(paths: tuple[str, ...] | list[str]) -> list[Artifact]:
     return found
 
 
-def open_artifact(path: str) -> Artifact:
+def open_artifact(path: str, storage: Storage) -> Artifact:
     """What lies at a path.
 
     Raises:
@@ -183,11 +185,11 @@ def open_artifact(path: str) -> Artifact:
         raise InputError(
             f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`."
         )
-    store = open_run_store(path)
+    store = open_run_store(path, storage)
     if _read(store, PLAN_NAME) is not None:
         plan = load_plan(store)
         assert plan is not None
-        return RunArtifact(path, store, plan, plan.name, _read(store, MANIFEST_NAME))
+        return RunArtifact(path, store, storage, plan, plan.name, _read(store, MANIFEST_NAME))
     record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
     if record is not None:
         held = _object(manifest, f"{path}/{MANIFEST_NAME}") if manifest is not None else {}

@@ -23,6 +23,7 @@ from jobs.report.sections_students import student_section, training_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
 from jobs.report.tallies import LabelTally, read_chosen, tally_labels, texts_of
 from manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError
+from manifests.storage.context import Storage
 
 MAX_ROWS = 5000
 
@@ -43,7 +44,12 @@ class BuiltPage:
 
 
 def build_report(
-    paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False
+    paths: Sequence[str],
+    storage: Storage,
+    *,
+    gold: GoldChoice | None = None,
+    max_rows: int = MAX_ROWS,
+    is_inside_bundle: bool = False,
 ) -> BuiltPage:
     """Report on label runs, students and bundles.
 
@@ -57,7 +63,7 @@ def build_report(
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: human grades were named, and the packages that judge by them are not here.
     """
-    artifacts = open_artifacts(list(paths))
+    artifacts = open_artifacts(list(paths), storage)
     choice = gold or GoldChoice()
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
@@ -104,10 +110,15 @@ def build_report(
 
 
 def render_report(
-    paths: Sequence[str], *, gold: GoldChoice | None = None, max_rows: int = MAX_ROWS, is_inside_bundle: bool = False
+    paths: Sequence[str],
+    storage: Storage,
+    *,
+    gold: GoldChoice | None = None,
+    max_rows: int = MAX_ROWS,
+    is_inside_bundle: bool = False,
 ) -> str:
     """The HTML of a report; arguments and errors are those of `build_report`."""
-    return build_report(paths, gold=gold, max_rows=max_rows, is_inside_bundle=is_inside_bundle).html
+    return build_report(paths, storage, gold=gold, max_rows=max_rows, is_inside_bundle=is_inside_bundle).html
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from jobs.report.artifacts import BundleArtifact
 from jobs.report.building import render_report
 from jobs.report.page import Page, opening, render_page
 from jobs.report.sections_bundles import latency_section
+from manifests.storage.context import Storage
 from manifests.storage.disk_errors import told
-from manifests.storage.run_stores import open_run_store
+from manifests.storage.local_run_store import LocalRunStore
 
 _SECTION = re.compile(r'<section id="latency".*?</section>\n', re.DOTALL)
 _ENTRY = re.compile(r' *<li><a href="#latency">.*?</li>\n')
@@ -43,7 +44,7 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
     if any(file.path == REPORT_NAME for file in bundle.files):
         return bundle
     folder = bundle.folder
-    page = render_report([str(student), str(folder)], max_rows=0, is_inside_bundle=True)
+    page = render_report([str(student), str(folder)], Storage(), max_rows=0, is_inside_bundle=True)
     with locked(folder, waits=True), told("write", beside(folder, PART)):
         part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
         (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
@@ -71,7 +72,7 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
             "%s of %s is no page that this relabel draws, and stays without the latencies.", REPORT_NAME, name
         )
         return page
-    section = latency_section([BundleArtifact(str(folder), open_run_store(str(folder)), {}, "", name)])
+    section = latency_section([BundleArtifact(str(folder), LocalRunStore(str(folder)), {}, "", name)])
     drawn = render_page(Page(name, "", [section]))
     for pattern, end in ((_ENTRY, _END_OF_ENTRIES), (_SECTION, _END_OF_SECTIONS)):
         found = pattern.search(drawn)

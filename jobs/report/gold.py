@@ -113,7 +113,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
         return _OwnGold(why_not=f"{said}its input is {len(paths)} paths, and grades are read from one.")
     path = str(paths[0])
     try:
-        own = own_input(run.path, run.plan, path, column)
+        own = own_input(run.path, run.plan, path, column, run.storage)
     except CANT as exc:
         return _OwnGold(why_not=f"{said}{exc}")
     if own is None:
@@ -126,10 +126,10 @@ class Humans:
     """The human grade of each row of a run, as the browser shows it."""
 
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:
-        gold = gold_of(open_set(run.path, options), options)
+        gold = gold_of(open_set(run.path, options, run.storage), options, run.storage)
         self._by_row = gold.by_row
         self._by_pair: dict[tuple[str, str], int | None] = (
-            {} if gold.by_row is not None else load_pairs(options)[1].by_pair
+            {} if gold.by_row is not None else load_pairs(options, run.storage)[1].by_pair
         )
 
     def of(self, row: dict[str, Any]) -> int | None:

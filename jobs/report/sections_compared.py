@@ -51,7 +51,7 @@ def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comp
     for one in (options, NO_GOLD):
         try:
             return compare_sets(
-                (teacher.path, other.path), one or NO_GOLD, [], resamples=RESAMPLES, seed=7
+                (teacher.path, other.path), one or NO_GOLD, [], teacher.storage, resamples=RESAMPLES, seed=7
             ).comparisons[0]
         except CANT:
             if one in (None, NO_GOLD) or gold.path is not None:

@@ -53,7 +53,7 @@ def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[Judg
         if options is None:
             continue
         try:
-            judging = judge((run.path,), options)
+            judging = judge((run.path,), options, run.storage)
             found.append(JudgedRun(run.name, judging, evaluate(judging.judged, resamples=RESAMPLES)))
         except CANT as exc:
             if gold.path is not None:

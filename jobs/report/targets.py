@@ -7,11 +7,12 @@ from pathlib import Path
 
 from jobs.files.durable_files import check_free
 from jobs.report.page import opening
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.url_files import UrlFile
 
 
-def check_target(to: str, inputs: Sequence[str], *, force: bool) -> None:
+def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
     """Raise where a report can't be written, before any work is done.
 
     Args:
@@ -20,17 +21,17 @@ def check_target(to: str, inputs: Sequence[str], *, force: bool) -> None:
     Raises:
         UsageError: it is a folder, lies in an input, or is there already and no report.
     """
-    check_free(to, inputs, force=True)
-    if not force and not _is_report(to):
-        check_free(to, inputs, force=False)
+    check_free(to, inputs, storage, force=True)
+    if not force and not _is_report(to, storage):
+        check_free(to, inputs, storage, force=False)
 
 
-def _is_report(to: str) -> bool:
+def _is_report(to: str, storage: Storage) -> bool:
     """Whether `relabel report` wrote what stands there; a file that can't be read is none."""
     mark = opening("report").encode()
     try:
         if is_url(to) and scheme_of(to) not in ("file", "local"):
-            with UrlFile(to) as page:
+            with UrlFile(to, storage) as page:
                 return page.read(len(mark)) == mark
         path = Path(place_of(to))
         if not path.is_file():  # a device or a pipe may wait for ever

@@ -39,7 +39,7 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
             what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "stands there twice"
             raise ConfigError(f"{job.where}: `reuse`: {path} {what}. Name outputs of earlier runs, each once.")
         seen.add(place_of(path))
-    return [open_earlier(path) for path in job.spec.reuse]
+    return [open_earlier(path, job.storage) for path in job.spec.reuse]
 
 
 class AnswerCache:

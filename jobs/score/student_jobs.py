@@ -43,6 +43,7 @@ from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import fingerprint_parts
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import read_url
 
@@ -173,7 +174,7 @@ def identify(path: str) -> Identity:
     return Identity(path, record, files, sha256_bytes(data))
 
 
-def local_student(reference: str, *, cache_dir: Path) -> str:
+def local_student(reference: str, storage: Storage, *, cache_dir: Path) -> str:
     """The folder of a student: as it was named, or fetched from a URL into the cache, where it lies by the digest of
     its manifest, so that a student that was trained again is another one.
 
@@ -184,7 +185,7 @@ def local_student(reference: str, *, cache_dir: Path) -> str:
     if not is_url(reference):
         return reference
     try:
-        data = read_url(f"{reference.rstrip('/')}/{MANIFEST_NAME}")
+        data = read_url(f"{reference.rstrip('/')}/{MANIFEST_NAME}", storage)
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{reference}: holds no {MANIFEST_NAME}, so no finished student. Give a copy of `relabel distill`'s output."
@@ -196,7 +197,7 @@ def local_student(reference: str, *, cache_dir: Path) -> str:
             raise ModelError(f"{reference}: replaced while it was fetched. Run again, once it stays as it is.")
 
     if not slot.is_dir():
-        fetch_folder(reference, slot, check)
+        fetch_folder(reference, slot, check, storage)
     return str(slot)
 
 
@@ -287,7 +288,7 @@ class ScoreRequest:
     dtype: str
 
 
-def score_job(request: ScoreRequest) -> ScoreJob:
+def score_job(request: ScoreRequest, storage: Storage) -> ScoreJob:
     """The job behind a request: the student's columns unless others are named.
 
     Raises:
@@ -318,7 +319,7 @@ def score_job(request: ScoreRequest) -> ScoreJob:
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options, record.heads)
     # `start_student` stands for the class
-    return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}")
+    return ScoreJob(spec, labeler, cast(EngineClass, None), f"relabel score {request.student}", storage)
 
 
 def score_rows(

@@ -26,7 +26,9 @@ class EngineClass(Protocol):
     """What an engine's class offers before any model is loaded. Importing its module loads no heavy package."""
 
     Args: ClassVar[type[EngineArgs]]
-    """Option model of the spec's `engine.args`."""
+    """Option model of the spec's `engine.args`. Where it has a `cache_dir`, a model at a URL or in a wheel is fetched
+    there before any of these is called, for `resolve_model` to find.
+    """
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -29,6 +30,7 @@ from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input, mark_of
 from manifests.specs import Columns, InputSpec, nearest
+from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import absolute_path, is_url
 from manifests.storage.url_files import TAIL_BYTES, UrlFile
@@ -62,6 +64,7 @@ class Dataset:
         columns: resolved: every name exists in every file; `context` and `gold` are None where absent or not wanted.
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
+        storage: how the files are reached.
         marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
@@ -71,6 +74,7 @@ class Dataset:
     columns: Columns
     rows: int
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    storage: Storage = field(repr=False, compare=False)
     marks: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
 
@@ -83,7 +87,7 @@ class Dataset:
 Known = Callable[[list[ListedFile]], Dataset | None]
 
 
-def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = None) -> Dataset:
+def open_dataset(spec: InputSpec, storage: Storage, *, reads_context: bool, known: Known | None = None) -> Dataset:
     """Find the files and check the columns.
 
     Args:
@@ -94,7 +98,7 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
-    listings = [list_input(pattern) for pattern in spec.path]
+    listings = [list_input(pattern, storage) for pattern in spec.path]
     listed = [file for listing in listings for file in listing.files]
     left_out = tuple(sum((listing.left_out for listing in listings), Counter[str]()).most_common())
     paths = [file.path for file in listed]
@@ -111,7 +115,7 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
     columns: Columns | None = None
     first_types: dict[str, str] = {}
     marks: list[str] = []
-    for (path, mark), look in zip(listed, _looks(paths), strict=True):
+    for (path, mark), look in zip(listed, _looks(paths, storage), strict=True):
         with reading(path):  # a damaged footer may hold names that are no text, and more
             if columns is None:
                 columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
@@ -130,7 +134,13 @@ def open_dataset(spec: InputSpec, *, reads_context: bool, known: Known | None = 
         )
     is_marked = len(marks) == len(files)
     return Dataset(
-        tuple(files), columns, min(rows, spec.limit or rows), tuple(groups), tuple(marks) if is_marked else (), left_out
+        tuple(files),
+        columns,
+        min(rows, spec.limit or rows),
+        tuple(groups),
+        storage,
+        tuple(marks) if is_marked else (),
+        left_out,
     )
 
 
@@ -138,7 +148,7 @@ def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
     return f" (left out: {left_out_text(left_out)})" if left_out else ""
 
 
-def open_parquet(path: str) -> pq.ParquetFile:
+def open_parquet(path: str, storage: Storage) -> pq.ParquetFile:
     """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
 
     Raises:
@@ -146,7 +156,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
     """
     with reading(path):
         if is_url(path):
-            return _parquet_of(UrlFile(path))
+            return _parquet_of(UrlFile(path, storage))
         # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
         # groups of 40 MB)
         check_kind(path, Path(path).stat())
@@ -162,14 +172,14 @@ class PlannedFile(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_planned(file: InputFile) -> Iterator[PlannedFile]:
+def open_planned(file: InputFile, storage: Storage) -> Iterator[PlannedFile]:
     """Open a file of the dataset again.
 
     Raises:
         InputError: it can't be read, or is not the file any more that was looked at when this run began.
     """
     path = file.path
-    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb", buffering=0) as source:
+    with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
         size, footer = _read_footer(source, path)
         if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
             raise changed_under_way(path)
@@ -181,7 +191,7 @@ def open_planned(file: InputFile) -> Iterator[PlannedFile]:
             ) as parquet:
                 yield PlannedFile(parquet, source)
         else:
-            with open_parquet(path) as parquet:
+            with open_parquet(path, storage) as parquet:
                 yield PlannedFile(parquet, source)
 
 
@@ -280,18 +290,19 @@ class _Look(NamedTuple):
     encrypted: list[str]
 
 
-def _looks(paths: list[str]) -> Iterator[_Look]:
+def _looks(paths: list[str], storage: Storage) -> Iterator[_Look]:
     """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
+    look = functools.partial(_look, storage=storage)
     if not any(map(is_url, paths)):
-        yield from map(_look, paths)
+        yield from map(look, paths)
         return
     with ThreadPoolExecutor(LOOKS_AT_A_TIME, thread_name_prefix="look") as pool:
         for first in range(0, len(paths), LOOKS_KEPT):
-            yield from pool.map(_look, paths[first : first + LOOKS_KEPT])
+            yield from pool.map(look, paths[first : first + LOOKS_KEPT])
 
 
-def _look(path: str) -> _Look:
-    with reading(path), UrlFile(path) if is_url(path) else Path(path).open("rb") as file:
+def _look(path: str, storage: Storage) -> _Look:
+    with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
         size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))

@@ -21,6 +21,7 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import left_out_as, look_into
 from manifests.inputs.input_globs import is_glob, matches_of
 from manifests.odd_text import oddity_of, shown
+from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
 from manifests.storage.object_run_store import objects_of
@@ -50,18 +51,18 @@ class Listing(NamedTuple):
     left_out: Counter[str]
 
 
-def list_files(pattern: str) -> list[ListedFile]:
+def list_files(pattern: str, storage: Storage) -> list[ListedFile]:
     """The Parquet files behind a file, folder or glob, in name order; see `list_input`."""
-    return list_input(pattern).files
+    return list_input(pattern, storage).files
 
 
-def list_input(pattern: str) -> Listing:
+def list_input(pattern: str, storage: Storage) -> Listing:
     """The Parquet files behind a file, folder or glob, and what its folders hold besides.
 
     Raises:
         InputError: a plain path that does not exist, or a folder that holds what can't be read.
     """
-    found = _list_url(pattern) if is_url(pattern) else _list_local(pattern)
+    found = _list_url(pattern, storage) if is_url(pattern) else _list_local(pattern)
     for file in found.files:
         check_name(file.path)
     return found
@@ -121,12 +122,12 @@ def _file_at(path: str) -> ListedFile:
     return ListedFile(path, mark_of(stat))
 
 
-def _list_url(pattern: str) -> Listing:
+def _list_url(pattern: str, storage: Storage) -> Listing:
     """The Parquet files behind a file, folder or glob by URL, from one listing."""
     scheme = scheme_of(pattern)
     if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
         return Listing([ListedFile(pattern, None)], Counter())
-    objects, root = objects_of(pattern)
+    objects, root = objects_of(pattern, storage)
     fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
     folder = root if fixed == root else fixed.rpartition("/")[0]
     marks: dict[str, str] = {}
@@ -134,7 +135,7 @@ def _list_url(pattern: str) -> Listing:
     while True:
         page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
         try:
-            found, after = Retries().call(page, f"{pattern}: listing it")
+            found, after = Retries(storage.retry_s).call(page, f"{pattern}: listing it")
         except FileNotFoundError:
             break
         marks.update((key, tag) for key, tag in found if not key.endswith("/"))
@@ -150,7 +151,7 @@ def _list_url(pattern: str) -> Listing:
         keys = [
             key for key in marks if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))
         ]
-    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern)[0].unstrip_protocol
+    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
     # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
     is_sure = objects.has_atomic_conditions
     files = [ListedFile(str(full(key)), marks.get(key) if is_sure else None) for key in sorted(keys)]

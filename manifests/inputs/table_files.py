@@ -19,6 +19,7 @@ from manifests.inputs.dataset import open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.specs import nearest
+from manifests.storage.context import Storage
 from manifests.storage.url_files import read_whole
 
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
@@ -33,7 +34,7 @@ Choice = Callable[[list[str]], Sequence[str]]
 _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
-def load_columns(path: str, choose: Choice) -> dict[str, list[Any]]:
+def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, list[Any]]:
     """Read some columns of a file; its form is told by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
     has no known one.
 
@@ -45,11 +46,11 @@ def load_columns(path: str, choose: Choice) -> dict[str, list[Any]]:
     """
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in PARQUET_SUFFIXES:
-        with open_parquet(path) as parquet, reading(path):
+        with open_parquet(path, storage) as parquet, reading(path):
             names = list(dict.fromkeys(choose(parquet.schema_arrow.names)))
             table = parquet.read(columns=names)
             return {name: table[name].to_pylist() for name in names}
-    text = _text(path)
+    text = _text(path, storage)
     if suffix in JSON_SUFFIXES:
         return _from_jsonl(path, text, choose)
     if suffix in DELIMITERS:
@@ -118,9 +119,9 @@ def as_ids(values: Sequence[Any], *, path: str, column: str) -> list[str]:
     return [value if type(value) is str else str(value) for value in values]
 
 
-def _text(path: str) -> str:
+def _text(path: str, storage: Storage) -> str:
     with reading(path):
-        return read_whole(path).decode("utf-8-sig")
+        return read_whole(path, storage).decode("utf-8-sig")
 
 
 def _from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:

@@ -23,6 +23,7 @@ from manifests.runs.run_folder import RunFolder, load_manifest
 from manifests.runs.run_inputs import prove_run_input
 from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 
@@ -92,7 +93,7 @@ class RunLabels:
         return int(self.plan.parts["labeler"]["grades"])
 
 
-def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
+def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
     """The files of an output folder, none of them read yet.
 
     Raises:
@@ -100,7 +101,7 @@ def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
         ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is
             damaged.
     """
-    store = open_run_store(root)
+    store = open_run_store(root, storage)
     plan = load_plan(store)
     if plan is None:
         raise InputError(
@@ -138,13 +139,13 @@ def open_run_labels(root: str, *, allow_partial: bool) -> RunLabels:
     return RunLabels(root, plan, folder, labels, quarantine, num_quarantined, notes)
 
 
-def open_run(root: str, *, allow_partial: bool) -> LabelSet:
+def open_run(root: str, storage: Storage, *, allow_partial: bool) -> LabelSet:
     """The labels of an output folder.
 
     Raises:
         InputError, ManifestError: see `open_run_labels`.
     """
-    return label_set(open_run_labels(root, allow_partial=allow_partial))
+    return label_set(open_run_labels(root, storage, allow_partial=allow_partial))
 
 
 def label_set(run: RunLabels) -> LabelSet:
@@ -179,7 +180,15 @@ def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
 
 
 def open_label_file(
-    path: str, *, label: str, by: str, doc: str, where: Mapping[str, str], wants_ids: bool, is_by_named: bool
+    path: str,
+    storage: Storage,
+    *,
+    label: str,
+    by: str,
+    doc: str,
+    where: Mapping[str, str],
+    wants_ids: bool,
+    is_by_named: bool,
 ) -> LabelSet:
     """The labels of a Parquet, JSONL or CSV file; `probs` and `samples` are taken where they stand as in a run's files.
 
@@ -202,7 +211,7 @@ def open_label_file(
             require_column(name, names, path=path, role="--where", option="--where COLUMN=VALUE")
         return [*where, *(name for name in (label, by, doc, "probs", "samples") if name in names)]
 
-    columns = load_columns(path, choose)
+    columns = load_columns(path, choose, storage)
     found = LabelSet(
         path, "file", None, None, {"column": label, **({"where": dict(where)} if where else {})}, None, lambda: iter(())
     )
@@ -283,7 +292,7 @@ def _map_probs(row: list[float], label_map: GradeMap, where: str) -> list[float]
     return merged
 
 
-def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list[str], str] | None:
+def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
     """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it
     is not.
 
@@ -298,7 +307,7 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list
     columns = Columns(**plan.parts["columns"])
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
-        found = open_dataset(spec, reads_context=False) if list_files(path) else None
+        found = open_dataset(spec, storage, reads_context=False) if list_files(path, storage) else None
     except InputError:
         if not is_url(path) and Path(path).is_dir():
             # grades lie in files: a folder can be nothing else, so what ails it is told
@@ -310,7 +319,7 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None) -> tuple[list
     return [file.path for file in found.files], grade or columns.gold or "grade"
 
 
-def load_gold_by_row(files: list[str], column: str) -> list[Any]:
+def load_gold_by_row(files: list[str], column: str, storage: Storage) -> list[Any]:
     """A column of a run's own input, in the order of row ids.
 
     Raises:
@@ -318,20 +327,20 @@ def load_gold_by_row(files: list[str], column: str) -> list[Any]:
     """
     values: list[Any] = []
     for path in files:
-        with open_parquet(path) as parquet, reading(path):
+        with open_parquet(path, storage) as parquet, reading(path):
             require_column(column, parquet.schema_arrow.names, path=path, role="the human grade", option="--grade")
             values += parquet.read(columns=[column])[column].to_pylist()
     return values
 
 
-def is_run(path: str) -> bool:
+def is_run(path: str, storage: Storage) -> bool:
     """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
     if not is_url(path):
         return Path(path).is_dir()
     if PurePosixPath(path).suffix.lower() in FILE_SUFFIXES:
         return False
     try:
-        open_run_store(path).read(PLAN_NAME)
+        open_run_store(path, storage).read(PLAN_NAME)
     except FileNotFoundError:
         return False
     return True
@@ -339,6 +348,7 @@ def is_run(path: str) -> bool:
 
 def open_labels(
     path: str,
+    storage: Storage,
     *,
     allow_partial: bool,
     label: str,
@@ -354,8 +364,10 @@ def open_labels(
         UsageError: `--where` for a run.
         InputError, ManifestError: see `open_run` and `open_label_file`.
     """
-    if is_run(path):
+    if is_run(path, storage):
         if where:
             raise UsageError(f"--where: {path} is a run, and runs are judged whole. It picks rows of label files.")
-        return open_run(path, allow_partial=allow_partial)
-    return open_label_file(path, label=label, by=by, doc=doc, where=where, wants_ids=wants_ids, is_by_named=is_by_named)
+        return open_run(path, storage, allow_partial=allow_partial)
+    return open_label_file(
+        path, storage, label=label, by=by, doc=doc, where=where, wants_ids=wants_ids, is_by_named=is_by_named
+    )

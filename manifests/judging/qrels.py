@@ -10,6 +10,7 @@ from typing import Literal
 
 from manifests.errors import InputError, UsageError
 from manifests.inputs.table_files import as_ids, load_columns, read_grades, require_column
+from manifests.storage.context import Storage
 
 Duplicates = Literal["error", "mean", "first"]
 GradeMap = Mapping[int, int]
@@ -50,7 +51,7 @@ class PairGrades:
 
 
 def load_qrels(
-    path: str, *, grade: str, by: str, doc: str, is_by_row: bool, grade_map: GradeMap | None = None
+    path: str, storage: Storage, *, grade: str, by: str, doc: str, is_by_row: bool, grade_map: GradeMap | None = None
 ) -> Qrels:
     """Read qrels.
 
@@ -70,7 +71,7 @@ def load_qrels(
         require_column(doc, names, path=path, role="the document id", option="--doc")
         return [by, doc, grade]
 
-    columns = load_columns(path, choose)
+    columns = load_columns(path, choose, storage)
     found = read_grades(columns[grade])
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))

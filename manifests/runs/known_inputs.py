@@ -20,6 +20,7 @@ from manifests.inputs.input_files import ListedFile
 from manifests.records import checked
 from manifests.runs.plans import Plan
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import absolute_path
 from manifests.storage.run_store_ports import RunStore
 
@@ -92,7 +93,13 @@ def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
 
 
 def known_dataset(
-    known: KnownInputs, plan: Plan, spec: InputSpec, listed: Sequence[ListedFile], *, reads_context: bool
+    known: KnownInputs,
+    plan: Plan,
+    spec: InputSpec,
+    listed: Sequence[ListedFile],
+    storage: Storage,
+    *,
+    reads_context: bool,
 ) -> Dataset | None:
     """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
     if known.asked != _asked(spec, reads_context=reads_context):
@@ -101,7 +108,9 @@ def known_dataset(
     if marks != [(absolute_path(path), mark) for path, mark in listed]:
         return None
     rows = sum(file.rows for file in plan.files)
-    return Dataset(tuple(plan.files), known.columns, min(rows, spec.limit or rows), known.group_bytes, known.marks)
+    return Dataset(
+        tuple(plan.files), known.columns, min(rows, spec.limit or rows), known.group_bytes, storage, known.marks
+    )
 
 
 def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:

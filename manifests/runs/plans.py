@@ -442,7 +442,7 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
         if done >= dataset.rows:
             return
         before = done
-        with open_parquet(file.path) as parquet, reading(file.path):
+        with open_parquet(file.path, dataset.storage) as parquet, reading(file.path):
             for number, (rows, size) in enumerate(groups):
                 weight = TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN
                 for batch in parquet.iter_batches(batch_size=1 << 17, row_groups=[number], columns=[name]):

@@ -41,6 +41,7 @@ from manifests.schemas import (
     label_schema,
 )
 from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 
 # Shape legend: N keys looked up, R rows known
@@ -128,14 +129,14 @@ class EarlierOutput:
         return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows, engines)
 
 
-def open_earlier(path: str) -> EarlierOutput:
+def open_earlier(path: str, storage: Storage) -> EarlierOutput:
     """Look at an earlier output: its plan, receipts and, if it is finished, manifest. Finished or not, committed labels
     count.
 
     Raises:
         ManifestError: there is no plan, or a receipt is damaged.
     """
-    store = open_run_store(path)
+    store = open_run_store(path, storage)
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(

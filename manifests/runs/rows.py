@@ -118,7 +118,7 @@ def _group_batches(
         ]
         if touched:
             stamp = stamp_of(file.path)
-            with open_planned(file) as opened:
+            with open_planned(file, dataset.storage) as opened:
 
                 def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
                     yield from parquet.iter_batches(

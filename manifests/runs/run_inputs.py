@@ -12,6 +12,7 @@ from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings, blocks_of, check_readings
 from manifests.runs.run_folder import load_manifest
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 
@@ -23,7 +24,7 @@ class RunInput(NamedTuple):
     readings: Readings
 
 
-def open_run_input(root: str, store: RunStore, plan: Plan) -> RunInput:
+def open_run_input(root: str, store: RunStore, plan: Plan, storage: Storage) -> RunInput:
     """Open the files that a run labelled.
 
     Args:
@@ -36,7 +37,7 @@ def open_run_input(root: str, store: RunStore, plan: Plan) -> RunInput:
     wanted = Columns(**plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
     try:
         dataset = open_dataset(
-            InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), reads_context=False
+            InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), storage, reads_context=False
         )
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
@@ -57,9 +58,9 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
         InputError: a row group holds other texts than when the run read it first.
         ManifestError: what was kept of that reading is not what the manifest says.
     """
-    readings = _readings(root, open_run_store(root), plan)
+    readings = _readings(root, open_run_store(root, dataset.storage), plan)
     for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
-        with reading(file.path), open_planned(file) as opened:
+        with reading(file.path), open_planned(file, dataset.storage) as opened:
             found = ColumnBytes(
                 opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
             )

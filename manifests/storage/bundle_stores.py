@@ -13,11 +13,12 @@ from pathlib import Path
 
 from manifests.errors import UsageError
 from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, scheme_of
 from manifests.storage.local_bundle_store import LocalBundleStore
 
 
-def open_bundle_store(url: str) -> BundleStore:
+def open_bundle_store(url: str, storage: Storage) -> BundleStore:
     """The bundle store behind a local path or an `s3://` URL. Touches nothing yet.
 
     Raises:
@@ -31,7 +32,7 @@ def open_bundle_store(url: str) -> BundleStore:
     if scheme_of(url) == "s3":
         from manifests.storage.s3_bundle_store import S3BundleStore
 
-        return S3BundleStore(url)
+        return S3BundleStore(url, storage)
     raise UsageError(
         f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely."
     )

@@ -1,29 +1,21 @@
-"""From a URL to its filesystem: the one place that knows fsspec, storage options, and which package a scheme needs.
+"""From a URL to its filesystem: the one place that knows fsspec, and which package a scheme needs.
 
-Credentials come from the usual variables and profiles of each scheme, or from a job's `storage_options`. Those hold for
-the whole process (a process does one job), so that input, output, templates and models all reach their storage in the
-same way. Their values are secrets: they are kept wrapped, are handed to fsspec alone, and no message shows them.
+Credentials come from the usual variables and profiles of each scheme, or from the options that `Storage` holds.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from manifests.errors import ConfigError, MissingExtraError, StoreError
-from manifests.secrets.redaction import keep_secret
 from manifests.secrets.url_secrets import secret_in_url
+from manifests.storage.context import Storage, family
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_OPEN = re.compile(
-    r"(?:.*_)?(?:url|endpoint|override|profile|region|name|project|host|port|user|username|style|version|proxy)",
-    re.IGNORECASE,
-)
-"""Storage options whose values may be shown: where a store is, and who asks. All others may be secrets."""
 _S3_DEFAULTS: dict[str, Any] = {
     # ours is the one retry policy (`retries.py`), so that what is stated there is what happens
     "config_kwargs": {
@@ -33,25 +25,6 @@ _S3_DEFAULTS: dict[str, Any] = {
         "max_pool_connections": 64,
     },
 }
-
-
-class _Secret:
-    """Options of one scheme; shows nothing of itself."""
-
-    __slots__ = ("options",)
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = dict(options)
-
-
-_options: dict[str, _Secret] = {}
-
-
-def use_storage_options(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the options of every scheme for this process, in place of those set before."""
-    _options.clear()
-    _keep(options, "an option")
-    _options.update({_family(scheme): _Secret(values) for scheme, values in options.items()})
 
 
 def is_url(path: str) -> bool:
@@ -74,10 +47,10 @@ def absolute_path(path: str) -> str:
 
 def scheme_of(url: str) -> str:
     """`s3` of `s3://bucket/key`; `s3a` and `s3` are one."""
-    return _family(url.partition("://")[0])
+    return family(url.partition("://")[0])
 
 
-def filesystem_of(url: str) -> tuple[Any, str]:
+def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     """The filesystem behind a URL, and the path in it.
 
     Raises:
@@ -93,8 +66,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     import fsspec
 
     scheme = scheme_of(url)
-    held = _options.get(scheme)
-    options = dict(held.options) if held else {}
+    options = storage.options_of(scheme)
     if scheme == "s3":
         options = _with_s3_defaults(options)
     try:
@@ -125,24 +97,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     return filesystem, str(path)
 
 
-def _keep(value: Any, name: str) -> None:
-    """Keep every text among storage options that may be a secret."""
-    if isinstance(value, Mapping):
-        for inner_name, inner in value.items():
-            _keep(inner, str(inner_name))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _keep(inner, name)
-    elif isinstance(value, str) and not _OPEN.fullmatch(name):
-        keep_secret(value, f"the storage option {name}")
-
-
 def _with_s3_defaults(options: dict[str, Any]) -> dict[str, Any]:
     merged = {**_S3_DEFAULTS, **options}
     merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
     merged.setdefault("use_listings_cache", False)  # others write while we look
     return merged
-
-
-def _family(scheme: str) -> str:
-    return "s3" if scheme == "s3a" else scheme.lower()

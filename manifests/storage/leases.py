@@ -29,8 +29,6 @@ from manifests.storage.retries import Retries
 
 logger = logging.getLogger(__name__)
 
-LEASE_S = 60.0
-"""Default of `run.lease_s`: a lease that was not renewed for so long is dead."""
 LEASE_VERSION = 1
 RELEASE_S = 3.0
 """How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
@@ -65,14 +63,17 @@ class Lease:
         what: what is locked, for messages.
         ttl_s: time to live of the lease, if this process gets it.
         keeper: renews it while it is held.
+        retries: of what is done before and after it is held.
     """
 
-    def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, keeper: LeaseKeeper) -> None:
+    def __init__(
+        self, objects: Objects, key: str, what: str, ttl_s: float, keeper: LeaseKeeper, retries: Retries
+    ) -> None:
         self.key = key
         self.what = what
         self._objects = objects
         self._keeper = keeper
-        self._retries = Retries()
+        self._retries = retries
         self._mine = LeaseRecord(0, f"{socket.gethostname()}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
         self._renewed_s = 0.0

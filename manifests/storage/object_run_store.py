@@ -12,11 +12,13 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from manifests.errors import StoreError
 from manifests.secrets.redaction import redacted
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import filesystem_of, scheme_of
-from manifests.storage.leases import LEASE_S, Lease, LeaseKeeper
+from manifests.storage.leases import Lease, LeaseKeeper
 from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
 from manifests.storage.retries import Retries
 from manifests.storage.run_store_ports import parts_of
@@ -34,29 +36,23 @@ LOG_PART_CHARS = 1 << 20
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
-def open_object_run_store(url: str, *, single_writer: bool = False, lease_s: float | None = None) -> ObjectRunStore:
+def open_object_run_store(url: str, storage: Storage, *, single_writer: bool = False) -> ObjectRunStore:
     """The store behind a URL. Touches nothing yet.
 
     Raises:
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
     """
-    objects, path = objects_of(url)
-    return ObjectRunStore(
-        objects,
-        path,
-        root=url.rstrip("/"),
-        single_writer=single_writer,
-        lease_s=LEASE_S if lease_s is None else lease_s,
-    )
+    objects, path = objects_of(url, storage)
+    return ObjectRunStore(objects, path, storage, root=url.rstrip("/"), single_writer=single_writer)
 
 
-def objects_of(url: str) -> tuple[Objects, str]:
+def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
     """The storage behind a URL, and the key that the URL names there.
 
     Raises:
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
     """
-    filesystem, path = filesystem_of(url)
+    filesystem, path = filesystem_of(url, storage)
     if scheme_of(url) == "s3":
         from manifests.storage.s3_objects import S3Objects
 
@@ -70,9 +66,9 @@ class ObjectRunStore:
     Args:
         objects: the storage.
         prefix: key of the run's root.
+        storage: how long calls are tried and leases live.
         root: what to call it in messages.
         single_writer: believe the user that only one process writes; conditions become a look before the write.
-        lease_s: time to live of leases taken here.
         probe: name of the object that the probe writes.
     """
 
@@ -80,19 +76,18 @@ class ObjectRunStore:
         self,
         objects: Objects,
         prefix: str,
+        storage: Storage,
         *,
         root: str,
         single_writer: bool = False,
-        lease_s: float = LEASE_S,
-        retries: Retries | None = None,
         probe: str = PROBE_NAME,
     ) -> None:
         self.root = root
         self.readers = READERS
         self._objects = _LookFirst(objects) if single_writer else objects
         self._prefix = prefix
-        self._lease_s = lease_s
-        self._retries = retries or Retries()
+        self._lease_s = storage.lease_s
+        self._retries = Retries(storage.retry_s)
         self._probe = probe
         self._is_proven = single_writer
         self._guard = threading.Lock()
@@ -183,12 +178,12 @@ class ObjectRunStore:
         if is_news:
             part = f"-{held.part}" if held.part else ""
             own = f"{stem}-{socket.gethostname()}-{os.getpid()}{part}.{ending}"
-            Retries(tries=3).call(
+            replace(self._retries, tries=3).call(
                 functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it"
             )
 
     def _lease(self, name: str, what: str) -> Lease:
-        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper)
+        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper, self._retries)
 
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))

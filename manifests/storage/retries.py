@@ -18,12 +18,8 @@ from manifests.errors import StoreUnreachableError
 ResultT = TypeVar("ResultT")
 
 MAX_TRIES = 12
-LIMIT_S = 120.0
-"""Default of `run.store_retry_s`: after this long without a good answer the call fails."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 15.0
-
-_limit_s = LIMIT_S
 
 
 class TryAgainError(Exception):
@@ -32,26 +28,15 @@ class TryAgainError(Exception):
     """
 
 
-def use_limit(limit_s: float) -> None:
-    """Set how long the calls of this process are tried again, seconds."""
-    global _limit_s
-    _limit_s = limit_s
-
-
-def limit_s() -> float:
-    """How long the calls of this process are tried again, seconds."""
-    return _limit_s
-
-
 @dataclass(frozen=True, slots=True)
 class Retries:
     """Limits of one kind of call.
 
     Args:
-        limit_s: no try begins later than this after the first, seconds; None: the process's limit.
+        limit_s: no try begins later than this after the first, seconds (`Storage.retry_s`).
     """
 
-    limit_s: float | None = None
+    limit_s: float
     tries: int = MAX_TRIES
 
     def call(self, function: Callable[[], ResultT], what: str) -> ResultT:
@@ -66,7 +51,6 @@ class Retries:
         Raises:
             StoreUnreachableError: the limit is reached.
         """
-        limit = _limit_s if self.limit_s is None else self.limit_s
         started = time.monotonic()
         for number in range(1, self.tries + 1):
             try:
@@ -74,7 +58,7 @@ class Retries:
             except TryAgainError as exc:
                 waited = time.monotonic() - started
                 pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1)))
-                if number == self.tries or waited + pause > limit:
+                if number == self.tries or waited + pause > self.limit_s:
                     raise StoreUnreachableError(
                         f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was "
                         "committed is safe; run "

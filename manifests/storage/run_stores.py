@@ -1,26 +1,26 @@
 """Where a run keeps what it owns: one set of verbs for a local folder and for object storage.
 
 Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the
-commit: of many callers exactly one gets True. `local_store.py` does this with links and fsync, `object_store.py` with
-    conditional puts.
+commit: of many callers exactly one gets True. `local_run_store.py` does this with links and fsync,
+`object_run_store.py` with conditional puts.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_store_ports import Lock, RunStore
 
 
-def open_run_store(url: str | Path, *, single_writer: bool = False, lease_s: float | None = None) -> RunStore:
+def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False) -> RunStore:
     """The store behind a path or URL. Touches nothing yet.
 
     Args:
         url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
         single_writer: the user vouches that only one process writes, so that a store without conditional writes will
             do.
-        lease_s: time after which a lease that is not renewed is dead, seconds, on stores that have leases.
     Raises:
         MissingExtraError, StoreError: no way to that kind of storage from here.
     """
@@ -33,7 +33,7 @@ def open_run_store(url: str | Path, *, single_writer: bool = False, lease_s: flo
         return LocalRunStore(text)
     from manifests.storage.object_run_store import open_object_run_store
 
-    return open_object_run_store(text, single_writer=single_writer, lease_s=lease_s)
+    return open_object_run_store(text, storage, single_writer=single_writer)
 
 
 def shard_lock(store: RunStore, shard: int) -> Lock:

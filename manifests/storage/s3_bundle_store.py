@@ -29,6 +29,7 @@ from manifests.storage.bundle_store_ports import (
     check_record_size,
     digest_of_blocks,
 )
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import filesystem_of
 from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
 from manifests.storage.objects import ConditionFailedError
@@ -53,15 +54,15 @@ class S3BundleStore:
         part_bytes: size of an upload's parts; smaller files go in one put.
     """
 
-    def __init__(self, url: str, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, url: str, storage: Storage, *, part_bytes: int = PART_BYTES) -> None:
         self.url = url.rstrip("/")
-        self._filesystem, path = filesystem_of(self.url)
+        self._filesystem, path = filesystem_of(self.url, storage)
         self._objects = S3Objects(self._filesystem, self.url)
         self._prefix = f"{path.strip('/')}/"
         self._part_bytes = part_bytes
-        self._retries = Retries()
+        self._retries = Retries(storage.retry_s)
         self._records = ObjectRunStore(
-            self._objects, self._prefix.rstrip("/"), root=self.url, probe=f"{LOCKS}/{PROBE_NAME}"
+            self._objects, self._prefix.rstrip("/"), storage, root=self.url, probe=f"{LOCKS}/{PROBE_NAME}"
         )
 
     def read(self, name: str) -> Tagged:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from manifests.errors import InputError
+from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import is_url
 from manifests.storage.object_run_store import objects_of
@@ -40,13 +41,14 @@ class UrlFile(io.RawIOBase):
         StoreError, StoreUnreachableError: it can't be read.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, storage: Storage) -> None:
         super().__init__()
         self._url = url
-        self._objects, self._key = objects_of(url)
+        self._objects, self._key = objects_of(url, storage)
+        self._retries = Retries(storage.retry_s)
         self._place = 0
         try:
-            tail = Retries().call(
+            tail = self._retries.call(
                 functools.partial(self._objects.get, self._key, start=-TAIL_BYTES), f"{url}: reading its end"
             )
         except EOFError:
@@ -113,12 +115,12 @@ class UrlFile(io.RawIOBase):
     def _fetch(self, start: int, end: int) -> bytes:
         try:
             get = functools.partial(self._objects.get, self._key, start=start, end=end, tag=self.tag)
-            return Retries().call(get, f"{self._url}: reading bytes {start} to {end}").data
+            return self._retries.call(get, f"{self._url}: reading bytes {start} to {end}").data
         except (ConditionFailedError, EOFError) as exc:
             raise InputError(f"{self._url}: replaced while it was read. Run again, once it stays as it is.") from exc
 
 
-def fetched(url: str) -> Path:
+def fetched(url: str, storage: Storage) -> Path:
     """A local copy of the file at a URL, under its own name; gone when this process ends.
 
     Raises:
@@ -129,14 +131,14 @@ def fetched(url: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = folder / url.rpartition("/")[2]
     try:
-        with UrlFile(url) as source, copy.open("wb") as out:
+        with UrlFile(url, storage) as source, copy.open("wb") as out:
             shutil.copyfileobj(source, out, COPY_BYTES)
     except FileNotFoundError as exc:
         raise InputError(f"{url}: no such file.") from exc
     return copy
 
 
-def read_whole(path: str) -> bytes:
+def read_whole(path: str, storage: Storage) -> bytes:
     """All bytes of a file, local or by URL.
 
     Raises:
@@ -144,19 +146,19 @@ def read_whole(path: str) -> bytes:
         FileNotFoundError, StoreError, StoreUnreachableError: see `UrlFile`.
     """
     if is_url(path):
-        return read_url(path)
+        return read_url(path, storage)
     check_kind(path, Path(path).stat(), takes_pipes=True)
     return Path(path).read_bytes()
 
 
-def read_url(url: str) -> bytes:
+def read_url(url: str, storage: Storage) -> bytes:
     """All bytes of the file at a URL.
 
     Raises:
         FileNotFoundError, StoreError, StoreUnreachableError: see `UrlFile`.
     """
-    objects, key = objects_of(url)
+    objects, key = objects_of(url, storage)
     try:
-        return Retries().call(functools.partial(objects.get, key), f"{url}: reading it").data
+        return Retries(storage.retry_s).call(functools.partial(objects.get, key), f"{url}: reading it").data
     except EOFError:
         return b""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manifests.storage.context import Storage
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 from tests.score.conftest import write_tiny_student
 
@@ -51,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, student: Path, pairs_file: Pa
 
     target = tmp_path_factory.mktemp("bundle") / "tiny"
     spec = ExportSpec(precisions="fp32,int8", triton=True, parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
-    export_bundle(student, target, spec, pairs=PairsFile(str(pairs_file), "grade"), provider="cpu")
+    export_bundle(student, target, spec, Storage(), pairs=PairsFile(str(pairs_file), "grade"), provider="cpu")
     return target
 
 

@@ -24,6 +24,7 @@ from export.loader import Student
 from jobs.report.building import render_report
 from jobs.report.bundle_page import REPORT_NAME, put_report, with_latency
 from manifests.errors import ManifestError, StoreError
+from manifests.storage.context import Storage
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
 Inside = Callable[[Path], dict[str, bytes]]
@@ -105,7 +106,7 @@ def test_the_page_of_a_benched_bundle_is_the_one_that_a_whole_report_would_draw(
     for preset in ("grid", "table3"):  # the second bench takes the place of the first
         assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", preset).code == 0
         found = page.read_text(encoding="utf-8")
-        assert found == render_report([str(student), str(bundle)], max_rows=0, is_inside_bundle=True)
+        assert found == render_report([str(student), str(bundle)], Storage(), max_rows=0, is_inside_bundle=True)
         assert str(tmp_path) not in found
     facts = json.loads((bundle / "latency.json").read_text())
     assert found.count('<section id="latency"') == found.count('href="#latency"') == 1

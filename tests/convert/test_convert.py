@@ -24,6 +24,7 @@ from labelers.graph_grpo import GraphGrpo
 from manifests.errors import UsageError
 from manifests.judging.trec import FIELD, UNWRITABLE
 from manifests.schemas import label_schema
+from manifests.storage.context import Storage
 from tests.convert.conftest import rows_of
 
 QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
@@ -522,7 +523,7 @@ def test_what_is_no_regular_file_is_never_replaced_even_by_force(
     for options in ([], ["--force"]):
         for name in ("y.jsonl", f"file://{target}"):
             relabel("convert", "x.qrels", name, *options).refused(2, f"{name}: is ", "Give")
-    with pytest.raises(UsageError), written("y.jsonl"):  # whoever writes without having asked
+    with pytest.raises(UsageError), written("y.jsonl", Storage()):  # whoever writes without having asked
         pass
     assert (target.lstat().st_mode, target.lstat().st_ino) == before
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]

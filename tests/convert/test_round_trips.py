@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from jobs.convert.converting import convert
 from jobs.convert.sources import Options
+from manifests.storage.context import Storage
 from tests.convert.conftest import rows_of
 
 PLAIN = Options()
@@ -50,7 +51,7 @@ def test_grades_come_back_from_qrels_from_jsonl_and_from_parquet(pairs: dict[tup
         _write(folder / "a.jsonl", pairs, "grade")
         chain = ["a.jsonl", "b.qrels", "c.parquet", "d.qrels", "e.jsonl", "f.parquet", "g.jsonl"]
         for source, target in itertools.pairwise(chain):
-            found = convert(str(folder / source), str(folder / target), options=PLAIN)
+            found = convert(str(folder / source), str(folder / target), Storage(), options=PLAIN)
             assert (found.rows, found.written, found.nulls) == (len(pairs), len(pairs), 0)
         assert (folder / "b.qrels").read_bytes() == (folder / "d.qrels").read_bytes()
         assert list(_read(folder / "g.jsonl", "grade").items()) == list(pairs.items())
@@ -77,7 +78,7 @@ def test_scores_come_back_from_run_files_to_the_last_bit(pairs: dict[tuple[str, 
         pq.write_table(pa.table(columns), folder / "a.parquet")
         chain = ["a.parquet", "b.run", "c.parquet", "d.run", "e.jsonl", "f.run"]
         for source, target in itertools.pairwise(chain):
-            convert(str(folder / source), str(folder / target), options=PLAIN)
+            convert(str(folder / source), str(folder / target), Storage(), options=PLAIN)
         found = {(one.query_id, one.doc_id): one.score for one in ir_measures.read_trec_run(str(folder / "b.run"))}
         assert {pair: pa.scalar(score, pa.float32()).as_py() for pair, score in found.items()} == pairs
         held = _read(folder / "c.parquet", "score")
@@ -100,7 +101,7 @@ def test_what_is_null_is_missing_from_every_form_and_nothing_else_is(pairs: dict
         _write(folder / "a.jsonl", pairs, "grade")
         kept = {pair: grade for pair, grade in pairs.items() if grade is not None}
         for target in ("b.qrels", "b.parquet", "b.jsonl"):
-            found = convert(str(folder / "a.jsonl"), str(folder / target), options=PLAIN)
+            found = convert(str(folder / "a.jsonl"), str(folder / target), Storage(), options=PLAIN)
             assert (found.written, found.nulls) == (len(kept), len(pairs) - len(kept))
         assert _read(folder / "b.parquet", "grade") == _read(folder / "b.jsonl", "grade") == kept
         assert {
@@ -117,8 +118,10 @@ def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, s
     with tempfile.TemporaryDirectory() as name:
         source, target = f"{name}/a.qrels", f"{name}/b.qrels"
         Path(source).write_text("".join(f"{query} 0 {doc} {grade}\n" for query, doc, grade in rows))
-        found = convert(source, target, options=PLAIN, duplicates=rule)
-        theirs = grades_by_pair(load_qrels(source, grade="grade", by="query_id", doc="doc_id", is_by_row=False), rule)
+        found = convert(source, target, Storage(), options=PLAIN, duplicates=rule)
+        theirs = grades_by_pair(
+            load_qrels(source, Storage(), grade="grade", by="query_id", doc="doc_id", is_by_row=False), rule
+        )
         assert (found.duplicates, found.conflicts) == (theirs.num_repeated, theirs.num_conflicts)
         ours = [tuple(line.split()) for line in Path(target).read_text().splitlines()]
         assert ours == [(query, "0", doc, str(grade)) for (query, doc), grade in theirs.by_pair.items()]

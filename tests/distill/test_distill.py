@@ -16,6 +16,7 @@ import pytest
 from distill.students.ownership import note_claim
 from distill.students.students import load_student, read_student, student_digest, student_files
 from manifests.errors import ManifestError, StaleRunError
+from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
 
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
@@ -49,7 +50,7 @@ def trained(
         require={"macro_f1": ">=0.5*teacher"},
         output=str(output),
     )  # type: ignore[arg-type]
-    report = distill(spec, say=said.append)
+    report = distill(spec, Storage(), say=said.append)
     return output, report, said
 
 

@@ -19,6 +19,7 @@ from distill.students.splits import TRAIN, describe_split, folded, split_queries
 from manifests.errors import ConfigError
 from manifests.schemas import NODES
 from manifests.specs import validate_spec
+from manifests.storage.context import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
 STUDENTS = Path(__file__).parent.parent.parent / "docs" / "students"
@@ -26,7 +27,7 @@ STUDENTS = Path(__file__).parent.parent.parent / "docs" / "students"
 
 @pytest.fixture
 def examples(spec: Callable[..., dict[str, Any]]) -> Callable[..., Examples]:
-    return lambda **changes: load_examples(validate_spec(DistillSpec, spec(**changes), where="student.yaml"))
+    return lambda **changes: load_examples(validate_spec(DistillSpec, spec(**changes), where="student.yaml"), Storage())
 
 
 def source(path: Path, pairs: Path, **extra: Any) -> dict[str, Any]:
@@ -226,5 +227,5 @@ def test_every_spec_of_the_docs_runs(
         values["gold"]["map"] = {0: 0, 1: 1, 2: 2}
     values["train"] |= {"max_steps": 1, "max_tokens": 60 if kind == "encoder" else 300}
     values |= {"output": str(tmp_path / "out"), "split": {"dev": 0.2, "test": 0.2}}
-    report = distill(validate_spec(DistillSpec, values, where=name))
+    report = distill(validate_spec(DistillSpec, values, where=name), Storage())
     assert report.manifest["training"]["steps"] == 1

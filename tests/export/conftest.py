@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manifests.storage.context import Storage
 from tests.distill.conftest import encoder_dir, labels_file, make_pairs, pairs_file  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -60,7 +61,7 @@ def student(
         split={"dev": 0.2, "test": 0.3},
         output=str(output),
     )  # type: ignore[arg-type]
-    distill(spec)
+    distill(spec, Storage())
     return output
 
 
@@ -124,7 +125,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
         precisions="fp32,fp16,int8,int8-static", logits=True, triton=True, licence="Apache-2.0",
         parity={"int8_max_f1_loss": 100, "fp16_max_flips": 0.2, "fp16_min_tau": 0.9, "fp16_max_ndcg_loss": 1.0},
     )  # type: ignore[arg-type]  # fmt: skip
-    export_bundle(student, target, spec, provider="cpu")
+    export_bundle(student, target, spec, Storage(), provider="cpu")
     return target
 
 
@@ -137,7 +138,7 @@ def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, grad
 
     target = tmp_path_factory.mktemp("bundle") / "decoder"
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
-    export_bundle(decoder, target, spec, pairs=PairsFile(str(graded_file), "grade"), provider="cpu")
+    export_bundle(decoder, target, spec, Storage(), pairs=PairsFile(str(graded_file), "grade"), provider="cpu")
     return target
 
 

@@ -24,6 +24,7 @@ from export.loader import BundleError, Student, choose_model, open_session
 from export.precisions import FILES
 from export.reference_pairs import PairsFile
 from export.specs import ExportSpec
+from manifests.storage.context import Storage
 from tests.export.conftest import HOSTILE
 
 LOADING = """
@@ -190,7 +191,7 @@ def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_sp
     found = {}
     for name, folder in (("quiet", decoder), ("loud", loud)):
         made = export_bundle(
-            folder, tmp_path / f"of-{name}", spec, pairs=PairsFile(str(graded_file), "grade"), provider="cpu"
+            folder, tmp_path / f"of-{name}", spec, Storage(), pairs=PairsFile(str(graded_file), "grade"), provider="cpu"
         )
         found[name] = max(one["max_abs"] for one in made.bundle.facts["parity"]["models"][1]["by_batch_size"].values())
     assert found["loud"] < 2 * found["quiet"] < 1.0

@@ -24,6 +24,7 @@ from jobs.report.blocks import Badge, Paragraph, Table
 from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
 from manifests.records import checked
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 
 QUERIES, DOCS = 100, 8
@@ -218,7 +219,7 @@ def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -
     card = render_bundle_card(facts)
     assert card.count("undecided: could lose 12.3 |") == 1
     assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
-    section = parity_section([BundleArtifact(str(bundle), open_run_store(str(bundle)), facts, "", "tiny")])
+    section = parity_section([BundleArtifact(str(bundle), open_run_store(str(bundle), Storage()), facts, "", "tiny")])
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     badges = {str(row[0]): row[-1] for row in table.rows}
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
@@ -318,7 +319,7 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
     target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     before = (target / "manifest.json").read_bytes()
     with pytest.raises(StaleRunError, match="holds another bundle"):
-        export_bundle(student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu")
+        export_bundle(student, target, ExportSpec(), Storage(), pairs=PairsFile(str(graded_file)), provider="cpu")
 
     def wrong(_: str) -> Any:
         return lambda loaded, path, options: {"copied": shutil.copyfile(bundle / "model.int8.onnx", path).name}
@@ -326,7 +327,13 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
     monkeypatch.setattr(precisions, "load_exporter", wrong)
     with pytest.raises(GateError, match=r"fp32: max \|Δp\| is .*, the bound 0.0001") as refused:
         export_bundle(
-            student, target, ExportSpec(), pairs=PairsFile(str(graded_file)), provider="cpu", is_replacing=True
+            student,
+            target,
+            ExportSpec(),
+            Storage(),
+            pairs=PairsFile(str(graded_file)),
+            provider="cpu",
+            is_replacing=True,
         )
     assert f"of {graded_file}, batch of" in str(refused.value)
     assert (target / "manifest.json").read_bytes() == before
@@ -340,12 +347,12 @@ def test_a_student_that_was_changed_since_it_was_trained_is_not_exported(student
     copy = Path(shutil.copytree(student, tmp_path / "copy"))
     (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
     with pytest.raises(ManifestError, match=r"config\.json changed since"):
-        export_bundle(copy, tmp_path / "bundle", ExportSpec(), provider="cpu")
+        export_bundle(copy, tmp_path / "bundle", ExportSpec(), Storage(), provider="cpu")
 
 
 def test_a_student_without_a_past_asks_for_pairs(decoder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--pairs"):
-        export_bundle(decoder, tmp_path / "bundle", ExportSpec(), provider="cpu")
+        export_bundle(decoder, tmp_path / "bundle", ExportSpec(), Storage(), provider="cpu")
 
 
 def test_the_same_command_again_finds_the_bundle(relabel: Callable[..., Any], student: Path, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from manifests.storage.filesystems import use_storage_options
 from tests import seaweed
 from tests.faults.figures import Figures
 from tests.faults.places import ROWS, SLOW, Place
@@ -80,7 +79,6 @@ def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
     """
     import fsspec
 
-    use_storage_options({})  # those of a job that an earlier test read hold for the whole process
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)

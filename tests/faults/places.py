@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 from tests.faults import forks
@@ -107,10 +108,10 @@ class Place:
             Path(self.root, name).write_bytes(data)
             return
         with _is_writing:
-            open_run_store(self.root, single_writer=True).put(name, data)
+            open_run_store(self.root, Storage(), single_writer=True).put(name, data)
 
     def store(self) -> RunStore:
-        return open_run_store(self.output, single_writer=True)
+        return open_run_store(self.output, Storage(), single_writer=True)
 
     def start(
         self, *verbs: str, setup: forks.Setup | None = None, variables: Mapping[str, str] | None = None

@@ -23,6 +23,7 @@ from manifests.runs.known_inputs import KNOWN_NAME
 from manifests.runs.plans import ShardPlan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from tests.faults.conftest import Places, Sweep, count
 from tests.faults.places import ROWS, SLOW, Place, pairs
 from tests.faults.test_objects_fail import inside
@@ -71,7 +72,7 @@ def original_input(place: Place) -> bytes:
         return Path(place.root, "pairs.parquet").read_bytes()
     from manifests.storage.url_files import read_url
 
-    return read_url(f"{place.root}/pairs.parquet")
+    return read_url(f"{place.root}/pairs.parquet", Storage())
 
 
 def replace_input(place: Place, data: bytes) -> None:
@@ -101,7 +102,7 @@ def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_
             use_dictionary=False,
         )
     assert path.stat().st_size == other.stat().st_size
-    dataset = open_dataset(InputSpec(path=(str(path),)), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(path),)), Storage(), reads_context=False)
     shard = ShardPlan(rows, 0, None, [100] * (rows // 100), 0, 0)
     chunks = read_chunks(dataset, shard, None, range(rows // 100), readings=None)
     seen = [next(chunks)]

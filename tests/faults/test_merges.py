@@ -44,6 +44,7 @@ from manifests.failpoints import FAILPOINTS
 from manifests.judging.label_sets import open_run_labels
 from manifests.schemas import LabelRow
 from manifests.storage import retries
+from manifests.storage.context import Storage
 from tests.faults.conftest import IS_FULL, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker
@@ -141,7 +142,8 @@ class Merges(RuleBasedStateMachine):
         self.patch.setattr(failpoints, "hit", self._hit)
         self.patch.setattr("manifests.storage.object_run_store.READERS", 1)
         self.patch.setattr(
-            "manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2])
+            "manifests.storage.object_run_store.objects_of",
+            lambda url, storage: (self.objects, url.partition("://")[2]),
         )
         pq.write_table(pairs(13), self.folder / "first.parquet")
         pq.write_table(pairs(7, touched=(2,)), self.folder / "second.parquet")
@@ -278,7 +280,7 @@ class Merges(RuleBasedStateMachine):
 
         def other() -> None:
             self.objects.now_s += 1000.0
-            merge_outputs([self._root(source) for source in TARGETS[name]], self._root(name))
+            merge_outputs([self._root(source) for source in TARGETS[name]], self._root(name), Storage())
 
         self.armed, self.hits_left, self.at_hit = "before_receipt", hits, other
         self._merge(name)
@@ -326,7 +328,7 @@ class Merges(RuleBasedStateMachine):
         self.objects.now_s += 1000.0
         refusal, is_dead, merged = "", False, None
         try:
-            merged = merge_outputs([self._root(source) for source in TARGETS[name]], self._root(name))
+            merged = merge_outputs([self._root(source) for source in TARGETS[name]], self._root(name), Storage())
         except CrashError:
             is_dead = True
         except ManifestError as exc:
@@ -408,7 +410,7 @@ class Merges(RuleBasedStateMachine):
         assert chains_in(tree) == self.model[name], f"{name}: other commits than those that were made"
         wanted = states(self.model[name].values())
         try:
-            run = open_run_labels(self._root(name), allow_partial=False)
+            run = open_run_labels(self._root(name), Storage(), allow_partial=False)
         except (InputError, ManifestError):
             assert not self.is_settled[name], f"{name}: not readable after a command that ended well"
             return
@@ -430,13 +432,13 @@ class Merges(RuleBasedStateMachine):
             for target in TARGETS:
                 self._merge(target)
                 assert not merge_outputs(
-                    [self._root(source) for source in TARGETS[target]], self._root(target)
+                    [self._root(source) for source in TARGETS[target]], self._root(target), Storage()
                 ).was_written_now
             for name in self.model:
                 assert self.is_settled[name]
                 ok = sorted(row for row, (status, _) in states(self.model[name].values()).items() if status == "ok")
                 if ok:
-                    table = load_labels(LabelSource(path=self._root(name)), allow_over_limit=True)
+                    table = load_labels(LabelSource(path=self._root(name)), Storage(), allow_over_limit=True)
                     assert sorted(pair.row_id for pair in table.pairs) == ok
         finally:
             self.patch.undo()

@@ -23,10 +23,10 @@ from jobs.cli import main
 from manifests.errors import StoreError
 from manifests.runs.receipts import load_receipt
 from manifests.storage import retries
-from manifests.storage.filesystems import use_storage_options
+from manifests.storage.context import Storage
 from manifests.storage.object_run_store import ObjectRunStore
 from manifests.storage.objects import Found
-from manifests.storage.retries import LIMIT_S, TryAgainError, use_limit
+from manifests.storage.retries import TryAgainError
 from tests import seaweed
 from tests.faults.conftest import Sweep, some, undisturbed
 from tests.faults.places import Place
@@ -84,14 +84,13 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def lead(objects: Any) -> Place:
         monkeypatch.setattr(
-            "manifests.storage.object_run_store.objects_of", lambda url: (objects, url.partition("://")[2].strip("/"))
+            "manifests.storage.object_run_store.objects_of",
+            lambda url, storage: (objects, url.partition("://")[2].strip("/")),
         )
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)
         return place
 
-    yield lead
-    use_limit(LIMIT_S)
-    use_storage_options({})
+    return lead
 
 
 def inside(*arguments: str | Path) -> tuple[int, str]:
@@ -105,7 +104,7 @@ def inside(*arguments: str | Path) -> tuple[int, str]:
 
 def held(objects: MemoryObjects) -> dict[str, bytes]:
     """The committed label and quarantine files, through the receipts."""
-    store = ObjectRunStore(objects, "bucket/out", root="mem://bucket/out")
+    store = ObjectRunStore(objects, "bucket/out", Storage(), root="mem://bucket/out")
     receipts = [load_receipt(store, name) for name in store.marks("receipts")]
     return {
         file.path: store.read(file.path)

@@ -25,6 +25,7 @@ from manifests.errors import RelabelError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some
@@ -80,7 +81,7 @@ class Shelf:
 
     def fault(self) -> str | None:
         """What is not as it must be, whatever happened so far."""
-        bundle_store = open_bundle_store(self.url)
+        bundle_store = open_bundle_store(self.url, Storage())
         try:
             self.served()
             channel = find_channel(bundle_store, "ecom", "stable")
@@ -96,7 +97,7 @@ class Shelf:
                 break
         if len(ended.codes) != 2 or not set(ended.codes) <= {0, 10}:
             return f"the second time did not end well: {ended}"
-        channel = find_channel(open_bundle_store(self.url), "ecom", "stable")
+        channel = find_channel(open_bundle_store(self.url, Storage()), "ecom", "stable")
         assert channel is not None
         if channel.head.version != open_bundle(self.bundles[text], check_bytes=False).version or self.served() != text:
             return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
@@ -242,7 +243,7 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
             return f"a pull ended otherwise: {list(map(str, pulls))}"
         if wrong := shelf.fault():
             return wrong
-        channel = find_channel(open_bundle_store(shelf.url), "ecom", "stable")
+        channel = find_channel(open_bundle_store(shelf.url, Storage()), "ecom", "stable")
         assert channel is not None
         won = sum(end.code == 0 for end in ends)
         lost_in_the_act = sum(end.code == -signal.SIGKILL for end in ends)
@@ -322,7 +323,7 @@ def test_every_request_may_fail_and_the_command_ends_whole(
         if ended.codes != [0]:
             return str(ended)
         if line == "rollback":
-            channel = find_channel(open_bundle_store(shelf.url), "ecom", "stable")
+            channel = find_channel(open_bundle_store(shelf.url, Storage()), "ecom", "stable")
             return shelf.fault() if channel and channel.head.sequence == 3 else "the rollback's move is not there once"
         return shelf.fault() or shelf.finish("two", moves=2)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed
@@ -194,7 +195,9 @@ def test_a_full_bucket_ends_a_publish_with_exit_code_20_and_room_lets_it_go_on(
         again = forks.call(line, variables=led)
         is_well = ended.codes in ([0], [20]) and again.codes == ([10] if ended.codes == [0] else [0])
         return (
-            None if is_well and list(open_bundle_store(url).folders()) == ["ecom", "objects"] else f"{ended}\n{again}"
+            None
+            if is_well and list(open_bundle_store(url, Storage()).folders()) == ["ecom", "objects"]
+            else f"{ended}\n{again}"
         )
 
     sweep(range(12), attempt, share=0.02)

@@ -41,6 +41,7 @@ from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import Receipt, load_receipt, parse_receipt_name
 from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 from manifests.storage import retries
+from manifests.storage.context import Storage
 from manifests.storage.file_locks import FileLock
 from manifests.storage.leases import Lease
 from tests.faults.conftest import IS_FULL, count
@@ -160,7 +161,8 @@ class Runs(RuleBasedStateMachine):
         for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_run_store"):
             self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
         self.patch.setattr(
-            "manifests.storage.object_run_store.objects_of", lambda url: (self.objects, url.partition("://")[2])
+            "manifests.storage.object_run_store.objects_of",
+            lambda url, storage: (self.objects, url.partition("://")[2]),
         )
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)
         spec = {
@@ -430,7 +432,7 @@ class Runs(RuleBasedStateMachine):
 
         faults, self.objects.faults = self.objects.faults, lambda verb, key, when: None
         try:
-            return _Quiet(open_run_store(self.job.spec.output, lease_s=LEASE_S), self, faults)
+            return _Quiet(open_run_store(self.job.spec.output, Storage(lease_s=LEASE_S)), self, faults)
         finally:
             self.objects.faults = faults
 

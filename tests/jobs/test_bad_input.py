@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.inputs.input_files import list_files
+from manifests.storage.context import Storage
 
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]
@@ -393,7 +394,7 @@ def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
         write_pairs(path=f"in/{name}.parquet")
     if pattern == ".":
         monkeypatch.chdir(folder / "in")
-    assert [file.path.removeprefix("in/") for file in list_files(pattern)] == [
+    assert [file.path.removeprefix("in/") for file in list_files(pattern, Storage())] == [
         "a.parquet",
         "b.parquet",
         "sub/c.parquet",
@@ -437,8 +438,8 @@ def test_dangling_link_among_the_data_is_refused_by_name(
 
 def test_underscored_folder_that_is_named_itself_is_read(write_pairs: WritePairs) -> None:
     write_pairs(path="_in/a.parquet")
-    assert [file.path for file in list_files("_in")] == ["_in/a.parquet"]
-    assert [file.path for file in list_files("_in/*.parquet")] == ["_in/a.parquet"]
+    assert [file.path for file in list_files("_in", Storage())] == ["_in/a.parquet"]
+    assert [file.path for file in list_files("_in/*.parquet", Storage())] == ["_in/a.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import FOLDER, Readings
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 from tests.jobs.test_rewritten_input import GROUP, ROWS, labels, write
@@ -60,7 +61,7 @@ def test_a_kill_between_reading_a_row_group_and_committing_its_rows(
     assert relabel("verify", job).code == 0
     letters = {
         pair.document[0]
-        for pair in load_labels(LabelSource(path="out/ecom"), allow_over_limit=False).pairs
+        for pair in load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False).pairs
         if pair.row_id < GROUP
     }
     assert letters == {"a" if is_kept else "b"}
@@ -109,7 +110,7 @@ def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(
     write(data)
     if change is into_file:
         into_folder(data)
-    dataset = open_dataset(InputSpec(path=("data.parquet",)), reads_context=False)
+    dataset = open_dataset(InputSpec(path=("data.parquet",)), Storage(), reads_context=False)
     readings = Readings(LocalRunStore("out"), where="out", block_rows=GROUP, keeps=True)
     shard = ShardPlan(ROWS, 0, None, [GROUP] * 3, 0, 0)
     chunks = read_chunks(dataset, shard, None, range(3), readings=readings)

@@ -25,6 +25,7 @@ from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import open_dataset, open_planned
 from manifests.runs.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
@@ -176,16 +177,16 @@ def test_a_retry_asks_about_the_texts_that_were_read(done: str, relabel: Cli) ->
 def test_a_training_learns_labels_of_the_texts_that_were_read_alone(done: str) -> None:
     write(new="b", groups=(1,))
     with pytest.raises(InputError, match=SAID):
-        load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+        load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False)
     write()
-    found = load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+    found = load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False)
     assert {pair.document[0] for pair in found.pairs} == {"a"}
 
 
 def test_a_report_shows_no_text_that_was_not_read(done: str) -> None:
-    assert "aaaaaaaa" in build_report(["out/ecom"]).html
+    assert "aaaaaaaa" in build_report(["out/ecom"], Storage()).html
     write(new="b", groups=(0, 1, 2))
-    page = build_report(["out/ecom"]).html
+    page = build_report(["out/ecom"], Storage()).html
     assert "holds another" in page
     assert "bbbbbbbb" not in page
 
@@ -238,9 +239,9 @@ def test_human_grades_are_joined_by_row_to_the_texts_that_were_read_alone(
             return relabel("evaluate", "out/ecom", "--qrels", "copy/graded.parquet", "--resamples", "10")
         if command == "compare":
             return relabel("compare", "out/ecom", "out/other", "--qrels", "copy/graded.parquet", "--resamples", "10")
-        table = load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+        table = load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False)
         try:
-            load_gold(GoldSource(path="copy/graded.parquet"), is_learned=False).of(table)
+            load_gold(GoldSource(path="copy/graded.parquet"), Storage(), is_learned=False).of(table)
         except InputError as exc:
             return Outcome(3, "", str(exc))
         return Outcome(0, "", "")
@@ -261,7 +262,7 @@ def test_a_report_says_why_the_grades_beside_other_texts_are_not_used(
     job = write_job({"input": {"path": "graded.parquet", "columns": {"gold": "grade"}}})
     assert relabel("run", job).code == 0
     with_grades("b", (1,))
-    page = build_report(["out/ecom"]).html
+    page = build_report(["out/ecom"], Storage()).html
     assert "the job names the gold column `grade`, which is not used: " in page
     assert "row group 1 holds another" in page
 
@@ -293,12 +294,12 @@ class Worker:
     """Reads a data set for an output."""
 
     def __init__(self, *, keeps: bool = True, block_rows: int = 4) -> None:
-        self.dataset = open_dataset(InputSpec(path=("pairs.parquet",)), reads_context=False)
+        self.dataset = open_dataset(InputSpec(path=("pairs.parquet",)), Storage(), reads_context=False)
         self.readings = Readings(LocalRunStore("out"), where="out", block_rows=block_rows, keeps=keeps)
 
     def prove(self, groups: list[int], *, block: range | None = None) -> None:
         (file,) = self.dataset.files
-        with open_planned(file) as opened:
+        with open_planned(file, Storage()) as opened:
             found = ColumnBytes(
                 opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, self.dataset.text_columns
             )
@@ -401,7 +402,7 @@ def test_a_damaged_or_forged_reading_is_named(half_done: str, relabel: Cli, kind
     path = change()
     if command == "distill":
         with pytest.raises(ManifestError, match=says) as error:
-            load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+            load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False)
         assert path in str(error.value)
     else:
         relabel(*reads_again(command)).refused(3, path, says)
@@ -428,7 +429,7 @@ def test_readings_that_no_manifest_names_must_fit_the_plan(half_done: str, relab
 def test_an_output_of_an_earlier_relabel_without_readings_goes_on(half_done: str, relabel: Cli) -> None:
     shutil.rmtree(Path("out/ecom", FOLDER))
     assert relabel("run", half_done).code == 0
-    load_labels(LabelSource(path="out/ecom"), allow_over_limit=False)
+    load_labels(LabelSource(path="out/ecom"), Storage(), allow_over_limit=False)
 
 
 def test_parts_that_read_other_texts_are_not_merged_and_a_merged_output_knows_what_was_read(
@@ -448,10 +449,10 @@ def test_parts_that_read_other_texts_are_not_merged_and_a_merged_output_knows_wh
     assert relabel("run", parts[1], "--shard", "1/2").code == 0
     merged = relabel("merge", "out/0", "out/1", "--to", "out/all")
     assert merged.code == 0, merged
-    load_labels(LabelSource(path="out/all"), allow_over_limit=False)
+    load_labels(LabelSource(path="out/all"), Storage(), allow_over_limit=False)
     write(new="b", groups=(1,))
     with pytest.raises(InputError, match="row group 1 holds another `query`, `title` than when out/all first read it"):
-        load_labels(LabelSource(path="out/all"), allow_over_limit=False)
+        load_labels(LabelSource(path="out/all"), Storage(), allow_over_limit=False)
 
 
 def test_outputs_of_several_files_are_merged_with_what_each_read(
@@ -471,4 +472,4 @@ def test_outputs_of_several_files_are_merged_with_what_each_read(
     assert sorted(path.name for path in Path("out/all", FOLDER).iterdir()) == [f"0000{at}.json" for at in (
         "0-000000", "0-000001", "0-000002", "1-000000", "1-000001"
     )]  # fmt: skip
-    load_labels(LabelSource(path="out/all"), allow_over_limit=False)
+    load_labels(LabelSource(path="out/all"), Storage(), allow_over_limit=False)

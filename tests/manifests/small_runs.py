@@ -14,6 +14,7 @@ from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, co
 from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
 
@@ -35,7 +36,7 @@ def planned_run(folder: Path) -> RunFolder:
         "document": ["d"] * 8,
     }
     pq.write_table(pa.table(table), folder / "in.parquet")
-    dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage(), reads_context=False)
     store = LocalRunStore(folder / "out")
     plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
     write_plan(store, plan, beside)

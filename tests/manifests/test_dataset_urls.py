@@ -18,6 +18,7 @@ from manifests.inputs.dataset import open_dataset
 from manifests.runs.plans import make_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.filesystems import filesystem_of
 
 
@@ -41,7 +42,7 @@ def bucket() -> str:
 
 @pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/"])
 def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
-    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), reads_context=False)
+    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), Storage(), reads_context=False)
     plan, _ = make_plan(opened, {}, name="job", shards=2, chunk_rows=3)
     found = [
         pair
@@ -59,26 +60,26 @@ def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: 
     both = threading.Barrier(2, timeout=10)
     true = dataset._look
 
-    def look(path: str):  # type: ignore[no-untyped-def]
+    def look(path: str, storage: Storage):  # type: ignore[no-untyped-def]
         both.wait()  # which breaks unless the other look begins meanwhile
-        return true(path)
+        return true(path, storage)
 
     monkeypatch.setattr(dataset, "_look", look)
-    found = open_dataset(InputSpec(path=(bucket,)), reads_context=False)
+    found = open_dataset(InputSpec(path=(bucket,)), Storage(), reads_context=False)
     assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
 
 def test_a_url_that_names_nothing_or_no_filesystem_is_told(bucket: str) -> None:
     for path, message in (("memory://bucket/none.parquet", "no such file"), ("quux://bucket/x.parquet", "quux")):
         with pytest.raises((InputError, ConfigError), match=message):
-            open_dataset(InputSpec(path=(path,)), reads_context=False)
+            open_dataset(InputSpec(path=(path,)), Storage(), reads_context=False)
 
 
 def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(loaded, "s3", raising=False)  # a test before this one may have loaded it
     with pytest.raises(MissingExtraError, match=r"relabel\[s3\]"):
-        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), reads_context=False)
+        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), Storage(), reads_context=False)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.Monke
 )
 def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ConfigError, match="holds a password, token or signature") as refused:
-        filesystem_of(url)
+        filesystem_of(url, Storage())
     assert "hidden-77" not in str(refused.value)
 
 
@@ -101,4 +102,4 @@ def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> N
     "url", ["memory://box@account/keys=1/pairs.parquet", "memory://box/day=2026-11-20/signature.parquet"]
 )
 def test_a_url_that_only_looks_like_it_is_taken(url: str) -> None:
-    assert filesystem_of(url)[1].endswith(".parquet")
+    assert filesystem_of(url, Storage())[1].endswith(".parquet")

@@ -18,6 +18,7 @@ from jobs.commands.inspect import verify
 from manifests.errors import ManifestError
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
 
@@ -175,7 +176,7 @@ def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
     forge, told = FORGERIES[name]
     (out / "manifest.json").unlink()
     forge(out)
-    store = open_run_store(out)
+    store = open_run_store(out, Storage())
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)
@@ -185,7 +186,7 @@ def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
 
 def test_a_retry_that_is_gone_is_a_run_without_that_retry(out: Path) -> None:
     (out / RETRY).unlink()
-    store = open_run_store(out)
+    store = open_run_store(out, Storage())
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)

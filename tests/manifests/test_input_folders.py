@@ -17,6 +17,7 @@ from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
 from manifests.inputs.input_files import list_input
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def write(path: str) -> None:
 
 
 def listed(pattern: str = "in") -> list[str]:
-    return [file.path for file in list_input(pattern).files]
+    return [file.path for file in list_input(pattern, Storage()).files]
 
 
 def test_linked_folders_and_files_are_read_under_the_names_of_their_links(folder: Path) -> None:
     Path("in/more").symlink_to("../elsewhere")
     Path("in/c.parquet").symlink_to(folder / "elsewhere/deep/b.parquet")
     with pytest.raises(InputError, match=r"in/c\.parquet and in/more/deep/b\.parquet are one file"):
-        open_dataset(InputSpec(path=("in",)), reads_context=False)
+        open_dataset(InputSpec(path=("in",)), Storage(), reads_context=False)
     Path("in/c.parquet").unlink()
     assert listed() == ["in/a.parquet", "in/more/deep/b.parquet"]
     Path("whole").symlink_to("in")
@@ -150,10 +151,10 @@ def test_what_rules_leave_out_is_counted_and_not_looked_into(folder: Path) -> No
     write("in/.cache/t.parquet")
     Path("in/_gone").symlink_to("nowhere")
     Path("in/.loop").symlink_to(".loop")
-    found = list_input("in")
+    found = list_input("in", Storage())
     assert [file.path for file in found.files] == ["in/a.parquet"]
     assert found.left_out == {"_*": 3, ".*": 2, "_*/": 1, ".*/": 1, "no suffix": 1, "*.csv": 2, "*.PARQUET": 1}
-    assert open_dataset(InputSpec(path=("in",)), reads_context=False).left_out[0] == ("_*", 3)
+    assert open_dataset(InputSpec(path=("in",)), Storage(), reads_context=False).left_out[0] == ("_*", 3)
 
 
 def test_by_url_the_same_is_left_out_and_counted(folder: Path) -> None:
@@ -163,7 +164,7 @@ def test_by_url_the_same_is_left_out_and_counted(folder: Path) -> None:
     for name in ("a.parquet", "_SUCCESS", ".b.crc", "sub/x.csv", "_temporary/0/t.parquet", "_temporary/1/t.parquet"):
         store.pipe_file(f"/left/{name}", b"")
     try:
-        found = list_input("memory://left")
+        found = list_input("memory://left", Storage())
     finally:
         store.rm("/left", recursive=True)
     assert [file.path for file in found.files] == ["memory:///left/a.parquet"]
@@ -174,7 +175,7 @@ def test_nothing_but_what_is_left_out_says_so(folder: Path) -> None:
     Path("csv").mkdir()
     Path("csv/a.csv").write_text("")
     with pytest.raises(InputError, match=r"no Parquet file there \(left out: 1 \*\.csv\)"):
-        open_dataset(InputSpec(path=("csv",)), reads_context=False)
+        open_dataset(InputSpec(path=("csv",)), Storage(), reads_context=False)
 
 
 @pytest.mark.parametrize("pattern", ["in", "in/*.parquet", "in/*"])

@@ -21,6 +21,7 @@ from manifests.inputs.dataset import open_dataset
 from manifests.runs.plans import make_plan, shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
@@ -145,7 +146,9 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     """What a run would read of the files of a folder: query id, query, document id and document by row, through shards
     and chunks.
     """
-    dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), reads_context=False)
+    dataset = open_dataset(
+        InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage(), reads_context=False
+    )
     store = LocalRunStore(folder / "_out")
     plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
     write_plan(store, plan, beside)
@@ -258,7 +261,7 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
     for order in (list(held), list(reversed(held))):
         pq.write_table(pa.table({at: held[at] for at in order}), tmp_path / "a.parquet", row_group_size=5)
         spec = InputSpec(path=(str(tmp_path / "a.parquet"),), columns=Columns(query_id=name, document=("document",)))
-        dataset = open_dataset(spec, reads_context=False)
+        dataset = open_dataset(spec, Storage(), reads_context=False)
         plan, beside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
         store = LocalRunStore(tmp_path / f"out{order[0]}")
         write_plan(store, plan, beside)

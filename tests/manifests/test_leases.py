@@ -17,6 +17,7 @@ import pytest
 from manifests.errors import LockHeldError
 from manifests.storage import leases, retries
 from manifests.storage.leases import Lease, LeaseKeeper
+from manifests.storage.retries import Retries
 from tests.manifests.memory_objects import MemoryObjects, once
 
 KEY = "bucket/out/leases/shard-00000.json"
@@ -34,8 +35,11 @@ class SleepingKeeper(LeaseKeeper):
         pass
 
 
+RETRIES = Retries(120.0)
+
+
 def lease_on(objects: MemoryObjects, keeper: LeaseKeeper | None = None, *, ttl_s: float = 60.0) -> Lease:
-    return Lease(objects, KEY, "shard 0", ttl_s, keeper or SleepingKeeper())
+    return Lease(objects, KEY, "shard 0", ttl_s, keeper or SleepingKeeper(), RETRIES)
 
 
 @pytest.fixture
@@ -158,7 +162,7 @@ def test_who_waits_gets_the_lease_when_it_is_let_go(monkeypatch: pytest.MonkeyPa
 
 def test_the_keeper_renews_all_leases_every_third_of_their_time_and_then_ends(keeper: LeaseKeeper) -> None:
     objects = MemoryObjects()
-    held = [Lease(objects, f"bucket/{number}", "x", 0.15, keeper) for number in range(3)]
+    held = [Lease(objects, f"bucket/{number}", "x", 0.15, keeper, RETRIES) for number in range(3)]
     for lease in held:
         lease.acquire()
     deadline = time.monotonic() + 10.0
@@ -205,7 +209,7 @@ def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_ren
                 time.sleep(slow_s)
 
     objects = MemoryObjects(slow)
-    held = [Lease(objects, key, key, ttl_s, keeper) for key in [*map(str, range(24)), "hangs"]]
+    held = [Lease(objects, key, key, ttl_s, keeper, RETRIES) for key in [*map(str, range(24)), "hangs"]]
     for lease in held:
         lease.acquire()
     time.sleep(2.5 * ttl_s)
@@ -251,7 +255,10 @@ def renewals(objects: MemoryObjects, key: str) -> int:
 def test_a_lease_taken_while_the_renewal_of_one_that_is_let_go_hangs_is_renewed(keeper: LeaseKeeper) -> None:
     faults = Hanging("first")
     objects = MemoryObjects(faults)
-    first, second = Lease(objects, "first", "x", 0.3, keeper), Lease(objects, "second", "x", 0.3, keeper)
+    first, second = (
+        Lease(objects, "first", "x", 0.3, keeper, RETRIES),
+        Lease(objects, "second", "x", 0.3, keeper, RETRIES),
+    )
     first.acquire()
     assert faults.hangs.wait(20.0)
     releasing = threading.Thread(target=first.release)
@@ -273,9 +280,9 @@ def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
 import sys
 from manifests.storage.leases import Lease, LeaseKeeper
 from tests.manifests.memory_objects import MemoryObjects
-from tests.manifests.test_leases import Hanging
+from tests.manifests.test_leases import RETRIES, Hanging
 faults = Hanging("x")
-Lease(MemoryObjects(faults), "x", "x", 0.3, LeaseKeeper()).acquire()
+Lease(MemoryObjects(faults), "x", "x", 0.3, LeaseKeeper(), RETRIES).acquire()
 assert faults.hangs.wait(20.0)
 sys.exit(7)
 """
@@ -292,7 +299,7 @@ def test_a_holder_whose_renewals_fail_in_an_unknown_way_counts_itself_out_and_no
             raise OSError(5, "odd")
 
     objects = MemoryObjects(odd)
-    lease, other = Lease(objects, "odd", "x", 0.3, keeper), Lease(objects, "other", "x", 0.3, keeper)
+    lease, other = Lease(objects, "odd", "x", 0.3, keeper, RETRIES), Lease(objects, "other", "x", 0.3, keeper, RETRIES)
     lease.acquire()
     other.acquire()
     assert wait_until(lambda: lease.is_lost)
@@ -306,7 +313,7 @@ def test_a_holder_whose_renewals_fail_in_an_unknown_way_counts_itself_out_and_no
 def test_a_holder_that_gets_no_thread_to_renew_in_counts_itself_out(
     keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = Lease(MemoryObjects(), "x", "x", 0.3, keeper)
+    lease = Lease(MemoryObjects(), "x", "x", 0.3, keeper, RETRIES)
     lease.acquire()
 
     def start(thread: threading.Thread) -> None:

@@ -17,6 +17,7 @@ from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.runs.plans import check_plan, cut_queries, load_plan, make_plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -69,7 +70,7 @@ def write(path: Path, query_ids: list[str | int | None], group: int = 7) -> None
 
 
 def dataset_of(path: Path, **options: object) -> Dataset:
-    return open_dataset(InputSpec(path=(str(path),), **options), reads_context=False)  # type: ignore[arg-type]
+    return open_dataset(InputSpec(path=(str(path),), **options), Storage(), reads_context=False)  # type: ignore[arg-type]
 
 
 def plan_of(path: Path, *, shards: int = 3, chunk_rows: int = 4, **options: object):  # type: ignore[no-untyped-def]

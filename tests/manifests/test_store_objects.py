@@ -9,6 +9,7 @@ import pytest
 from manifests.errors import ManifestError, StoreError, StoreUnreachableError
 from manifests.storage import object_run_store as object_store
 from manifests.storage import retries
+from manifests.storage.context import Storage
 from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
 from manifests.storage.retries import Retries, TryAgainError
 from tests.manifests.memory_objects import MemoryObjects, once
@@ -20,7 +21,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectRunStore:
-    return ObjectRunStore(objects, "bucket/out", root="s3://bucket/out", single_writer=single_writer)
+    return ObjectRunStore(objects, "bucket/out", Storage(), root="s3://bucket/out", single_writer=single_writer)
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay() -> None:
@@ -90,7 +91,7 @@ def test_an_answer_that_never_comes_is_given_up_at_the_stated_number_of_tries() 
         raise TryAgainError("503 SlowDown")
 
     with pytest.raises(StoreUnreachableError, match=r"4 tries.*503 SlowDown.*same command again"):
-        Retries(tries=4).call(never, "s3://b/a: reading it")
+        Retries(120.0, tries=4).call(never, "s3://b/a: reading it")
     assert tries == 4
 
 

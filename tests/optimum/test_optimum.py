@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from manifests.storage.context import Storage
+
 pytest.importorskip("optimum.exporters.onnx", reason="needs optimum-onnx in an environment of its own")
 
 from distill.students.students import load_student
@@ -41,7 +43,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def exported(student: Path, pairs: Path, target: Path, **options: Any) -> Path:
     export_bundle(
-        student, target, ExportSpec(exporter="optimum", **options), pairs=PairsFile(str(pairs), "grade"), provider="cpu"
+        student,
+        target,
+        ExportSpec(exporter="optimum", **options),
+        Storage(),
+        pairs=PairsFile(str(pairs), "grade"),
+        provider="cpu",
     )
     return target
 

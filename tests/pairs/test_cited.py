@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from manifests.storage.context import Storage
+
 polars = pytest.importorskip("polars")
 
 from jobs.files.tables import publish  # noqa: E402
@@ -57,6 +59,7 @@ def build(
         write("answers.parquet", rows, SCHEMA),
         write("docs.parquet", DOCS if docs is None else docs),
         CitationRule(**rule),
+        Storage(),
     )
     return frame.collect().to_dicts(), counts
 
@@ -122,7 +125,9 @@ def test_a_hard_negative_with_the_text_of_a_positive_is_left_out(write: Callable
 def test_title_and_body_stay_columns_of_their_own_and_integer_ids_become_text(write: Callable[..., str]) -> None:
     docs = [{"doc_id": i, "title": f"t{i}", "body": None} for i in range(3)]
     rows = [{"query_id": 7, "query": "q", "answer_id": a, "cited": [0], "candidates": [0, 1]} for a in range(2)]
-    frame, _ = cited_pairs(write("a.parquet", rows), write("d.parquet", docs), CitationRule(2, 2, random_negatives=1))
+    frame, _ = cited_pairs(
+        write("a.parquet", rows), write("d.parquet", docs), CitationRule(2, 2, random_negatives=1), Storage()
+    )
     assert [tuple(row.values()) for row in frame.collect().to_dicts()] == [
         ("7", "q", "0", "t0", None, "likely_positive", 2),
         ("7", "q", "1", "t1", None, "hard_negative", 0),
@@ -268,10 +273,10 @@ def test_bad_answer_files_are_named(write: Callable[..., str], folder: Path) -> 
     cases |= {"cut.parquet": "not a readable Parquet file", "empty": "empty (ANSWERS): no Parquet file there"}
     for path, message in cases.items():
         with pytest.raises(InputError) as caught:
-            cited_pairs(path, docs, CitationRule())
+            cited_pairs(path, docs, CitationRule(), Storage())
         assert message in str(caught.value)
     with pytest.raises(InputError, match="no such file"):
-        cited_pairs("memory://bucket/nowhere.parquet", docs, CitationRule())
+        cited_pairs("memory://bucket/nowhere.parquet", docs, CitationRule(), Storage())
 
 
 def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., str]) -> None:
@@ -279,17 +284,19 @@ def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., st
     write("many/a[1].parquet", rows[:3], SCHEMA)
     write("many/b.parquet", rows[3:], SCHEMA)
     docs = write("docs.parquet", DOCS)
-    assert cited_pairs("many", docs, CitationRule())[0].collect().height == 4
+    assert cited_pairs("many", docs, CitationRule(), Storage())[0].collect().height == 4
     write("many/c.parquet", [{"query_id": "q"}])
     with pytest.raises(
         InputError, match=r"c.parquet: has the columns query_id; many/a\[1\].parquet has query_id, query"
     ):
-        cited_pairs("many", docs, CitationRule())
+        cited_pairs("many", docs, CitationRule(), Storage())
 
 
 def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = cited_pairs(write("a.parquet", answers("q", *FIVE), SCHEMA), write("d.parquet", DOCS), CitationRule())[0]
-    assert publish(frame, "new/out.parquet", source="d.parquet") == 4
+    frame = cited_pairs(
+        write("a.parquet", answers("q", *FIVE), SCHEMA), write("d.parquet", DOCS), CitationRule(), Storage()
+    )[0]
+    assert publish(frame, "new/out.parquet", Storage(), source="d.parquet") == 4
     before = (folder / "new/out.parquet").read_bytes()
 
     text = (
@@ -302,11 +309,11 @@ def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, m
 
         monkeypatch.setattr(polars.LazyFrame, "sink_parquet", fails)
         with pytest.raises(DiskFullError, match=r"no space left\. Nothing was changed"):
-            publish(frame, "new/out.parquet", source="d.parquet")
+            publish(frame, "new/out.parquet", Storage(), source="d.parquet")
     assert [path.name for path in (folder / "new").iterdir()] == ["out.parquet"]
     assert (folder / "new/out.parquet").read_bytes() == before
     with pytest.raises(StoreError, match="can't write it"):
-        publish(frame, "a.parquet/out.parquet", source="d.parquet")
+        publish(frame, "a.parquet/out.parquet", Storage(), source="d.parquet")
 
 
 def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifests.storage.context import Storage
+
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
@@ -94,7 +96,7 @@ def test_ranks_are_those_of_an_independent_bm25(texts: list[str], query: str, k:
 
 def contexts(path: str, **options: Any) -> tuple[list[dict[str, Any]], Any]:
     corpus = options.pop("corpus_path", None)
-    frame, counts = with_context(path, ContextRule(**options), corpus_path=corpus)
+    frame, counts = with_context(path, ContextRule(**options), Storage(), corpus_path=corpus)
     return frame.collect().to_dicts(), counts
 
 
@@ -191,7 +193,7 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(
     assert done.code == 0, done
     assert (done.json["pairs"], done.json["queries"], done.json["queries_without_context"]) == (5, 3, 1)
     assert "1 queries have an empty context" in done.err
-    dataset = open_dataset(InputSpec(path=("out.parquet",)), reads_context=True)
+    dataset = open_dataset(InputSpec(path=("out.parquet",)), Storage(), reads_context=True)
     assert dataset.columns.context == "context"
     relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--k", "5").refused(2, "--k")
     relabel("pairs", "context", "p.parquet", "--to", "p.parquet", "--force").refused(2, "lies in the input")
@@ -205,8 +207,8 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(
 def test_ten_thousand_real_pairs_take_seconds(tmp_path: Path) -> None:
     """Measured with one document of 451,714 characters in the set: about 2 s on two cores."""
     start = time.perf_counter()
-    frame, counts = with_context(str(REAL), ContextRule(), corpus_path=None)
-    assert publish(frame, str(tmp_path / "out.parquet"), source=str(REAL)) == 10_137
+    frame, counts = with_context(str(REAL), ContextRule(), Storage(), corpus_path=None)
+    assert publish(frame, str(tmp_path / "out.parquet"), Storage(), source=str(REAL)) == 10_137
     seconds = time.perf_counter() - start
     assert seconds < 60
     before, after = pq.read_table(REAL), pq.read_table(tmp_path / "out.parquet")

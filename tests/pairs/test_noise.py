@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifests.storage.context import Storage
+
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
@@ -54,7 +56,7 @@ def contexts(
 ) -> tuple[Any, Any]:
     """One context a query id, and the counts."""
     rule = ContextRule(noise=None if share is None else NoiseRule(share, seed), **more)
-    frame, counts = with_context(path, rule, corpus_path=corpus_path)
+    frame, counts = with_context(path, rule, Storage(), corpus_path=corpus_path)
     found: dict[str, set[tuple[str, ...]]] = {}
     for row in frame.collect().to_dicts():
         found.setdefault(row["query_id"], set()).add(tuple(row["context"]))
@@ -153,7 +155,7 @@ def test_a_context_that_is_there_is_what_becomes_noisy(write: Callable[..., str]
     assert [len(half[f"q{i}"]) for i in range(5)] == [4, 0, 0, 1, 2]
     assert sum(text.startswith("clicked") for text in half["q0"]) == 2
     assert (counts.replaced, counts.context_documents, counts.queries_without) == (2 + 1 + 1, 7, 2)
-    frame, _ = with_context(path, ContextRule(noise=NoiseRule(1.0, 7)), corpus_path=other)
+    frame, _ = with_context(path, ContextRule(noise=NoiseRule(1.0, 7)), Storage(), corpus_path=other)
     out = frame.collect()
     assert out.columns == list(given_rows()[0]), "no column moves"
     assert [{key: row[key] for key in row if key != "context"} for row in out.to_dicts()] == make()
@@ -208,7 +210,7 @@ def test_the_command_makes_noise_that_a_job_reads(
     assert {key: done.json[key] for key in ("noisy", "seed", "replaced", "context_documents")} == {
         "noisy": 0.5, "seed": 3, "replaced": 8, "context_documents": 16,
     }  # fmt: skip
-    assert open_dataset(InputSpec(path=("half.parquet",)), reads_context=True).columns.context == "context"
+    assert open_dataset(InputSpec(path=("half.parquet",)), Storage(), reads_context=True).columns.context == "context"
     relabel(*command, "--to", "again.parquet", "--noisy", "0.5", "--seed", "3")
     assert (folder / "again.parquet").read_bytes() == (folder / "half.parquet").read_bytes()
     text = relabel("pairs", "context", "half.parquet", "--to", "all.parquet", "--corpus", "c.parquet", "--noisy", "1")

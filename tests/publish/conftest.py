@@ -16,6 +16,7 @@ from export.pulling import Pulled, PullOptions, pull
 from export.versions import parse_address
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -80,13 +81,13 @@ def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def bundle_store(url: str) -> BundleStore:
     """The depot behind the URL."""
-    return open_bundle_store(url)
+    return open_bundle_store(url, Storage())
 
 
 @pytest.fixture
 def local_bundle_store(tmp_path: Path) -> BundleStore:
     """A depot in a folder, for tests whose subject is no storage."""
-    return open_bundle_store(str(tmp_path / "store"))
+    return open_bundle_store(str(tmp_path / "store"), Storage())
 
 
 @pytest.fixture(scope="session")

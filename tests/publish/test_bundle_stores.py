@@ -14,6 +14,7 @@ import pytest
 from manifests.errors import InputError, ManifestError, StoreError, UsageError
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from manifests.storage.local_bundle_store import LocalBundleStore
 from manifests.storage.s3_bundle_store import BLOCK_BYTES, S3BundleStore
 from tests import seaweed
@@ -106,11 +107,11 @@ def test_a_name_that_leaves_the_store_is_refused(bundle_store: BundleStore, name
 
 
 def test_only_places_where_a_pointer_moves_safely_are_taken(tmp_path: Path) -> None:
-    assert isinstance(open_bundle_store(str(tmp_path)), LocalBundleStore)
-    assert isinstance(open_bundle_store(f"file://{tmp_path}"), LocalBundleStore)
+    assert isinstance(open_bundle_store(str(tmp_path), Storage()), LocalBundleStore)
+    assert isinstance(open_bundle_store(f"file://{tmp_path}", Storage()), LocalBundleStore)
     for url in ("gs://bucket/x", "memory://x", "http://host/x"):
         with pytest.raises(UsageError, match=r"local paths and to s3://"):
-            open_bundle_store(url)
+            open_bundle_store(url, Storage())
 
 
 def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_listing_of_many_pages_is_whole(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     names = {f"a/{number}" for number in range(7)}
     for name in names:
         bundle_store.create(name, b"x")
@@ -145,7 +146,7 @@ def test_a_sweep_ends_the_uploads_of_every_page(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     for number in range(5):
         for _ in range(2):  # two uploads of one name fall on different pages
             bundle_store._ask("create_multipart_upload", f"a/{number}", "uploading it")
@@ -169,8 +170,8 @@ def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_told(
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
     with pytest.raises(StoreError, match="no bucket"):
-        list(open_bundle_store("s3://not-there-at-all/x").entries("a"))
+        list(open_bundle_store("s3://not-there-at-all/x", Storage()).entries("a"))
     lead_to(seaweed.environment(s3_server.url, secret="wrong"), monkeypatch)
     with pytest.raises(StoreError, match="secret key") as caught:
-        open_bundle_store(f"s3://{seaweed.BUCKET}/x").create("a", b"x")
+        open_bundle_store(f"s3://{seaweed.BUCKET}/x", Storage()).create("a", b"x")
     assert "wrong" not in str(caught.value)

@@ -18,7 +18,7 @@ import pytest
 
 from export.versions import object_name
 from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.filesystems import use_storage_options
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
 
@@ -28,7 +28,7 @@ Relabel = Callable[..., Any]
 @pytest.fixture
 def store(tmp_path: Path, bundle: Callable[..., Path]) -> str:
     """A folder with one version of `ecom`, at `stable`."""
-    publish_to(open_bundle_store(str(tmp_path / "store")), bundle("one"))
+    publish_to(open_bundle_store(str(tmp_path / "store"), Storage()), bundle("one"))
     return str(tmp_path / "store")
 
 
@@ -75,7 +75,7 @@ def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_ta
 def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
     relabel: Relabel, store: str, bundle: Callable[..., Path], golden: Callable[[str, str], None]
 ) -> None:
-    publish_to(open_bundle_store(store), bundle("two"))
+    publish_to(open_bundle_store(store, Storage()), bundle("two"))
     said = []
     for arguments in (("list", store), ("show", f"{store}/ecom"), ("show", f"{store}/ecom@stable")):
         said += [
@@ -137,7 +137,10 @@ def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
     assert process.returncode == 0, err
     assert seaweed.SECRET not in "".join(said) + out + err
     written = [path.read_bytes() for path in (tmp_path / "dest").rglob("*") if path.is_file()]
-    stored = [b"".join(open_bundle_store(url).blocks(entry.name, 0)) for entry in open_bundle_store(url).entries("")]
+    stored = [
+        b"".join(open_bundle_store(url, Storage()).blocks(entry.name, 0))
+        for entry in open_bundle_store(url, Storage()).entries("")
+    ]
     assert not any(seaweed.SECRET.encode() in data for data in written + stored)
 
 
@@ -145,7 +148,7 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
     relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
 ) -> None:
     target = str(tmp_path / "dest")
-    bundle_store = open_bundle_store(store)
+    bundle_store = open_bundle_store(store, Storage())
     relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(
         5, "is not signed, and a key was given"
     )
@@ -249,7 +252,7 @@ def serves(target: Path, text: str) -> Callable[[], bool]:
 def test_a_watch_follows_the_channel_and_ends_cleanly(
     url: str, tmp_path: Path, bundle: Callable[..., Path], number: signal.Signals, code: int
 ) -> None:
-    bundle_store, target = open_bundle_store(url), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(url, Storage()), tmp_path / "dest"
     publish_to(bundle_store, bundle("one"))
     process = watch(url, target)
     try:
@@ -267,7 +270,7 @@ def test_a_watch_follows_the_channel_and_ends_cleanly(
 
 
 def test_a_watch_says_once_what_it_refuses_and_goes_on(store: str, tmp_path: Path, bundle: Callable[..., Path]) -> None:
-    bundle_store, target = open_bundle_store(store), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(store, Storage()), tmp_path / "dest"
     process = watch(store, target)
     try:
         until(serves(target, "one"))
@@ -331,13 +334,13 @@ def biggest(folder: Path) -> int:
 
 def test_a_watch_stopped_in_a_download_keeps_what_came_in(url: str, tmp_path: Path) -> None:
     size = 60 << 20
-    publish_to(open_bundle_store(url), write_bundle(tmp_path / "big", "big", size=size))
+    publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "big", "big", size=size))
     process = watch(url, tmp_path / "dest")
     until(lambda: (tmp_path / "dest" / "current").exists() or biggest(tmp_path / "dest" / ".partial") > 1 << 20)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
-    pulled = pull_from(open_bundle_store(url), tmp_path / "dest")
+    pulled = pull_from(open_bundle_store(url, Storage()), tmp_path / "dest")
     assert pulled.fetched_bytes < size
     assert served_text(tmp_path / "dest") == "big"
 
@@ -362,7 +365,7 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp
 def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_seconds(
     store: str, tmp_path: Path
 ) -> None:
-    pull_from(open_bundle_store(store), tmp_path / "dest")
+    pull_from(open_bundle_store(store, Storage()), tmp_path / "dest")
     code = (
         "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
         "end.code == 10, end\n"
@@ -406,12 +409,9 @@ def test_requests_that_hang_are_given_up_and_asked_again(
 
     with seaweed.proxying(s3_server, hang) as proxy:
         lead_to(proxy.environment, monkeypatch)
-        use_storage_options({"s3": {"config_kwargs": {"read_timeout": 1}}})
-        try:
-            bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
-            publish_to(bundle_store, bundle("one"))
-            pull_from(bundle_store, tmp_path / "dest")
-        finally:
-            use_storage_options({})
+        storage = Storage.of({"s3": {"config_kwargs": {"read_timeout": 1}}})
+        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", storage)
+        publish_to(bundle_store, bundle("one"))
+        pull_from(bundle_store, tmp_path / "dest")
     assert len(hung) == 4
     assert served_text(tmp_path / "dest") == "one"

@@ -20,7 +20,7 @@ from export.versions import check_whole, load_version
 from manifests.errors import InputError, RelabelError, StoreUnreachableError
 from manifests.storage.bundle_store_ports import BundleStore, Entry, Held, Tagged, Tick
 from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.retries import LIMIT_S, use_limit
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -110,7 +110,7 @@ def check_channel(bundle_store: BundleStore, *allowed: str | None) -> None:
 @pytest.mark.parametrize("fault", ["before", "after", "short"])
 def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
     for at in itertools.count(1):
-        bundle_store = open_bundle_store(str(tmp_path / f"store-{at}"))
+        bundle_store = open_bundle_store(str(tmp_path / f"store-{at}"), Storage())
         one = publish_to(bundle_store, bundle("one")).version.version
         faulty = FaultyBundleStore(bundle_store, fault, at)
         with contextlib.suppress(RelabelError):
@@ -126,7 +126,7 @@ def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., 
 
 @pytest.mark.parametrize("fault", ["before", "after", "short"])
 def test_every_call_of_a_pull_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
-    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
     for at in itertools.count(1):
         target = tmp_path / f"dest-{at}"
         publish_to(bundle_store, bundle("one"))
@@ -170,7 +170,7 @@ def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path], verdict: str
 ) -> None:
     """Every third request: its reply lost, never sent on, throttled, failed, or cut off."""
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     wire.decide = every(3, verdict, "GET", "PUT", "POST", "HEAD") if verdict != "cut" else every(3, verdict, "GET")
     for text in ("one", "two", "three"):
         publish_to(bundle_store, bundle(text, size=300_000))
@@ -188,7 +188,7 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
     for lost in itertools.count(1):
-        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}")
+        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}", Storage())
         count = itertools.count(1)
         wire.decide = lambda exchange, count=count, lost=lost: (
             "drop" if exchange.method == "PUT" and next(count) == lost else "pass"
@@ -209,7 +209,7 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
 ) -> None:
     from manifests.storage.s3_bundle_store import S3BundleStore
 
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", part_bytes=5 << 20)
+    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage(), part_bytes=5 << 20)
     for verdict in ("drop", "503"):
         wire.decide = every(4, verdict, "PUT", "POST")
         publish_to(bundle_store, bundle(verdict, size=17 << 20))
@@ -225,21 +225,15 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
 def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     publish_to(bundle_store, bundle("one"))
     pull_from(bundle_store, tmp_path / "dest")
     publish_to(bundle_store, bundle("two"), None)
-    use_limit(0.5)
-    try:
-        wire.decide = lambda exchange: "refuse"
-        for call in (
-            lambda: publish_to(bundle_store, bundle("two")),
-            lambda: pull_from(bundle_store, tmp_path / "dest"),
-        ):
-            with pytest.raises(StoreUnreachableError):
-                call()
-    finally:
-        use_limit(LIMIT_S)
+    hasty = open_bundle_store(bundle_store.url, Storage(retry_s=0.5))
+    wire.decide = lambda exchange: "refuse"
+    for call in (lambda: publish_to(hasty, bundle("two")), lambda: pull_from(hasty, tmp_path / "dest")):
+        with pytest.raises(StoreUnreachableError):
+            call()
     assert served_text(tmp_path / "dest") == "one"
     wire.decide = lambda exchange: "pass"
     publish_to(bundle_store, bundle("two"))
@@ -251,7 +245,7 @@ def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
 def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     wire.decide = lambda exchange: "careless"
     with pytest.raises(RelabelError, match="ignores it"):
         publish_to(bundle_store, bundle("one"))

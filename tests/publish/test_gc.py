@@ -17,6 +17,7 @@ from export.versions import check_whole, find_version, load_version, object_name
 from manifests.errors import GateError, InputError, LockHeldError, ManifestError
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from manifests.storage.local_bundle_store import LocalBundleStore
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -236,7 +237,7 @@ def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
     from manifests.storage.s3_bundle_store import S3BundleStore
 
     lead_to(s3_server.environment, monkeypatch)
-    bundle_store = open_bundle_store(f"s3://labels/{tmp_path.name}")
+    bundle_store = open_bundle_store(f"s3://labels/{tmp_path.name}", Storage())
     assert isinstance(bundle_store, S3BundleStore)
     kept = publish_to(bundle_store, bundle("one")).version
     gone = publish_to(bundle_store, bundle("two"), None).version
@@ -261,7 +262,7 @@ def test_random_days_of_publishing_moving_and_collecting_never_break_a_channel(
 
     for seed in range(4):
         turn = random.Random(seed)
-        bundle_store = open_bundle_store(str(tmp_path / f"store-{seed}"))
+        bundle_store = open_bundle_store(str(tmp_path / f"store-{seed}"), Storage())
         texts = [f"text-{number}" for number in range(5)]
         for _ in range(60):
             step = turn.choice(["publish", "publish", "set", "rollback", "gc", "wait"])

@@ -23,6 +23,7 @@ from export.destinations import Destination
 from export.publishing import roll_back, set_channel
 from manifests.errors import GateError, InputError
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
@@ -42,7 +43,7 @@ class GoingBack(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="relabel-back-"))
-        self.bundle_store = open_bundle_store(str(self.root / "store"))
+        self.bundle_store = open_bundle_store(str(self.root / "store"), Storage())
         self.dest = self.root / "dest"
         self.versions = {
             text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()
@@ -159,7 +160,7 @@ def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_t
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
     """As docs/publish.md says."""
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     for text in ("one", "two", "three"):
         publish_to(bundle_store, bundles[text])
         pull_from(bundle_store, dest)
@@ -174,7 +175,7 @@ def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_t
 def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     publish_to(bundle_store, bundles["one"])
     pull_from(bundle_store, dest)
     bad = publish_to(bundle_store, bundles["two"]).version.version
@@ -196,7 +197,7 @@ def test_what_a_pointer_forgot_the_destination_remembers(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "HISTORY_KEPT", 2)
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     bad = ""
     for step in ("one", "two", "back", "three", "four"):
         if step == "back":
@@ -219,7 +220,7 @@ def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pu
     """Its state names no versions that were left, and the channel has not moved since."""
     import json
 
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     for text in ("one", "two"):
         publish_to(bundle_store, bundles[text])
         pull_from(bundle_store, dest)

@@ -26,6 +26,7 @@ from manifests.errors import InputError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")
@@ -85,7 +86,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_the_same_command(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
 ) -> None:
-    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
     earlier = None if is_first else publish_to(bundle_store, bundles["one"]).version.version
     assert killed(lambda: publish_to(bundle_store, bundles["two"]), failpoint, hits)
     pointed = check_all_channels(bundle_store)
@@ -109,7 +110,7 @@ def test_a_publish_killed_at_a_failpoint_leaves_channels_whole_and_is_ended_by_t
 def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_the_same_command(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str, hits: int, is_first: bool
 ) -> None:
-    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
     target = tmp_path / "dest"
     if not is_first:
         publish_to(bundle_store, bundles["one"])
@@ -134,7 +135,7 @@ def test_a_pull_killed_at_a_failpoint_leaves_what_serves_whole_and_is_ended_by_t
 def test_a_rollback_killed_anywhere_leaves_one_of_the_two_serving_and_can_be_called_again(
     tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:
-    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     for text in ("one", "two"):
         publish_to(bundle_store, bundles[text])
         pull_from(bundle_store, target)
@@ -146,7 +147,7 @@ def test_a_rollback_killed_anywhere_leaves_one_of_the_two_serving_and_can_be_cal
 
 def test_a_pull_killed_over_and_over_comes_to_an_end(tmp_path: Path, bundles: dict[str, Path]) -> None:
     """A machine that dies after every block still gets on by a block each time."""
-    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     version = publish_to(bundle_store, write_bundle(tmp_path / "big", "big", size=30 << 20)).version
     deaths = 0
     while killed(lambda: pull_from(bundle_store, target), "during_download", 2):
@@ -160,7 +161,7 @@ def test_a_pull_killed_over_and_over_comes_to_an_end(tmp_path: Path, bundles: di
 @pytest.mark.parametrize("seed", range(12))
 def test_publish_and_pull_killed_at_a_random_instant(tmp_path: Path, bundles: dict[str, Path], seed: int) -> None:
     turn = random.Random(seed)
-    bundle_store, target = open_bundle_store(str(tmp_path / "store")), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     publish_to(bundle_store, bundles["one"])
     pull_from(bundle_store, target)
     killed(lambda: publish_to(bundle_store, bundles["two"]), after_s=turn.uniform(0, 0.06))
@@ -182,7 +183,7 @@ def command(*arguments: str | Path, failpoint: str = "") -> subprocess.Completed
 def test_a_real_publish_killed_is_ended_by_the_same_command(
     url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:
-    bundle_store = open_bundle_store(url)
+    bundle_store = open_bundle_store(url, Storage())
     publish_to(bundle_store, bundles["one"])
     call = ("publish", bundles["two"], url, "--channel", "stable")
     assert command(*call, failpoint=failpoint).returncode == -signal.SIGKILL
@@ -196,7 +197,7 @@ def test_a_real_publish_killed_is_ended_by_the_same_command(
 def test_a_real_pull_killed_is_ended_by_the_same_command(
     url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:
-    bundle_store, target = open_bundle_store(url), tmp_path / "dest"
+    bundle_store, target = open_bundle_store(url, Storage()), tmp_path / "dest"
     publish_to(bundle_store, bundles["one"])
     pull_from(bundle_store, target)
     publish_to(bundle_store, bundles["two"])

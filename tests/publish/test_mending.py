@@ -25,6 +25,7 @@ from manifests.errors import DiskFullError, ManifestError
 from manifests.failpoints import PULL_FAILPOINTS
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from manifests.storage.local_bundle_store import LocalBundleStore
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
@@ -107,7 +108,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, source: Path) -> LocalBundleStore:
-    bundle_store = open_bundle_store(str(tmp_path / "store"))
+    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
     assert isinstance(bundle_store, LocalBundleStore)
     publish_to(bundle_store, source)
     return bundle_store
@@ -240,7 +241,7 @@ def test_what_its_owner_may_not_read_is_mended_for_who_is_not_root(source: Path,
         root.chmod(0o777)
         if was == 0:
             os.seteuid(65534)
-        bundle_store, dest = open_bundle_store(str(root / "store")), root / "dest"
+        bundle_store, dest = open_bundle_store(str(root / "store"), Storage()), root / "dest"
         publish_to(bundle_store, root / "bundle")
         pull_from(bundle_store, dest)
         if harm == "file mode 000":
@@ -338,7 +339,7 @@ def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_
 ) -> None:
     """A local store on the same disk, whose files somebody linked, too."""
     shutil.copytree(tmp_path / "store", tmp_path / "linked", copy_function=os.link)
-    linked, dest = open_bundle_store(str(tmp_path / "linked")), tmp_path / "dest"
+    linked, dest = open_bundle_store(str(tmp_path / "linked"), Storage()), tmp_path / "dest"
     pull_from(linked, dest)
     publish_to(linked, write_bundle(tmp_path / "two", "two"))
     pull_from(linked, dest)

@@ -19,6 +19,7 @@ from export.versions import check_whole, load_version, object_name, parse_addres
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
@@ -76,7 +77,7 @@ def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_sid
 
     with seaweed.proxying(s3_server, decide) as proxy:
         lead_to(proxy.environment, monkeypatch)
-        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}")
+        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
         publish_to(bundle_store, source)
         proxy.seen.clear()
         assert not publish_to(bundle_store, source).has_changed
@@ -449,7 +450,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
         assert tries <= 3, "each round has a winner"
     from manifests.storage.bundle_stores import open_bundle_store
 
-    bundle_store = open_bundle_store(url)
+    bundle_store = open_bundle_store(url, Storage())
     moves = load_channel(bundle_store, "ecom", "stable").moves
     assert [move.sequence for move in moves] == [1, 2, 3]
     assert len({move.version for move in moves}) == 3

@@ -21,6 +21,7 @@ from export.versions import load_version, object_name, version_name
 from manifests.digests import sha256_bytes
 from manifests.errors import DiskFullError, GateError, InputError, LockHeldError, ManifestError, StoreUnreachableError
 from manifests.storage.bundle_store_ports import BundleStore
+from manifests.storage.context import Storage
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 MIB = 1 << 20
@@ -651,7 +652,7 @@ def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: s
 
     from manifests.storage.bundle_stores import open_bundle_store
 
-    publish_to(open_bundle_store(url), write_bundle(tmp_path / "b", "one", size=9 * MIB))
+    publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "b", "one", size=9 * MIB))
     command = [sys.executable, "-m", "jobs", "pull", f"{url}/ecom", str(tmp_path / "dest")]
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(3)]
     ended = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]

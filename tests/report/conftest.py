@@ -24,6 +24,7 @@ from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
 from manifests.schemas import NODES, LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
 
@@ -108,7 +109,7 @@ def forge_run(
         seconds: from one commit to the next, by the receipts' times; chunks go to `workers` in blocks.
     """
     columns = Columns(gold=gold)
-    dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), Storage(), reads_context=False)
     parts = fingerprint_parts(
         dataset,
         limit=None,
@@ -121,7 +122,7 @@ def forge_run(
         model_digest="0" * 64,
         cut={"shards": 1, "chunk_rows": chunk_rows},
     )
-    store = open_run_store(root)
+    store = open_run_store(root, Storage())
     plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
     write_plan(store, plan, beside)
     run = RunFolder(store, plan)

@@ -20,6 +20,7 @@ from jobs.report.bundle_page import REPORT_NAME, put_report
 from jobs.report.lineage import trace
 from manifests.digests import digest_of, sha256_file
 from manifests.errors import InputError, ManifestError
+from manifests.storage.context import Storage
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of
 
@@ -146,7 +147,7 @@ def bundle(tmp_path: Path, student: Path) -> Path:
 
 
 def edges(*paths: Path) -> set[tuple[str, str, bool | None]]:
-    graph = trace(open_artifacts([str(path) for path in paths]))
+    graph = trace(open_artifacts([str(path) for path in paths], Storage()))
     return {(graph.nodes[a].kind, graph.nodes[b].kind, same) for a, b, same in graph.edges}
 
 
@@ -165,7 +166,7 @@ def test_run_that_changed_since_the_training_is_pointed_at(run: Path, student: P
     manifest = run / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"0.1.0"', '"0.1.1"'))
     assert ("label run", "student", False) in edges(run, student)
-    assert "its manifest has changed since" in build_report([str(run), str(student)]).html
+    assert "its manifest has changed since" in build_report([str(run), str(student)], Storage()).html
 
 
 def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Path) -> None:
@@ -175,7 +176,7 @@ def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Pat
 
 
 def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
-    built = build_report([str(student)])
+    built = build_report([str(student)], Storage())
     assert built.sections == ["ran", "training", "student"]
     assert len(csv_of(built.html, "curves-train-ecom.csv")) == 901
     assert ["accuracy", "0.7", "0.8"] in csv_of(built.html, "test-ecom.csv")
@@ -185,7 +186,7 @@ def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
 
 
 def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
-    html = build_report([str(bundle)]).html
+    html = build_report([str(bundle)], Storage()).html
     assert csv_of(html, "parity-ecom.csv")[1][:4] == ["int8", "1.0e-06", "1.00%", "0.9900"]
     assert "a weak result" in html
     assert "relabel bench measures it" in html
@@ -253,7 +254,7 @@ def write_latency(bundle: Path) -> None:
 
 def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     write_latency(bundle)
-    html = build_report([str(bundle)]).html
+    html = build_report([str(bundle)], Storage()).html
     assert csv_of(html, "closed-p99-ms-1-ecom.csv")[1:] == [
         ["cpu int8", "16", "3.2"],
         ["cpu int8", "64", "12.8"],
@@ -269,10 +270,10 @@ def test_latency_of_another_make_is_told_and_ends_in_no_traceback(bundle: Path) 
     write_latency(bundle)
     (bundle / "latency.json").write_text('{"machine": []}')
     with pytest.raises(ManifestError, match="Measure them again"):
-        build_report([str(bundle)])
+        build_report([str(bundle)], Storage())
     (bundle / "latency.parquet").write_bytes(b"PAR1")
     with pytest.raises(ManifestError, match="not readable"):
-        build_report([str(bundle)])
+        build_report([str(bundle)], Storage())
 
 
 def test_bundle_takes_a_page_of_its_own_and_stays_whole(bundle: Path, student: Path, tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ def test_manifest_that_is_damaged_anywhere_ends_in_no_traceback(student: Path, b
         for key in whole:
             (folder / name).write_text(json.dumps({**whole, key: wrong}))
             try:
-                build_report([str(folder)])
+                build_report([str(folder)], Storage())
             except ManifestError as exc:
                 refused.append(str(exc))
             except InputError:

@@ -14,6 +14,7 @@ import pytest
 
 from jobs.report.building import build_report
 from jobs.report.gold import GoldChoice
+from manifests.storage.context import Storage
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
 EMOJI = "👟🔥 a réd shoe 𝒳 — light"
@@ -101,7 +102,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     page = folder / "report.html"
     page.write_text(
-        build_report([str(one), str(other)], gold=GoldChoice(str(pairs))).html, encoding="utf-8", errors="replace"
+        build_report([str(one), str(other)], Storage(), gold=GoldChoice(str(pairs))).html,
+        encoding="utf-8",
+        errors="replace",
     )
     return page
 

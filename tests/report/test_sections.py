@@ -24,6 +24,7 @@ from jobs.report.plots import Bars, draw_bars
 from jobs.report.tallies import hash_rows, shares, tally_labels
 from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 
@@ -64,7 +65,7 @@ def mixed(pair: Any) -> Judgment:
 
 def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
-    html = build_report([str(run)]).html
+    html = build_report([str(run)], Storage()).html
     assert csv_of(html, "conservation.csv")[1:] == [["forged", "192", "143", "0", "49"]]
     assert csv_of(html, "quarantine-forged.csv")[1:] == [["format", "24"], ["truncated", "24"], ["engine", "1"]]
     grades = {row[1]: int(row[2]) for row in csv_of(html, "grades.csv")[1:]}
@@ -77,7 +78,7 @@ def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) ->
 
 def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment(pair.row_id % 3, None, None))
-    built = build_report([str(run)])
+    built = build_report([str(run)], Storage())
     assert "These labels hold no distributions" in built.html
     assert "entropy.csv" not in built.html
     assert all("entropy" not in row for row in rows_of(built.html))
@@ -86,12 +87,12 @@ def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs:
 @pytest.mark.parametrize("most", [1, 10, 40, 191])
 def test_sample_keeps_every_status_and_says_so(tmp_path: Path, pairs: Path, most: int) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
-    html = build_report([str(run)], max_rows=most).html
+    html = build_report([str(run)], Storage(), max_rows=most).html
     rows = rows_of(html)
     assert {row["status"] for row in rows} == {"ok", "format", "truncated", "engine"}
     assert len(rows) <= max(most, 4)
     assert "a seeded sample that keeps every status" in html
-    assert rows == rows_of(build_report([str(run)], max_rows=most).html)
+    assert rows == rows_of(build_report([str(run)], Storage(), max_rows=most).html)
     assert csv_of(html, "conservation.csv")[1][1] == "192"
 
 
@@ -114,7 +115,7 @@ def test_hash_of_rows_is_spread_evenly() -> None:
 
 def test_unfinished_run_is_shown_as_such(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, is_finished=False)
-    html = build_report([str(run)]).html
+    html = build_report([str(run)], Storage()).html
     assert "not finished" in html
     assert "64 rows open" in html
     assert "proven by row ids" not in html
@@ -124,17 +125,17 @@ def test_unfinished_run_is_shown_as_such(tmp_path: Path, pairs: Path) -> None:
 def test_texts_that_are_gone_are_missed_aloud_and_not_made_up(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade")
     write_table(pairs, plain_pairs(24, 7))
-    built = build_report([str(run)])
+    built = build_report([str(run)], Storage())
     assert all("document" not in row and "human" not in row for row in rows_of(built.html))
     assert "can&#39;t be read again" in built.html
     assert "humans" not in built.sections
     pairs.unlink()
-    assert len(rows_of(build_report([str(run)]).html)) == 192
+    assert len(rows_of(build_report([str(run)], Storage()).html)) == 192
 
 
 def test_no_rows_means_no_text_of_any_document(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
-    built = build_report([str(run)], max_rows=0)
+    built = build_report([str(run)], Storage(), max_rows=0)
     assert "labels" not in built.sections
     assert "a shoe of kind" not in built.html
     assert 'id="rows"' not in built.html
@@ -145,7 +146,7 @@ def test_long_document_is_cut_and_its_length_told(tmp_path: Path) -> None:
     rows[1]["body"] = "👟" * (DOCUMENT_CHARS + 100)
     pairs = write_table(tmp_path / "pairs.parquet", rows)
     run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment())
-    shown = {row["row"]: row for row in rows_of(build_report([str(run)]).html)}
+    shown = {row["row"]: row for row in rows_of(build_report([str(run)], Storage()).html)}
     assert len(shown[1]["document"]) == DOCUMENT_CHARS
     assert shown[1]["length"] == DOCUMENT_CHARS + 100 + len("shoe 1\n\n")
     assert "length" not in shown[0]
@@ -155,7 +156,7 @@ def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Pa
     run = forge_run(
         tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade"
     )
-    built = build_report([str(run)])
+    built = build_report([str(run)], Storage())
     assert {"humans", "ranking"} <= set(built.sections)
     assert {row[1]: row[2] for row in csv_of(built.html, "figures.csv")[1:]}["accuracy"] == "1"
     assert all(row["human"] == row["grade"] for row in rows_of(built.html))
@@ -167,7 +168,7 @@ def test_auc_without_distributions_is_named_after_the_written_grade(tmp_path: Pa
     for name, probs in (("bare", None), ("held", (0.6, 0.3, 0.1))):
         judgment = Judgment(1, probs, None if probs is None else 0.0)
         run = forge_run(tmp_path / name, pairs, lambda pair, said=judgment: said, gold="grade")
-        titles = {row[1] for row in csv_of(build_report([str(run)]).html, "figures.csv")[1:]}
+        titles = {row[1] for row in csv_of(build_report([str(run)], Storage()).html, "figures.csv")[1:]}
         assert ({"AUC 0/12 by written grade", "AUC 01/2 by written grade"} <= titles) == (probs is None)
         assert ({"AUC 0/12", "AUC 01/2"} <= titles) == (probs is not None)
 
@@ -176,7 +177,7 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
     run = forge_run(tmp_path / "out", pairs, mixed)
     other = write_table(tmp_path / "other.parquet", [{"query_id": "none", "doc_id": "none", "grade": 1}])
     with pytest.raises(InputError, match="no label has a grade"):
-        build_report([str(run)], gold=GoldChoice(str(other)))
+        build_report([str(run)], Storage(), gold=GoldChoice(str(other)))
 
 
 def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_path: Path, pairs: Path) -> None:
@@ -212,12 +213,14 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
             ),
         ),
     ):
-        html = unescape(build_report([str(run)]).html)
+        html = unescape(build_report([str(run)], Storage()).html)
         assert "none were given" not in html
         assert f"the job names the gold column `grade`, which is not used: {reason}" in html
         assert "--gold FILE" in html
-    assert "Human grades: none were given" in build_report([str(plain)]).html
-    both = build_report([str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))])
+    assert "Human grades: none were given" in build_report([str(plain)], Storage()).html
+    both = build_report(
+        [str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))], Storage()
+    )
     assert "humans" in both.sections
     assert "its input is 2 paths" in both.html
 
@@ -228,12 +231,12 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
 )
 def test_a_manifest_with_an_odd_spec_is_reported_without_it(tmp_path: Path, pairs: Path, spec: dict[str, Any]) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade", spec={**spec, "cost_per_gpu_hour": "much"})
-    assert "conservation" in build_report([str(run)]).sections
+    assert "conservation" in build_report([str(run)], Storage()).sections
 
 
 def test_quick_run_has_its_own_seconds(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=96, seconds=0.005)
-    html = build_report([str(run)]).html
+    html = build_report([str(run)], Storage()).html
     assert "192 rows asked in 0.010 s from the first start to the last commit: 19,200.00 rows/s" in html
     rows = csv_of(html, "throughput-forged.csv")[1:]
     assert [(float(place), float(rate)) for place, rate in rows] == [(0, 0), (0.005, 19200), (0.01, 38400)] or float(
@@ -259,7 +262,7 @@ def test_rows_and_asks_are_told_apart_after_a_retry(
     again = json.loads((folder / "out/manifest.json").read_text())["rows"]["quarantined"]
     assert 0 < again < 48
     assert relabel("retry", job).code == 0
-    html = build_report(["out"]).html
+    html = build_report(["out"], Storage()).html
     row = dict(zip(*csv_of(html, "cost.csv"), strict=True))
     assert (int(row["rows"]), int(row["rows asked with retries"])) == (48, 48 + again)
     assert float(row["tokens a row"]) == pytest.approx(int(row["tokens"]) / 48)
@@ -275,7 +278,7 @@ def test_ndcg_is_told_run_by_run(tmp_path: Path, pairs: Path) -> None:
         )
         for name, step in (("one", 1), ("two", 5))
     ]
-    html = build_report([str(run) for run in runs]).html
+    html = build_report([str(run) for run in runs], Storage()).html
     by_query = csv_of(html, "ndcg-by-query.csv")[1:]
     for name in ("one", "two"):
         values = [float(row[2]) for row in by_query if row[0] == name]
@@ -289,7 +292,7 @@ def test_ndcg_is_told_run_by_run(tmp_path: Path, pairs: Path) -> None:
 
 def test_figures_between_two_teachers_name_the_runs(tmp_path: Path, pairs: Path) -> None:
     runs = [forge_run(tmp_path / name, pairs, lambda pair: Judgment(pair.row_id % 3), name=name) for name in "ab"]
-    html = build_report([str(run) for run in runs]).html
+    html = build_report([str(run) for run in runs], Storage()).html
     assert "mean KL(a ‖ b), nats" in html
     assert "teacher ‖ student" not in html
 
@@ -308,8 +311,8 @@ def test_without_rows_a_reason_quotes_no_answer(tmp_path: Path, pairs: Path) -> 
         return Judgment(status=status, reason=reason, tries=["SECRET"])
 
     run = forge_run(tmp_path / "out", pairs, judge)
-    assert "SECRET" in build_report([str(run)]).html
-    html = build_report([str(run)], max_rows=0).html
+    assert "SECRET" in build_report([str(run)], Storage()).html
+    html = build_report([str(run)], Storage(), max_rows=0).html
     assert "SECRET" not in html
     for told in (
         "score is …",
@@ -353,7 +356,7 @@ def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
             return Judgment(status="format", reason=long, tries=[long])
         return Judgment(1, evidence=spans, columns=nodes, intent=long, reasoning=long)
 
-    html = build_report([str(forge_run(tmp_path / "out", pairs, judge))]).html
+    html = build_report([str(forge_run(tmp_path / "out", pairs, judge))], Storage()).html
     assert len(html) < 600_000
     shown = {row["row"]: row for row in rows_of(html)}
     assert all("characters more)" in row["query"] for row in shown.values())
@@ -368,7 +371,7 @@ def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
 def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
     one = forge_run(tmp_path / "a", pairs, lambda pair: Judgment(pair.row_id % 3), name="a")
     other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
-    built = build_report([str(one), str(other)])
+    built = build_report([str(one), str(other)], Storage())
     assert "between" in built.sections
     assert "triangle" not in built.sections
     cells = {(row[0], row[1]): int(row[2]) for row in csv_of(built.html, "confusion-a-b.csv")[1:]}
@@ -383,14 +386,16 @@ def test_runs_of_other_pairs_are_said_to_be_beyond_comparison(tmp_path: Path, pa
     )
     one = forge_run(tmp_path / "a", pairs, mixed, name="a")
     other = forge_run(tmp_path / "b", others, mixed, name="b")
-    assert "have no row in common" in build_report([str(one), str(other)]).html
+    assert "have no row in common" in build_report([str(one), str(other)], Storage()).html
 
 
 def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
     engine = {"family": "fake", "version": "1", "model_digest": "0", "device": "cpu", "dtype": "float32"}
-    keep_result(open_run_store(run), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200))
-    built = build_report([str(run)])
+    keep_result(
+        open_run_store(run, Storage()), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200)
+    )
+    built = build_report([str(run)], Storage())
     assert "noise" in built.sections
     assert csv_of(built.html, "noise-floor.csv")[1] == [
         "forged",
@@ -408,7 +413,7 @@ def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
 
 def test_restarted_engine_is_marked_where_it_began(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=16, workers=("node-1", "node-2", "node-3"))
-    html = build_report([str(run)]).html
+    html = build_report([str(run)], Storage()).html
     assert [row[4] for row in csv_of(html, "workers.csv")[1:]] == [
         "first",
         "after another had ended",
@@ -430,14 +435,14 @@ def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
         mixed,
         spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}},
     )
-    assert "name no price" in build_report([str(free)]).html
-    row = dict(zip(*csv_of(build_report([str(priced)]).html, "cost.csv"), strict=True))
+    assert "name no price" in build_report([str(free)], Storage()).html
+    row = dict(zip(*csv_of(build_report([str(priced)], Storage()).html, "cost.csv"), strict=True))
     assert float(row["cost"]) == pytest.approx(float(row["worker seconds"]) / 3600 * 7.2 * 2)
 
 
 def test_same_run_gives_the_same_bytes(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade")
-    assert build_report([str(run)]).html == build_report([str(run)]).html
+    assert build_report([str(run)], Storage()).html == build_report([str(run)], Storage()).html
 
 
 def test_embedded_rows_can_not_leave_their_element() -> None:
@@ -467,18 +472,18 @@ def test_drawing_holds_no_style_and_no_colour_of_its_own() -> None:
 def test_path_that_holds_nothing_known_is_told(tmp_path: Path, pairs: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"holds no plan\.json"):
-        build_report([str(tmp_path / "empty")])
+        build_report([str(tmp_path / "empty")], Storage())
     run = forge_run(tmp_path / "out", pairs, mixed)
     (tmp_path / "link").symlink_to(run)
     for again in (str(run), f"{run}/", f"{run}/../out", f"file://{run}", str(tmp_path / "link")):
         with pytest.raises(UsageError, match="given twice"):
-            build_report([str(run), again])
+            build_report([str(run), again], Storage())
     with pytest.raises(InputError, match=r"pairs\.parquet: is a file\. A report takes folders"):
-        build_report([str(pairs)])
+        build_report([str(pairs)], Storage())
 
 
 def test_memory_of_the_pass_over_labels_holds_counts_and_the_sample_alone(tmp_path: Path, pairs: Path) -> None:
-    run = open_artifact(str(forge_run(tmp_path / "out", pairs, mixed, chunk_rows=8)))
+    run = open_artifact(str(forge_run(tmp_path / "out", pairs, mixed, chunk_rows=8)), Storage())
     assert isinstance(run, RunArtifact)
     tally = tally_labels(run, most=10)
     assert tally.num_rows == 192

@@ -19,6 +19,7 @@ from distill.students.label_tables import load_labels
 from distill.students.specs import LabelSource
 from labelers.engines.fake import Fake
 from manifests.runs.plans import load_plan
+from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.reuse.conftest import Days, rows_of, said
 
@@ -68,7 +69,7 @@ def test_a_merged_output_can_be_judged_learned_from_and_reused(days: Days, no_en
     code, judged = days.call("evaluate", days.out("week"), "--qrels", qrels)
     assert code == 0, judged
     assert judged["counts"]["judged"] == 24
-    table = load_labels(LabelSource(path=str(days.out("week"))), allow_over_limit=False)
+    table = load_labels(LabelSource(path=str(days.out("week"))), Storage(), allow_over_limit=False)
     assert [(pair.doc_id, pair.document) for pair in table.pairs] == [(row["doc_id"], row["document"]) for row in rows]
     no_engine()
     days.run("again", rows, reuse=["week"])
@@ -84,7 +85,7 @@ def test_scattered_queries_merge_by_row_ids(days: Days) -> None:
     days.run("tuesday", rows[12:])
     assert days.manifest("monday")["rows"]["in"] == 12
     assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 0
-    plan = load_plan(open_run_store(days.out("week")))
+    plan = load_plan(open_run_store(days.out("week"), Storage()))
     assert plan is not None
     assert plan.is_scattered
     assert days.call("verify", days.out("week"))[0] == 0

@@ -17,6 +17,7 @@ from distill.students.label_tables import load_labels
 from distill.students.specs import LabelSource
 from labelers.graph_grpo import GraphGrpo
 from manifests.schemas import LABELS, LABELS_2, NODES
+from manifests.storage.context import Storage
 from tests.reuse.conftest import Days, Row, said
 from tests.reuse.old_labels import COMMON, JOBS, ROWS, unpack
 
@@ -137,7 +138,7 @@ def test_old_labels_teach_what_they_taught(old: Days) -> None:
         {"path": str(to), "pairs": texts},
         {"path": str(today), "pairs": texts},
     ):
-        found = load_labels(LabelSource.model_validate(source), allow_over_limit=True)
+        found = load_labels(LabelSource.model_validate(source), Storage(), allow_over_limit=True)
         for name in ("subject", "attribute"):
             taught = {pair.row_id: target for pair, target in zip(found.pairs, found.targets[name], strict=True)}
             assert {row: taught[row] for row in rows} == {

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from manifests.storage.filesystems import use_storage_options
+from manifests.storage.context import LEASE_S, Storage
 from manifests.storage.object_run_store import ObjectRunStore, open_object_run_store
-from manifests.storage.retries import LIMIT_S, use_limit
 from tests import seaweed
 from tests.faults import forks
 
@@ -78,22 +77,15 @@ def through(server: seaweed.Server, s3: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def patience() -> Iterator[Callable[[float], None]]:
-    """`patience(0.5)`: from here on storage calls of this process are given up after half a second."""
-    yield use_limit
-    use_limit(LIMIT_S)
-
-
-@pytest.fixture
 def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
     """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would
     have.
     """
     opened = []
 
-    def start(**options: Any) -> ObjectRunStore:
+    def start(*, lease_s: float = LEASE_S) -> ObjectRunStore:
         forget_connections()
-        opened.append(open_object_run_store(f"{s3}/out", **options))
+        opened.append(open_object_run_store(f"{s3}/out", Storage(lease_s=lease_s)))
         return opened[-1]
 
     yield start
@@ -147,7 +139,7 @@ def put_parquet(url: str, table: pa.Table, **options: Any) -> bytes:
     pq.write_table(table, sink, **options)
     data = sink.getvalue().to_pybytes()
     folder, _, name = url.rpartition("/")
-    open_object_run_store(folder, single_writer=True).put(name, data)
+    open_object_run_store(folder, Storage(), single_writer=True).put(name, data)
     return data
 
 
@@ -204,8 +196,6 @@ def relabel(
         return Outcome(end.value.code, *capsys.readouterr())
 
     yield run
-    use_limit(LIMIT_S)
-    use_storage_options({})
     forget_connections()
 
 
@@ -215,7 +205,7 @@ def labels(output: str) -> dict[str, str]:
     """
     import hashlib
 
-    store = open_object_run_store(output)
+    store = open_object_run_store(output, Storage())
     manifest = json.loads(store.read("manifest.json"))
     assert manifest["rows"]["in"] == manifest["rows"]["labelled"] + manifest["rows"]["quarantined"] == ROWS
     files = manifest["labels"] + manifest["quarantine"]

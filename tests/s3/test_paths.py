@@ -17,6 +17,7 @@ import yaml
 from jobs.fetching.models import fetch_model
 from manifests.errors import ModelError
 from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
 from manifests.storage.object_run_store import open_object_run_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
@@ -29,7 +30,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     name = sorted(path.name for path in TEMPLATE.glob("*.j2"))[0]
-    store = open_object_run_store(f"{s3}/templates", single_writer=True)
+    store = open_object_run_store(f"{s3}/templates", Storage(), single_writer=True)
     store.put(name, (TEMPLATE / name).read_bytes())
     job = write_job({"labeler": {"templates": f"{s3}/templates"}})
     done = relabel("run", job)
@@ -44,31 +45,31 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
 
 
 def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_path: Path) -> None:
-    store = open_object_run_store(f"{s3}/model", single_writer=True)
+    store = open_object_run_store(f"{s3}/model", Storage(), single_writer=True)
     store.put("config.json", b"{}")
     store.put("deep/er.safetensors", b"w" * 100_000)
     store.put("model.safetensors", b"v" * 200_000)
-    fetch_model(f"{s3}/model", cache_dir=tmp_path)
+    fetch_model(f"{s3}/model", Storage(), cache_dir=tmp_path)
     found = resolve_model(f"{s3}/model", cache_dir=tmp_path)
     assert (found.path / "deep" / "er.safetensors").read_bytes() == b"w" * 100_000
     assert (found.path / "model.safetensors").read_bytes() == b"v" * 200_000
     store.put("model.safetensors", b"x")
-    fetch_model(f"{s3}/model", cache_dir=tmp_path)
+    fetch_model(f"{s3}/model", Storage(), cache_dir=tmp_path)
     assert resolve_model(f"{s3}/model", cache_dir=tmp_path) == found
     with pytest.raises(ModelError, match=r"no config\.json"):
-        fetch_model(f"{s3}/nowhere", cache_dir=tmp_path)
+        fetch_model(f"{s3}/nowhere", Storage(), cache_dir=tmp_path)
 
 
 def test_labels_and_qrels_on_s3_are_judged(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     assert relabel("run", write_job()).returncode == 0
-    manifest = json.loads(open_object_run_store(f"{s3}/out").read("manifest.json"))
+    manifest = json.loads(open_object_run_store(f"{s3}/out", Storage()).read("manifest.json"))
     pairs = pq.read_table(fsspec.open(f"{s3}/{'pairs.parquet'}").open())
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/graded.parquet", graded)
     lines = "".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in graded.slice(0, 50).to_pylist())
-    open_object_run_store(s3, single_writer=True).put("qrels.txt", lines.encode())
+    open_object_run_store(s3, Storage(), single_writer=True).put("qrels.txt", lines.encode())
     for qrels in ("graded.parquet", "qrels.txt"):
         judged = relabel("evaluate", f"{s3}/out", "--qrels", f"{s3}/{qrels}", "--resamples", "50")
         assert judged.returncode == 0, judged.stderr
@@ -80,7 +81,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
 ) -> None:
     """The commands that the other tests of this folder do not call with URLs alone."""
-    store = open_object_run_store(s3, single_writer=True)
+    store = open_object_run_store(s3, Storage(), single_writer=True)
     pairs = pq.read_table(write_pairs_apart(write_job, s3, tmp_path))
     for name, rows in (("one", pairs.slice(0, 30)), ("two", pairs.slice(30))):
         put_parquet(f"{s3}/{name}.parquet", rows)
@@ -95,7 +96,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     assert relabel("verify", f"{s3}/week").returncode == 0
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/human.parquet", graded)
-    file = json.loads(open_object_run_store(f"{s3}/week").read("manifest.json"))["labels"][0]["path"]
+    file = json.loads(open_object_run_store(f"{s3}/week", Storage()).read("manifest.json"))["labels"][0]["path"]
     judged = relabel("evaluate", f"{s3}/week/{file}", "--qrels", f"{s3}/human.parquet", "--resamples", "0")
     assert judged.returncode == 0, judged.stderr
 
@@ -104,7 +105,7 @@ def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> 
     """The pairs of `write_job`, as a local file."""
     write_job()
     copy = folder / "pairs.parquet"
-    copy.write_bytes(open_object_run_store(s3).read("pairs.parquet"))
+    copy.write_bytes(open_object_run_store(s3, Storage()).read("pairs.parquet"))
     return copy
 
 
@@ -115,7 +116,7 @@ def test_a_teacher_on_s3_labels(
     tmp_path: Path,
     model_dir: Callable[..., Path],  # noqa: F811
 ) -> None:
-    store = open_object_run_store(f"{s3}/teacher", single_writer=True)
+    store = open_object_run_store(f"{s3}/teacher", Storage(), single_writer=True)
     for file in model_dir().iterdir():
         store.put(file.name, file.read_bytes())
     values = yaml.safe_load(
@@ -165,15 +166,9 @@ def test_storage_options_open_the_door_and_are_written_nowhere(
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         said += done.stdout + done.stderr
-    from manifests.storage.filesystems import use_storage_options
-
-    use_storage_options({"s3": options})
-    try:
-        store = open_object_run_store(f"{s3}/out")
-        held = b"".join(store.read(name) for name in store.marks(""))
-        assert len(store.marks("logs")) >= 3
-    finally:
-        use_storage_options({})
+    store = open_object_run_store(f"{s3}/out", Storage.of({"s3": options}))
+    held = b"".join(store.read(name) for name in store.marks(""))
+    assert len(store.marks("logs")) >= 3
     for secret in (seaweed.SECRET, seaweed.KEY):
         assert secret not in said
         assert secret.encode() not in held
@@ -195,11 +190,9 @@ def test_doctor_says_whether_commits_hold_there(
 
 def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
     from jobs.planning.job_files import load_job
-    from manifests.storage.filesystems import use_storage_options
 
     job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))
-    use_storage_options({})
-    for text in (repr(job), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):
+    for text in (repr(job), repr(job.storage), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):
         assert "hidden-3c1" not in text
     assert job.spec.storage_options["s3"]["secret"] == "hidden-3c1"
 

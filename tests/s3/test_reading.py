@@ -19,6 +19,7 @@ from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.runs.plans import Plan, make_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
+from manifests.storage.context import Storage
 from manifests.storage.object_run_store import open_object_run_store
 from manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
@@ -50,7 +51,7 @@ def table() -> pa.Table:
 
 
 def planned(url: str, *, shards: int) -> tuple[Dataset, Plan, dict[str, bytes]]:
-    dataset = open_dataset(InputSpec(path=(url,)), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(url,)), Storage(), reads_context=False)
     plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=64)
     return dataset, plan, beside
 
@@ -149,22 +150,21 @@ def test_a_file_that_is_replaced_while_it_is_read_is_told(table: pa.Table, s3: s
 
 
 def test_reads_are_tried_again_and_a_short_reply_is_no_file(
-    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy], patience: Callable[[float], None]
+    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
 ) -> None:
     url = f"{s3}/pairs.parquet"
     data = put_parquet(url, table, row_group_size=GROUP)
     verdicts = iter(["cut", "503", "refuse", "drop", *["pass"] * 100])
     proxy = through(lambda exchange: next(verdicts))
-    assert read_url(url) == data
-    patience(0.5)
+    assert read_url(url, Storage()) == data
     proxy.decide = lambda exchange: "cut"
     with pytest.raises(StoreUnreachableError, match="no good answer"):
-        UrlFile(url)
+        UrlFile(url, Storage(retry_s=0.5))
 
 
 def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> None:
     data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
-    file = UrlFile(f"{s3}/pairs.parquet")
+    file = UrlFile(f"{s3}/pairs.parquet", Storage())
     chance = random.Random(3)
     for _ in range(20):
         start, length = chance.randrange(len(data) + 5), chance.randrange(100_000)
@@ -197,7 +197,7 @@ def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_wh
     job = write_job({"engine": {"args": {}}})
     first = put("a")
     assert relabel("run", job, "--shard", "0/3").returncode == 0
-    names = sorted(open_object_run_store(f"{s3}/out").names("inputs"))
+    names = sorted(open_object_run_store(f"{s3}/out", Storage()).names("inputs"))
     assert names == [f"inputs/00000-{group:06d}.json" for group in range(4)]
     second = put("b")
     assert len(first) == len(second)
@@ -209,4 +209,4 @@ def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_wh
     assert relabel("verify", job).returncode == 0
     put("b")
     with pytest.raises(InputError, match="row group 0 holds another `document`"):
-        load_labels(LabelSource(path=f"{s3}/out"), allow_over_limit=True)
+        load_labels(LabelSource(path=f"{s3}/out"), Storage(), allow_over_limit=True)

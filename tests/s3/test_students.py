@@ -19,6 +19,7 @@ from distill.students import output_locations as homes
 from distill.students.output_locations import output_location_of
 from manifests.errors import LockHeldError
 from manifests.failpoints import DELIVERY_FAILPOINTS
+from manifests.storage.context import Storage
 from manifests.storage.leases import LeaseKeeper
 from manifests.storage.object_run_store import open_object_run_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
@@ -45,7 +46,7 @@ def student_yaml(
 ) -> Callable[..., Path]:
     """A student on labels, texts and grades that lie at URLs."""
     put_parquet(f"{s3}/pairs.parquet", pq.read_table(pairs_file))
-    open_object_run_store(s3, single_writer=True).put("labels.parquet", labels_file.read_bytes())
+    open_object_run_store(s3, Storage(), single_writer=True).put("labels.parquet", labels_file.read_bytes())
 
     def write(**changes: Any) -> Path:
         values = {
@@ -104,7 +105,7 @@ def test_labels_that_are_not_there_and_places_that_take_no_student_are_refused(
 
 
 def held_at(url: str) -> dict[str, bytes]:
-    store = open_object_run_store(url)
+    store = open_object_run_store(url, Storage())
     return {name: store.read(name) for name in store.marks("")}
 
 
@@ -141,7 +142,7 @@ def test_a_student_at_a_url_is_replaced_only_when_asked_and_then_wholly(
     cache = {"RELABEL_CACHE": str(tmp_path / "cache")}
     assert relabel("distill", student_yaml(output=f"{s3}/student"), **cache).returncode == 0
     before = held_at(f"{s3}/student")
-    open_object_run_store(f"{s3}/student", single_writer=True).put("of_the_old_one.safetensors", b"w")
+    open_object_run_store(f"{s3}/student", Storage(), single_writer=True).put("of_the_old_one.safetensors", b"w")
     other = student_yaml(output=f"{s3}/student", train={"max_steps": 3, "batch_size": 16, "max_tokens": 32})
     refused = relabel("distill", other, **cache)
     assert refused.returncode == 3
@@ -198,7 +199,7 @@ def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_g
     spec = student_yaml(output=f"{s3}/student")
     assert distill() == 0
     before = held_at(f"{s3}/student")
-    open_object_run_store(f"{s3}/student", single_writer=True).put("of_the_old_one.safetensors", b"w")
+    open_object_run_store(f"{s3}/student", Storage(), single_writer=True).put("of_the_old_one.safetensors", b"w")
     spec = student_yaml(output=f"{s3}/student", train={"max_steps": 3, "batch_size": 16, "max_tokens": 32})
     assert distill("--restart", RELABEL_FAILPOINT=place) == -signal.SIGKILL
     assert_whole_or_none()
@@ -250,7 +251,7 @@ def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
 ) -> None:
     write_job()
-    store = open_object_run_store(f"{s3}/student", single_writer=True)
+    store = open_object_run_store(f"{s3}/student", Storage(), single_writer=True)
 
     def put(seed: int) -> None:
         folder = write_tiny_student(tmp_path / f"tiny-{seed}", seed=seed, columns=dict(zip(PIECE, PIECE, strict=True)))
@@ -288,7 +289,9 @@ def test_a_training_that_lost_its_lease_delivers_only_where_nobody_else_is_at_it
         taken.append(lease)
 
     monkeypatch.setattr(homes, "_take", taking)
-    sleeper, other = (output_location_of(f"{s3}/student", cache_dir=tmp_path / name) for name in ("one", "two"))
+    sleeper, other = (
+        output_location_of(f"{s3}/student", Storage(), cache_dir=tmp_path / name) for name in ("one", "two")
+    )
     with monkeypatch.context() as asleep:
         asleep.setattr(LeaseKeeper, "add", lambda *_: None)
         held = sleeper.locked()
