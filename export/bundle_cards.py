@@ -30,7 +30,7 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
         f"- Answers: probabilities of {heads}; calibrated, in the graph.",
         f"- Reads at most {inputs['max_tokens']} tokens of a pair; what is longer is cut.",
         f"- Models: {models}",
-        f"- Licence: {facts['licence']['bundle'] or 'not stated; ask whoever made it before you ship it'}",
+        f"- Licence: {facts['licence']['bundle'] or 'not stated; ask its authors before you ship it'}",
         "",
         "## Use",
         "",

@@ -167,7 +167,7 @@ def read_files(held: Any, where: str) -> tuple[BundleFile, ...]:
         ManifestError: an item is not a path, a size and a digest.
     """
     if not isinstance(held, list):
-        raise ManifestError(f"{where}: `files` is no list.")
+        raise ManifestError(f"{where}: `files` is not a list.")
     return tuple(_file(item, f"{where}: `files.{number}`") for number, item in enumerate(held))
 
 
@@ -179,12 +179,12 @@ def strict_json(data: bytes, where: str) -> dict[str, Any]:
     """
 
     def refuse(value: str) -> Any:
-        raise ValueError(f"{value} is no JSON number")
+        raise ValueError(f"{value} is not a JSON number")
 
     def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError("a key stands twice")
+            raise ValueError("a key occurs twice")
         return found
 
     try:
@@ -221,7 +221,7 @@ def _manifest_bytes(folder: Path) -> bytes:
     try:
         with told("read", path, is_missing_fine=True):
             if not path.is_file() and path.exists():
-                raise ManifestError(f"{path}: is no plain file, so no manifest. Export or pull the bundle again.")
+                raise ManifestError(f"{path}: is not a plain file. Export or pull the bundle again.")
             if path.stat().st_size > MAX_RECORD_BYTES:
                 raise ManifestError(f"{path}: too big to be a manifest.")
             return path.read_bytes()

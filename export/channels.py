@@ -163,9 +163,7 @@ def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> 
         UsageError: the pointer is signed and no key was given.
     """
     if held is not None and held.signatures and key is None:
-        raise UsageError(
-            f"{where}: this channel is signed. Give --sign-key, or whoever pulls with a key will refuse the move."
-        )
+        raise UsageError(f"{where}: this channel is signed. Give --sign-key, or pulls with a key will refuse the move.")
 
 
 def move_channel(
@@ -217,9 +215,9 @@ def move_channel(
     if any(one.write == move.write for one in now.moves):  # our own write, whose reply was lost
         return moved
     raise ChannelMovedError(
-        f"{bundle_store.url}/{name}@{channel}: somebody else moved it to {now.head.version} "
+        f"{bundle_store.url}/{name}@{channel}: another process moved it to {now.head.version} "
         f"(sequence {now.head.sequence}) in the meantime. "
-        "Nothing is lost: look whether that is what you want, then run the same command again."
+        "Nothing is lost: check that this is what you want, then run the same command again."
     )
 
 
@@ -254,5 +252,5 @@ def before(held: Channel, where: str) -> Move:
         if move.sequence < position and move.version_sha256 != version:
             return move
     raise GateError(
-        f"{where}: stands at {held.head.version}, and its history holds nothing earlier. Set it: relabel channel set."
+        f"{where}: points to {held.head.version}, and its history holds nothing earlier. Set it: relabel channel set."
     )

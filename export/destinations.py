@@ -129,8 +129,8 @@ class Destination:
             if isinstance(exc, ManifestError):
                 raise
             raise ManifestError(
-                f"{where}: not what pull writes ({fault_of(exc)}). What serves goes on. Move the file away and pull "
-                "again, and know that with it goes the memory of the sequences that were seen."
+                f"{where}: not what pull writes ({fault_of(exc)}). The served version stays. Move the file away and "
+                "pull again; the sequences that were seen are then forgotten."
             ) from exc
 
     def write(self, state: State) -> None:
@@ -144,7 +144,7 @@ class Destination:
             if link.is_symlink():
                 return self.folder / link.readlink()
             if link.exists():
-                raise InputError(f"{link}: is no link that a pull made. Move it away, or pull to another folder.")
+                raise InputError(f"{link}: is not a link that a pull made. Move it away, or pull to another folder.")
             return None
 
     def path_of(self, served: ServedVersion) -> Path:

@@ -179,7 +179,7 @@ def compare(
 
 def refusal_text(refused: list[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
-    lines = ["parity refused, so there is no bundle:"]
+    lines = ["parity failed, so no bundle was made:"]
     for one in refused:
         for check in one.checks:
             if not check.has_passed:
@@ -207,7 +207,7 @@ def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
         held = open_bundle(target)
     except ManifestError as exc:
         raise StaleRunError(
-            f"{target}: holds something that is no whole bundle ({exc}) Name another --to, or move it away."
+            f"{target}: holds something that is not a whole bundle ({exc}) Name another --to, or move it away."
         ) from exc
     if held.facts.get("recipe") == recipe:
         return held

@@ -64,7 +64,7 @@ def _folded(name: str) -> str:
 def _fault(name: object) -> str | None:
     """What is off with one name; None if nothing is."""
     if not isinstance(name, str) or not name:
-        return "it is no text"
+        return "it is not text"
     if any(unicodedata.category(letter) in _FORBIDDEN_CATEGORIES for letter in name):
         return "it holds a control or invisible character"
     if bad := _FORBIDDEN_CHARACTERS & set(name):

@@ -473,8 +473,7 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     got = session.get_providers()
     if not got or got[0] != name:
         raise BundleError(
-            f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Mend its driver, or take the CPU "
-            "by name."
+            f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Fix its driver, or name the CPU."
         )
     return session
 
@@ -603,7 +602,7 @@ def _pair(row: int, pair: Any) -> tuple[str, str]:
         TypeError: it is no pair of strings.
     """
     if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
-        raise TypeError(f"row {row}: {_short(pair)} is no pair of query and document.")
+        raise TypeError(f"row {row}: {_short(pair)} is not a pair of query and document.")
     for what, text in zip(("query", "document"), pair, strict=True):
         if not isinstance(text, str):
             raise TypeError(
@@ -702,5 +701,5 @@ def _file(folder: Path, name: str) -> Path:
     except OSError as exc:
         raise BundleError(f"{path} is missing. Pull the bundle again.") from exc
     if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
-        raise BundleError(f"{path} is no plain file that can be read. Pull the bundle again.")
+        raise BundleError(f"{path} is not a plain file that can be read. Pull the bundle again.")
     return path

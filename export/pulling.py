@@ -229,12 +229,12 @@ def _check_not_older(seen: Seen | None, now: Seen, where: str) -> None:
         return
     if now.sequence == seen.sequence:
         raise GateError(
-            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. Somebody wrote over "
-            "the channel."
+            f"{where}: sequence {now.sequence} pointed to another version when it was last seen. The channel was "
+            "overwritten."
         )
     raise GateError(
         f"{where}: downgraded: its sequence is {now.sequence}, and {seen.sequence} was seen already. A rollback would "
-        "have a higher one: somebody put an old pointer back, or the store was restored from a copy. Set the channel "
+        "have a higher one: an old pointer was put back, or the store was restored from a copy. Set the channel "
         "anew until its sequence is higher."
     )
 
@@ -386,7 +386,7 @@ class _Download:
         if needed > free:
             raise DiskFullError(
                 f"{self._building.parent}: {needed:,} bytes are needed for version {self._version.version}, {free:,} "
-                "are free. What serves goes on; free some space or lower --keep, and run the same command again."
+                "are free. The served version stays; free some space or lower --keep, and run the same command again."
             )
 
     def _link(self, file: BundleFile, target: Path) -> bool:
@@ -437,8 +437,7 @@ class _Download:
                 break
         raise ManifestError(
             f"{self._bundle_store.url}/{object_name(file.sha256)} ({file.path}): its bytes are not those published. "
-            "Refused; what serves goes on. "
-            "To mend it, publish the bundle again with --reread."
+            "Refused; the served version stays. To repair it, publish the bundle again with --reread."
         )
 
     def _grow(self, file: BundleFile, partial: Path) -> bool:
@@ -469,8 +468,8 @@ class _Download:
             yield from self._bundle_store.blocks(name, start)
         except FileNotFoundError as exc:
             raise ManifestError(
-                f"{self._bundle_store.url}/{name} ({file.path}): is missing from the store. What serves goes on. "
-                "Publish the bundle again to mend it."
+                f"{self._bundle_store.url}/{name} ({file.path}): is missing from the store. The served version stays. "
+                "Publish the bundle again to repair it."
             ) from exc
 
 

@@ -90,7 +90,7 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     """
     if "spec" not in manifest:
         raise InputError(
-            "the student's manifest says nothing of what it was trained on. Name pairs to compare on with --pairs."
+            "the student's manifest does not say what it was trained on. Name pairs to compare on with --pairs."
         )
     try:
         examples = load_examples(validate_spec(DistillSpec, manifest["spec"], where="the student's manifest"), storage)

@@ -112,7 +112,7 @@ class TrustedKeys:
         signers = sorted({signature["key_id"] for signature in signatures})
         if claimed := [signer for signer in signers if signer in self._keys]:
             raise GateError(
-                f"{where}: its signature by key {claimed[0]} is false: somebody changed what was signed. Refused."
+                f"{where}: its signature by key {claimed[0]} is false: what was signed has changed. Refused."
             )
         raise GateError(
             f"{where}: signed by {', '.join(signers)}, trusted are {', '.join(sorted(self._keys))}. Give that key "
@@ -128,7 +128,7 @@ def read_signatures(held: Any) -> list[dict[str, str]]:
     """
     keys = {"algorithm", "key_id", "signature"}
     if not isinstance(held, list) or len(held) > MAX_SIGNATURES:
-        raise ValueError("`signatures` is no list, or too long")
+        raise ValueError("`signatures` is not a list, or too long")
     for item in held:
         if (
             not isinstance(item, dict)

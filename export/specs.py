@@ -16,7 +16,7 @@ class ParitySpec(Spec):
     """The gate that every exported model passes on real pairs, or no bundle is made."""
 
     min_pairs: int = Field(2000, ge=1)
-    """Pairs to compare on, drawn as whole queries of the test split. With fewer all are used and the result is marked
+    """Pairs to compare on, sampled as whole queries of the test split. With fewer all are used and the result is marked
     weak.
     """
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 7, 32)

@@ -66,7 +66,7 @@ def prove(folder: Path, manifest_sha256: str, stamps: Stamps) -> Proof:
     """
     proof = Proof()
     if folder.is_symlink() or not folder.is_dir():
-        proof.add(folder.name, "is no folder" if os.path.lexists(folder) else "is missing")
+        proof.add(folder.name, "is not a folder" if os.path.lexists(folder) else "is missing")
         return proof
     try:
         found = dict(entries_in(folder))
@@ -79,7 +79,7 @@ def prove(folder: Path, manifest_sha256: str, stamps: Stamps) -> Proof:
     try:
         _, files = read_manifest((folder / MANIFEST_NAME).read_bytes(), f"{folder}/{MANIFEST_NAME}")
     except (ManifestError, OSError) as exc:
-        proof.add(MANIFEST_NAME, f"is no manifest ({exc})")
+        proof.add(MANIFEST_NAME, f"is not a manifest ({exc})")
         return proof
     for file in files:
         _prove_file(proof, folder, file, found, stamps)
@@ -105,7 +105,7 @@ def _prove_file(
     if held is None:
         proof.add(name, "is missing")
     elif not stat.S_ISREG(held.st_mode):
-        proof.add(name, "is no plain file")
+        proof.add(name, "is not a plain file")
     elif not held.st_mode & stat.S_IRUSR:
         proof.add(name, "can't be read (its mode)")
     elif 0 <= file.size_bytes != held.st_size:

@@ -241,7 +241,7 @@ def _line_of(source: str, word: str) -> int | None:
 
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
     if not Path(folder).is_dir():
-        raise ConfigError(f"labeler.templates: {folder!r} is no folder; make one that holds any of {', '.join(known)}")
+        raise ConfigError(f"labeler.templates: {folder!r} is not a folder; make one with any of {', '.join(known)}")
     found: dict[str, Path] = {}
     for path in sorted(Path(folder).iterdir()):
         if path.name.startswith("."):

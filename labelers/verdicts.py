@@ -67,12 +67,12 @@ class Reader:
             if start < 0:
                 raise _unreadable(answer, f"{opening} is missing")
             if start < at:
-                raise _unreadable(answer, f"{opening} stands before the section that should come first")
+                raise _unreadable(answer, f"{opening} is before the section that should come first")
             if start > at and not text[at:start].isspace():
-                raise _unreadable(answer, f"text stands outside the tags, before {opening}")
+                raise _unreadable(answer, f"text is outside the tags, before {opening}")
             start += len(opening)
             if text.find(opening, start) >= 0:
-                raise _unreadable(answer, f"{opening} stands there more than once")
+                raise _unreadable(answer, f"{opening} occurs more than once")
             end = text.find(closing)
             if end < 0:
                 raise _unreadable(answer, f"{closing} is missing")
@@ -80,7 +80,7 @@ class Reader:
                 raise _unreadable(answer, f"{closing} stands before {opening}")
             at = end + len(closing)
             if text.find(closing, at) >= 0:
-                raise _unreadable(answer, f"{closing} stands there more than once")
+                raise _unreadable(answer, f"{closing} occurs more than once")
             content = text[start:end].strip()
             if isinstance(section, Choice):
                 if content not in section.options:
@@ -91,7 +91,7 @@ class Reader:
                 raise _unreadable(answer, f"{tag} is empty")
             sections[tag] = content
         if at < len(text) and not text[at:].isspace():
-            raise _unreadable(answer, "text stands after the last section")
+            raise _unreadable(answer, "text is after the last section")
         return sections
 
     def turn_parts(self, text: str) -> tuple[str, ...]:

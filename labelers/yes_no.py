@@ -42,7 +42,7 @@ class YesNoOptions(LabelerOptions):
     def _one_sample(self) -> YesNoOptions:
         if self.samples > 1:
             raise ValueError(
-                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is drawn; "
+                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is sampled; "
                 "leave it at 1"
             )
         return self

@@ -17,7 +17,7 @@
         ├── ModelError            a model reference, its files or its tokenizer is off
         ├── MissingExtraError     an optional package or device is absent
         ├── EngineLostError       the engine goes down again and again; committed work is safe
-        ├── TrainingError         training can't go on: a loss that is no number, or no memory left
+        ├── TrainingError         training can't go on: the loss is not finite, or memory is full
         ├── GateError             what is there is whole, and a rule says no: signature, downgrade, parity
         └── VerdictError          one answer holds no readable label (a row's fate, never a run's)
 
@@ -107,7 +107,7 @@ class EngineLostError(TerminalError):
 
 
 class TrainingError(TerminalError):
-    """Training can't go on: the loss is no number, or the device has no memory for it. Checkpoints that were written
+    """Training can't go on: the loss is not finite, or the device has no memory for it. Checkpoints that were written
     are good.
     """
 

@@ -159,7 +159,7 @@ class LabelerOptions(Spec):
     attempts: int = Field(3, ge=1, le=20)
     """How often a stage is asked, each time with a new seed, before the row is quarantined."""
     temperature: float = Field(0.0, ge=0.0, le=5.0)
-    """0 is greedy. A repeated attempt is drawn at `retry_temperature` at least, since a greedy answer would only come
+    """0 is greedy. A repeated attempt is sampled at `retry_temperature` at least, since a greedy answer would only come
     again.
     """
     retry_temperature: float = Field(0.7, ge=0.0, le=5.0)
@@ -179,7 +179,7 @@ class LabelerOptions(Spec):
     def _samples_need_chance(self) -> LabelerOptions:
         if self.samples > 1 and self.temperature == 0.0:
             raise ValueError(
-                f"samples: {self.samples} at temperature 0 would draw one answer {self.samples} times; set a "
+                f"samples: {self.samples} at temperature 0 would give one answer {self.samples} times; set a "
                 "temperature"
             )
         return self
@@ -222,7 +222,7 @@ class RunSpec(Spec):
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""
     allow_mixed: bool = False
-    """Let labels of different engines (family, version, model, precision, kind of device) stand in one output; the
+    """Let labels of different engines (family, version, model, precision, kind of device) into one output; the
     manifest says so.
     """
     lease_s: float = Field(60.0, ge=3.0, le=3600.0)

@@ -34,11 +34,12 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         if number in _FULL:
             raise DiskFullError(
-                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and go on "
+                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and continue "
                 "with --resume."
             ) from exc
         raise StoreError(
-            f"{folder}: can't be written ({exc}). The last whole checkpoint is kept: mend this and go on with --resume."
+            f"{folder}: can't be written ({exc}). The last whole checkpoint is kept: fix this and continue with "
+            "--resume."
         ) from exc
 
 

@@ -137,7 +137,7 @@ def distill(
         ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
         StaleRunError: the output holds a student or checkpoints of another spec.
         LockHeldError: somebody else trains there.
-        TrainingError: the loss is no number, or memory runs out twice.
+        TrainingError: the loss is not finite, or memory runs out twice.
     """
     location = output_location_of(
         spec.output, storage, cache_dir=cache_dir if cache_dir is not None else default_cache_dir()

@@ -262,7 +262,7 @@ class _Rows:
             how = gold.about.get("joined_by", "row")
             raise InputError(
                 f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
-                "the same things, and does `gold.grade` name the right column? Mend it, or leave `gold` out."
+                "the same things, and does `gold.grade` name the right column? Fix it, or leave `gold` out."
             )
 
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:

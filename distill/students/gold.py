@@ -137,7 +137,7 @@ def _grades(values: list[Any], source: GoldSource) -> list[int | None]:
     if found.unreadable:
         row, text = next(iter(found.unreadable.items()))
         raise InputError(
-            f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are no whole number (row {row}: "
+            f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are not whole numbers (row {row}: "
             f"{text!r})."
         )
     return mapped(found.values, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")

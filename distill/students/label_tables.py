@@ -123,7 +123,7 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
         rows, limit = manifest["rows"], manifest["max_failed_fraction"]
         raise ManifestError(
             f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} "
-            "allowed). What is missing is seldom a fair sample: mend it with `relabel retry`, or set "
+            "allowed). What is missing is seldom a fair sample: fix it with `relabel retry`, or set "
             "allow_over_limit: true to take what is there."
         )
     fates = folder.prove(found, check_bytes=True)

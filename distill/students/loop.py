@@ -50,7 +50,7 @@ def train_student(
     Returns:
         The trained module on the CPU, what there is to say about the training, and its curve.
     Raises:
-        TrainingError: the loss is no number, or memory runs out at half the batch too.
+        TrainingError: the loss is not finite, or memory runs out at half the batch too.
         InputError: early stopping without a dev row.
         ConfigError: accelerate's config asks for shards of its own.
     """

@@ -241,7 +241,7 @@ def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:
         ) from exc
     if not is_student:
         raise ManifestError(
-            f"{where}: is no student's manifest; the folder belongs to something else. Name another output."
+            f"{where}: is not a student's manifest; the folder belongs to something else. Name another output."
         )
     return held
 
@@ -274,9 +274,8 @@ def _record(bundle_store: BundleStore, name: str) -> bytes | None:
 
 def _is_taken(bundle_store: BundleStore, name: str) -> StaleRunError:
     return StaleRunError(
-        f"{bundle_store.url}/{name}/{MANIFEST_NAME}: somebody put another student there while this one was trained. "
-        f"Look at it; --restart puts "
-        "this spec's in its place."
+        f"{bundle_store.url}/{name}/{MANIFEST_NAME}: another student was put there while this one was trained. "
+        "Look at it; --restart replaces it."
     )
 
 

@@ -94,7 +94,7 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
     left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
     if left and start == "new":
         raise StaleRunError(
-            f"{folder}: an unfinished training left {left[-1]}. Go on with --resume, or begin anew with --restart."
+            f"{folder}: an unfinished training left {left[-1]}. Continue with --resume, or start over with --restart."
         )
     if left and held != fingerprint:
         raise StaleRunError(

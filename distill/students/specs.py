@@ -236,7 +236,7 @@ class TrainSection(Spec):
     seed: int = Field(7, ge=0, lt=2**31)
     """Of fresh heads, dropout and the order of rows."""
     class_balance: Literal["none", "weights", "sampler"] = "none"
-    """Against rare grades: weigh rows by 1 / frequency of their grade, or draw them so, with replacement."""
+    """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
     early_stopping: EarlyStopping | None = None
     """Default: train to the end and keep the last step."""
     eval_every: int | None = Field(None, ge=1)
@@ -266,8 +266,8 @@ class TrainSection(Spec):
             )
         if self.class_balance == "sampler" and self.tokens_per_batch:
             raise ValueError(
-                "`class_balance: sampler` draws other rows every epoch; it does not go with a budget of tokens. Use "
-                "weights"
+                "`class_balance: sampler` samples other rows every epoch and cannot go with a budget of tokens; "
+                "use weights"
             )
         return self
 
@@ -353,7 +353,7 @@ class DistillSpec(Spec):
         if not self.labels and self.loss.gold_weight != 1.0:
             raise ValueError("without labels gold is all there is: set `loss.gold_weight` to 1.0")
         if self.loss.gold_weight and self.gold is None:
-            raise ValueError("`loss.gold_weight` is set and there is no `gold`")
+            raise ValueError("`loss.gold_weight` is set without `gold`")
         if any(gate.is_of_teacher for gate in self.gates) and (self.gold is None or not self.labels):
             raise ValueError("a gate against the teacher needs `labels` and `gold`: both are judged by trusted grades")
         if self.require and self.split.test == 0:

@@ -2,7 +2,7 @@
 writes checkpoints.
 
 Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a
-mean of means, and a stop at the first loss that is no number), `get_train_dataloader` (batches planned by epoch),
+mean of means, and a stop at the first loss that is not finite), `get_train_dataloader` (batches planned by epoch),
 `evaluate` (figures on dev), `_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle),
 `create_accelerator_and_postprocess` (no DDP around shards).
 """
@@ -165,7 +165,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         """This batch's share of the optimizer step's loss.
 
         Raises:
-            TrainingError: it is no number; the message names the batch's rows.
+            TrainingError: it is not finite; the message names the batch's rows.
         """
         assert num_items_in_batch is not None
         assert not return_outputs
@@ -198,7 +198,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         good = f"The last good checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         parts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         return (
-            f"step {self.state.global_step + 1}: the loss is no number ({parts}). Rows of the batch, as "
+            f"step {self.state.global_step + 1}: the loss is not finite ({parts}). Rows of the batch, as "
             f"source:row_id: {named}{more}. "
             f"{good}. Look at these rows; if they are fine, lower train.learning_rate or set train.precision to fp32."
         )

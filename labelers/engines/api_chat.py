@@ -76,7 +76,7 @@ class ChatMode:
             if ask.prefill and self._args.assistant_prefill == "refuse":
                 raise ModelError(
                     f"stage {ask.stage!r} begins the answer with {ask.prefill!r}, which not every chat server can: "
-                    "set engine.args.assistant_prefill to `message` or `continue` if yours goes on with a last "
+                    "set engine.args.assistant_prefill to `message` or `continue` if yours continues a last "
                     "assistant message."
                 )
         for ask in asks:

@@ -123,7 +123,7 @@ class ApiClient:
 
         Raises:
             ModelError: the key is refused.
-            EngineCrashError: nobody answers.
+            EngineCrashError: no server answers.
         """
         found = await self._send("GET", "/models", None, read_model_names, is_trial=True)
         if isinstance(found, Failure):
@@ -142,7 +142,7 @@ class ApiClient:
             is_trial: an unknown path or model is a Failure as well, for finding out what the server offers.
         Raises:
             ModelError: the key is refused, or the server does not know the model.
-            EngineCrashError: nobody answers any request, or the server wants none for a long time.
+            EngineCrashError: no server answers any request, or the server wants none for a long time.
         """
         return await self._send("POST", path, body, read, is_trial=is_trial)
 
@@ -169,14 +169,14 @@ class ApiClient:
         self._failed_in_a_row += 1
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise EngineCrashError(
-                f"nobody answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the "
-                "server, or mend the address; the same command then goes on."
+                f"no server answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the "
+                "server, or fix the address; the same command then continues."
             )
         if self._failed_in_a_row >= max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
             raise EngineCrashError(
                 f"the server answered none of the last {self._failed_in_a_row} requests, each tried "
                 f"{self._args.max_tries} times; the "
-                f"last time: {tries[-1].reason}. Mend the server; the same command then goes on."
+                f"last time: {tries[-1].reason}. Fix the server; the same command then continues."
             )
         return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
 
@@ -226,7 +226,7 @@ class ApiClient:
         said = f"HTTP {status}" + (f": {complaint.message}" if complaint.message else "")
         if status == 429 and complaint.code == "insufficient_quota":
             raise EngineCrashError(
-                "the server says that the key's quota is used up; raise it there, and the same command goes on."
+                "the server says that the key's quota is used up; raise it there, and the same command continues."
             )
         if status in _RETRIED or (status >= 500 and status != 501):
             return _Try(said, self._wanted_wait(reply))

@@ -42,7 +42,7 @@ class OpenAiArgs(EngineArgs):
         }
     )
     secret_variables: ClassVar[frozenset[str]] = frozenset({KEY_OPTION})
-    """Options that name an environment variable whose value the engine is to be given, and nobody else."""
+    """Options that name an environment variable whose value is passed to the engine alone."""
 
     base_url: str
     """Where the API's paths begin: `http://127.0.0.1:8000/v1`. Host and port may change from run to run; the path is
@@ -107,7 +107,7 @@ def args_of(spec: EngineSpec) -> OpenAiArgs:
     if _VARIABLE.fullmatch(args.api_key_env) is None:
         raise ConfigError(
             "engine.args.api_key_env: want the name of an environment variable (A-Z, 0-9, _), such as OPENAI_API_KEY. "
-            "What stands there is not shown, lest it be the key itself."
+            "The value is not shown, since it may be the key itself."
         )
     _address(args)
     return args

@@ -81,7 +81,7 @@ def parse_reply(raw: bytes) -> Any:
     try:
         return json.loads(raw, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_object)
     except (ValueError, RecursionError):
-        raise ReplyError("the reply is no whole JSON") from None
+        raise ReplyError("the reply is not complete JSON") from None
 
 
 class Reply(NamedTuple):
@@ -152,7 +152,7 @@ def read_chat(payload: Any) -> Reply:
         raise ReplyError("the choice holds no `message`")
     content, refusal = message.get("content"), message.get("refusal")
     if not all(one is None or _is_text(one) for one in (content, refusal)):
-        raise ReplyError("the message's `content` or `refusal` is no text")
+        raise ReplyError("the message's `content` or `refusal` is not text")
     if refusal:
         return Reply("", "refused", usage, detail=f"the model declined: {shown(refusal)}")
     finish, detail = _finish(choice.get("finish_reason"))
@@ -187,7 +187,7 @@ def shown(text: str) -> str:
 
 def _only_choice(payload: Any) -> tuple[dict[str, Any], Usage]:
     if not isinstance(payload, dict):
-        raise ReplyError("the reply is no JSON object")
+        raise ReplyError("the reply is not a JSON object")
     choices = payload.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         count = len(choices) if isinstance(choices, list) else "no"
@@ -250,7 +250,7 @@ def _ids(value: Any) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(_is_number_to(one, MAX_TOKEN_ID) for one in value):
-        raise ReplyError("the token ids are no list of ids")
+        raise ReplyError("the token ids are not a list of ids")
     return value
 
 

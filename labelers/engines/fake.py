@@ -66,7 +66,7 @@ class FakeArgs(EngineArgs):
     slow_s: float = Field(0.05, ge=0.0, le=3600.0)
     """How long a slow answer takes, in seconds."""
     p_crash: Fraction = 0.0
-    """Chance that a request takes the engine down; drawn anew in each engine's life, so that a restart gets past it."""
+    """Chance that a request takes the engine down; sampled anew in each engine process, so a restart gets past it."""
     crash_on: str | None = Field(None, min_length=1)
     """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
     crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start", "hang_start"] = "raise"

@@ -45,7 +45,7 @@ class OpenAi:
     Raises:
         ConfigError: the address, or the key that was named, is off.
         ModelError: the server refuses the key, does not know the model, or can't do what `engine.args.mode` wants.
-        EngineCrashError: nobody answers.
+        EngineCrashError: no server answers.
         MissingExtraError: httpx, or transformers for the tokens mode, is absent.
     """
 

@@ -33,7 +33,7 @@ def leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, columns: Iterable[st
     starts = list(itertools.accumulate(counts, initial=0))
     if starts[-1] != metadata.num_columns:
         raise pa.ArrowInvalid(
-            f"its footer names {metadata.num_columns} stored columns, and its schema stands for {starts[-1]}"
+            f"its footer names {metadata.num_columns} stored columns, and its schema has {starts[-1]}"
         )
     places = {name: place for place, name in enumerate(schema.names)}
     return {name: list(range(starts[places[name]], starts[places[name] + 1])) for name in columns}

@@ -202,8 +202,8 @@ def check_pin(wheel: WheelModel, got: str) -> None:
     """
     if wheel.pin and wheel.pin != got:
         raise ModelError(
-            f"model {wheel.reference!r}: the wheel's sha256 is {got}, the reference says {wheel.pin}. Somebody "
-            "replaced one of the two."
+            f"model {wheel.reference!r}: the wheel's sha256 is {got}, the reference says {wheel.pin}. One of "
+            "the two was replaced."
         )
 
 

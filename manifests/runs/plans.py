@@ -453,7 +453,7 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
                         row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + done - before
                         raise InputError(
                             f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; "
-                            "mend it."
+                            "fix it."
                         )
                     if pa.types.is_dictionary(column.type):
                         column = column.cast(column.type.value_type)

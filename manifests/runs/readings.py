@@ -240,7 +240,7 @@ def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | No
     said = (manifest or {}).get("readings", found)
     if not isinstance(said, dict):
         raise ManifestError(
-            f"{store.root}/manifest.json: its `readings` are no table of names. Restore it from a copy."
+            f"{store.root}/manifest.json: its `readings` are not a table of names. Restore it from a copy."
         )
     for name in sorted(found.keys() | said.keys()):
         if name not in found:
@@ -255,7 +255,7 @@ def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | No
             raise ManifestError(f"{store.root}/{name}: the plan has no file {file}. Move it away.")
         if (file, first) < before:
             raise ManifestError(
-                f"{store.root}/{name}: row group {first} stands in another reading too. Restore both from a copy."
+                f"{store.root}/{name}: row group {first} is in another reading too. Restore both from a copy."
             )
         before = file, stops[name]
 

@@ -140,7 +140,7 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
     plan = load_plan(store)
     if plan is None:
         raise ManifestError(
-            f"reuse: {path} holds no {PLAN_NAME}, so it is no output of a run. Name the `output` of an earlier run."
+            f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
         )
     folder = RunFolder(store, plan)
     try:

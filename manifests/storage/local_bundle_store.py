@@ -161,7 +161,7 @@ def _size_of_file(path: Path) -> int:
     if stat.S_ISDIR(found.st_mode):
         raise FileNotFoundError(str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path}: is no ordinary file. Somebody put something else there; remove it.")
+        raise StoreError(f"{path}: is not an ordinary file. Remove it.")
     return found.st_size
 
 

@@ -144,7 +144,7 @@ class S3Objects:
         said = f"{status} {code}" if code and code != str(status) else str(status)
         place = f"{self._where.partition('://')[0]}://{key}"
         if code == "NoSuchBucket":
-            return StoreError(f"{place}: there is no bucket {key.partition('/')[0]!r}. Make it, or mend the URL.")
+            return StoreError(f"{place}: there is no bucket {key.partition('/')[0]!r}. Create it, or fix the URL.")
         if status == 412 or code == "PreconditionFailed":
             return ConditionFailedError(key)
         if status == 404:
@@ -192,7 +192,7 @@ class S3Objects:
 
         if name == "SSLError":
             return StoreError(
-                f"{place}: the server's certificate is not trusted. Mend the endpoint's URL, or name its authority in "
+                f"{place}: the server's certificate is not trusted. Fix the endpoint's URL, or name its authority in "
                 "AWS_CA_BUNDLE."
             )
         passing = (

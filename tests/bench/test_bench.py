@@ -129,7 +129,7 @@ def test_a_bundle_without_a_page_gets_none_and_one_that_somebody_wrote_is_left_a
     seal_bundle(bundle, facts)
     assert relabel("bench", "bundle", *quick).code == 0
     assert (bundle / REPORT_NAME).read_text() == "<p>mine</p>"
-    assert "report.html of tiny is no page that this relabel draws" in caplog.text
+    assert "report.html of tiny is not a page that this relabel writes" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["seal_bundle", "latency_section"])

@@ -235,7 +235,7 @@ def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
     [
         ({"labels": []}, "nothing to learn from"),
         ({"loss": {"relevence": 1.0}}, "did you mean `relevance`"),
-        ({"loss": {"gold_weight": 0.5}}, "there is no `gold`"),
+        ({"loss": {"gold_weight": 0.5}}, "is set without `gold`"),
         ({"loss": {"relevance": 0.0, "consistency": 0.0}}, "nothing trains the relevance head"),
         ({"require": {"macro_f1": "0.9"}}, "is no gate"),
         ({"require": {"macro_f1": ">=0.9*teacher"}}, "needs `labels` and `gold`"),

@@ -71,7 +71,7 @@ def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(
     trained("first").deliver(is_replacing=False)
     before = contents(there)
     late = trained("late", "of_the_late_one.txt")
-    with pytest.raises(StaleRunError, match=r"manifest\.json: somebody put another student there.*--restart"):
+    with pytest.raises(StaleRunError, match=r"manifest\.json: another student was put there.*--restart"):
         late.deliver(is_replacing=False)
     assert contents(there) == before
     assert (late.folder / "model.safetensors").read_text() == "late"
@@ -119,7 +119,7 @@ def test_a_student_put_there_while_another_was_copied_is_not_replaced(
 
     trained("old").deliver(is_replacing=False)
     monkeypatch.setattr("manifests.failpoints.hit", hit)
-    with pytest.raises(StaleRunError, match="somebody put another student there"):
+    with pytest.raises(StaleRunError, match="another student was put there"):
         trained("new").deliver(is_replacing=True)
     assert json.loads((there / "manifest.json").read_text())["fingerprint"] == "other"
 

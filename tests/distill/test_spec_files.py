@@ -79,7 +79,7 @@ GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
     [
         ("name: x\n  bad: [1,\n", ["student.yaml, line 2, column 6: not YAML"]),
         ("name: x\n\tlabels: out\n", ["student.yaml, line 2", "not YAML"]),
-        (GOOD + "name: y\n", ["line 5, column 1", "the key `name` stands twice"]),
+        (GOOD + "name: y\n", ["line 5, column 1", "the key `name` is given twice"]),
         ("- a\n", ["want a mapping with the keys name, labels, gold, student, loss, ", "; got list"]),
         ("words\n", ["want a mapping with the keys name, labels, gold", "; got str"]),
         ("", ["student.yaml: is empty. `relabel schema student` prints its keys"]),
@@ -156,7 +156,7 @@ def test_a_student_counts_from_its_file_and_goes_on_where_the_old_rule_led(
     assert call("--set", "output=out/student")[0] == 0
     assert (tmp_path / "here/out/student/manifest.json").is_file()
     code, err = call()
-    assert (code, f"goes on in {tmp_path / 'here/out/student'}" in err) == (10, True)
+    assert (code, f"continues in {tmp_path / 'here/out/student'}" in err) == (10, True)
     assert "`output: ../here/out/student`" in err
     assert not (tmp_path / "specs/out").exists()
     shutil.copytree(tmp_path / "here/out", tmp_path / "specs/out")

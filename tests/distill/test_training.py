@@ -182,7 +182,7 @@ def test_a_loss_that_is_no_number_stops_names_the_rows_and_keeps_the_last_good_c
     with pytest.raises(TrainingError) as caught:
         run(train={"max_steps": 6, "save_every": 2, "batch_size": 8})
     text = str(caught.value)
-    assert "step 4: the loss is no number" in text
+    assert "step 4: the loss is not finite" in text
     named = [word for word in text.replace(",", " ").split() if "labels.parquet:" in word]
     assert len(named) == 8
     assert all(0 <= int(word.rstrip(".").rpartition(":")[2]) < 144 for word in named)

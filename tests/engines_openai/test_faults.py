@@ -260,13 +260,13 @@ def test_a_server_that_is_gone_ends_the_run_for_now_whenever_it_goes(serve: Any,
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    with pytest.raises(EngineCrashError, match=r"nobody answers at engine\.args\.base_url, after 3 tries"):
+    with pytest.raises(EngineCrashError, match=r"no server answers at engine\.args\.base_url, after 3 tries"):
         connect(url, max_tries=3)
     server = serve(echo)
     engine = connect(server, max_tries=3)
     run_all(engine, requests_for(2))
     server.close()
-    with pytest.raises(EngineCrashError, match="nobody answers"):
+    with pytest.raises(EngineCrashError, match="no server answers"):
         run_all(engine, requests_for(2))
 
 

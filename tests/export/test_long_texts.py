@@ -298,7 +298,7 @@ def test_text_that_is_no_string_is_an_error_that_names_the_row(folders: dict[str
 @pytest.mark.parametrize("bad", ["ab", b"ab", ("a",), ("a", "b", "c"), None, 3, {"a": 1, "b": 2}])
 def test_what_is_no_pair_is_an_error_that_names_the_row(folders: dict[str, Path], bad: Any) -> None:
     """Two letters are no pair of texts."""
-    with pytest.raises(TypeError, match=r"^row 1: .* is no pair of query and document"):
+    with pytest.raises(TypeError, match=r"^row 1: .* is not a pair of query and document"):
         Encoder(folders["WordPiece"], contract("encoder", 9)).encode([("a", "b"), bad])
 
 

@@ -118,7 +118,7 @@ def test_a_folder_with_a_file_that_no_stage_uses_is_an_error(tmp_path: Path) -> 
     (tmp_path / "verdct.j2").write_text("x")
     with pytest.raises(ConfigError, match=r"no stage uses .*verdct.j2'.*Did you mean verdict.j2\?"):
         labeler("r3a", templates=str(tmp_path))
-    with pytest.raises(ConfigError, match="is no folder; make one"):
+    with pytest.raises(ConfigError, match="is not a folder; make one"):
         labeler("r3a", templates=str(tmp_path / "absent"))
 
 

@@ -117,7 +117,7 @@ def test_without_the_intent_nothing_but_its_tag_goes() -> None:
 def test_an_intent_that_was_not_asked_for_is_no_answer_of_the_first_turn() -> None:
     generator = labeler("r3a", intent=False).label(ROSES)
     next(generator)
-    with pytest.raises(VerdictError, match="text stands after the last section"):
+    with pytest.raises(VerdictError, match="text is after the last section"):
         generator.send(reply(INTENT))
 
 

@@ -117,9 +117,9 @@ def test_only_places_where_a_pointer_moves_safely_are_taken(tmp_path: Path) -> N
 def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Path) -> None:
     bundle_store = LocalBundleStore(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StoreError, match="is no ordinary file"):
+    with pytest.raises(StoreError, match="is not an ordinary file"):
         bundle_store.read("pipe")
-    with pytest.raises(StoreError, match="is no ordinary file"):
+    with pytest.raises(StoreError, match="is not an ordinary file"):
         list(bundle_store.blocks("pipe", 0))
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(1 << 40)

@@ -78,7 +78,7 @@ def test_a_folder_that_is_not_its_manifest_is_refused(
         ({"format": 2}, "format 2; this relabel reads 1"),
         ({"name": ""}, "`name` is missing"),
         ({"lineage": None}, "`lineage` is missing"),
-        ({"files": None}, "`files` is no list"),
+        ({"files": None}, "`files` is not a list"),
         ({"files": [{"path": "a", "size_bytes": 1}]}, "files.0"),
         ({"files": [{"path": "a", "size_bytes": True, "sha256": "0" * 64}]}, "files.0"),
         ({"files": [{"path": "a", "size_bytes": -1, "sha256": "0" * 64}]}, "files.0"),

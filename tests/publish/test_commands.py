@@ -157,7 +157,7 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
     version = publish_to(bundle_store, bundle("two")).version
     weights = next(file for file in version.files if file.path == "model.onnx")
     Path(store, object_name(weights.sha256)).write_bytes(b"z" * weights.size_bytes)
-    relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "what serves goes on")
+    relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "the served version stays")
     assert served_text(tmp_path / "dest") == "one"
 
 

@@ -240,7 +240,7 @@ def test_of_two_movers_one_wins_and_the_other_is_told(bundle_store: BundleStore,
     seen = load_channel(bundle_store, "ecom", "stable")
     two, three = (publish_to(bundle_store, bundle(text), None).version for text in ("two", "three"))
     move_channel(bundle_store, "ecom", "stable", seen, two, "set", key=None)
-    with pytest.raises(ChannelMovedError, match=r"somebody else moved it to .* \(sequence 2\)"):
+    with pytest.raises(ChannelMovedError, match=r"another process moved it to .* \(sequence 2\)"):
         move_channel(bundle_store, "ecom", "stable", seen, three, "set", key=None)
     assert load_channel(bundle_store, "ecom", "stable").head.version == two.version
     with pytest.raises(ChannelMovedError):
@@ -445,7 +445,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
             if process.returncode == 0:
                 waiting.remove(number)
             else:
-                assert b"somebody else moved it" in error
+                assert b"another process moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
     from manifests.storage.bundle_stores import open_bundle_store

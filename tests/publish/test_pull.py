@@ -318,7 +318,7 @@ def test_a_folder_that_no_pull_made_is_left_alone(
     publish_to(local_bundle_store, bundle("one"))
     (tmp_path / "dest" / "current").mkdir(parents=True)
     (tmp_path / "dest" / "current" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="is no link that a pull made"):
+    with pytest.raises(InputError, match="is not a link that a pull made"):
         pull_from(local_bundle_store, tmp_path / "dest")
     assert (tmp_path / "dest" / "current" / "mine").read_text() == "mine"
 

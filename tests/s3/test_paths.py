@@ -41,7 +41,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     assert f"templates.{name}" in refused.stderr
     absent = relabel("run", job, "--set", f"labeler.templates={s3}/nowhere")
     assert absent.returncode == 3
-    assert "is no folder" in absent.stderr
+    assert "is not a folder" in absent.stderr
 
 
 def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_path: Path) -> None:
