@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
     "evaluate": (
         "jobs.commands.evaluate:evaluate",
-        "Judge labels by human grades; compare a student with its teacher.",
+        "Measure labels against gold; compare a student with its teacher.",
     ),
     "compare": (
         "jobs.commands.compare:compare",
@@ -139,7 +139,7 @@ def _told(code: int, arguments: list[str], sink: Sink | None) -> int:
     if sink is None or sink.lost is None:
         return code
     _say_error(
-        f"relabel: stdout can't be written ({sink.lost}): what was said there is lost. What was done stands.", "error"
+        f"relabel: stdout can't be written ({sink.lost}): this output is lost; the work that was done is kept.", "error"
     )
     is_lost = code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-"))
     return 20 if is_lost else code
@@ -199,7 +199,7 @@ def _refuse_odd_arguments(arguments: list[str]) -> None:
         if oddity is not None and not _is_there(argument):
             from manifests.errors import InputError
 
-            raise InputError(f"argument {shown(argument)}: {oddity}. Rename what it stands for.")
+            raise InputError(f"argument {shown(argument)}: {oddity}. Rename the file that it names.")
 
 
 def _is_there(argument: str) -> bool:

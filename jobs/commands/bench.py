@@ -112,8 +112,8 @@ def bench(
     output: str,
     **options: Any,
 ) -> int:
-    """Measure a bundle's latency, throughput and memory on this machine, and write it down in the bundle, which is
-    sealed anew.
+    """Measure a bundle's latency, throughput and memory on this machine, and record it in the bundle, which gets
+    a new version.
 
     Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
     micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
@@ -209,7 +209,7 @@ def _check_student_bundle(bundle: Bundle) -> None:
 
     if missing := [key for key in ("inputs", "models", "heads") if key not in bundle.facts]:
         raise ManifestError(
-            f"{bundle.folder}: its manifest says nothing of `{missing[0]}`, so there is no student to measure."
+            f"{bundle.folder}: its manifest does not name `{missing[0]}`, so there is no student to measure."
         )
 
 

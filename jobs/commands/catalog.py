@@ -25,7 +25,7 @@ SHORT_DIGITS = 12
 @click.argument("url", metavar="URL")
 @output_option
 def list_bundles(url: str, output: str) -> int:
-    """List the bundles that are published at a place, and where their channels stand."""
+    """List the bundles that are published at a place, and where their channels point."""
     from export.catalog import bundles_in
     from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store

@@ -29,7 +29,7 @@ def channel() -> None:
 def channel_set(bundle: str, name: str, version: str, sign_key: str | None, output: str) -> int:
     """Point a channel at a version that is published and whole.
 
-    Exits 10 if it stands there already, 20 if somebody else moved it meanwhile.
+    Exits 10 if it points there already, 20 if another process moved it meanwhile.
     """
     from export.publishing import set_channel
 
@@ -46,7 +46,7 @@ def channel_set(bundle: str, name: str, version: str, sign_key: str | None, outp
 def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     """Point a channel at the version that it pointed to before; again: one further back.
 
-    Its sequence rises all the same, so whoever follows it comes along. To go back on one machine alone: relabel pull
+    Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
     from export.publishing import roll_back

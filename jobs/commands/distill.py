@@ -36,8 +36,8 @@ SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
     metavar="KEY=VALUE",
     help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, or begin if there is none.")
-@click.option("--restart", is_flag=True, help="Throw away checkpoints, or a student, that the output holds.")
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none.")
+@click.option("--restart", is_flag=True, help="Delete checkpoints, or a student, that the output holds.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the student is there already.")
 @output_option
 def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
@@ -53,7 +53,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     from manifests.specs import validate_spec
 
     if resume and restart:
-        raise UsageError("--resume and --restart: one goes on, the other begins anew; give one of them.")
+        raise UsageError("--resume and --restart: one continues, the other starts over; give one of them.")
     start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
     settings = read_settings(spec_file, overrides=overrides, kind=kind)
@@ -77,7 +77,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
             report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     except KeyboardInterrupt:
         if is_first:
-            click.echo("The last whole checkpoint is kept. Go on with the same command and --resume.", err=True)
+            click.echo("The last whole checkpoint is kept. Continue with the same command and --resume.", err=True)
         raise
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:

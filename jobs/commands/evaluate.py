@@ -97,7 +97,7 @@ def evaluate(
     allow_partial: bool,
     output: str,
 ) -> int:
-    """Judge labels by human grades, or compare a student with its teacher and both with humans.
+    """Measure labels against gold, or compare a student with its teacher and both with humans.
 
     LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of
     several the first is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared

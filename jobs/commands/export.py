@@ -63,7 +63,7 @@ def export(
     """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of
     its own.
 
-    Every model is held against the student on real pairs, alone and in batches. Beyond a gate the command lists the
+    Every model is compared with the student on real pairs, alone and in batches. If a gate fails, the command lists the
     worst rows, makes no bundle and exits 5. docs/export.md has the gates.
     """
     from export.exporting import export_bundle

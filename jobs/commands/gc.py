@@ -42,8 +42,8 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """Remove versions that no channel points to any more, and objects that no version names.
 
-    In two steps: what is found is condemned, and a gc that runs a day later deletes it, so that nobody loses what he is
-    about to rely on.
+    In two steps: what is found gets a gc mark, and a gc that runs a day later deletes it, so that no publisher loses
+    what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
     from export.gc import collect

@@ -191,7 +191,7 @@ def _measured_runs(opened: OpenRun) -> Iterator[RunFolder]:
     done_ok="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it.",
 )
 def run(**options: Any) -> int:
-    """Label what is not labelled yet. The same command again goes on where the last one stopped."""
+    """Label what is not labelled yet. The same command again continues where the last one stopped."""
     return _work(RunOptions(**options), is_retry=False)
 
 

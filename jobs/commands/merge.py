@@ -26,7 +26,7 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
 
     OUTPUTs are finished runs over different inputs, or parts of one run whose shards were done in different places. Row
     ids are counted on through the inputs in the order given. Outputs of different engines, models or templates are
-    refused (exit 5) with what differs. The same command again goes on where it was stopped, and follows OUTPUTs that
+    refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
     merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)

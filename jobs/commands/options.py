@@ -28,7 +28,7 @@ class Number(click.FloatRange):
         """Exit 2 with the option's name otherwise."""
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{value} is no finite number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return float(found)
 
 

@@ -49,9 +49,9 @@ def pairs() -> None:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Documents drawn for each query.",
+    help="Documents sampled for each query.",
 )
-@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the draw.")
+@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the sampling.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def cited(
@@ -146,7 +146,7 @@ def context(
 ) -> int:
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
-    Stands in for high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
+    Replaces high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
     documents take the place of a share of them: how much noise does the teacher bear?
     """
     from jobs.files.tables import check_target, publish

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--name", metavar="NAME", help="Publish under this name.  [default: the bundle's own]")
 @click.option("--version", metavar="ID", help="Call the version this.  [default: 16 digits of its manifest's sha256]")
 @click.option(
-    "--reread", is_flag=True, help="Read every object back, known ones too, and mend what is damaged in the store."
+    "--reread", is_flag=True, help="Read every object back, known ones too, and repair what is damaged in the store."
 )
 @sign_key_option
 @output_option
@@ -39,7 +39,7 @@ def publish(
     """Publish a bundle: its files, each once, then its version, then the channel's pointer.
 
     Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
-    Killed or cut off anywhere, the same command does what is left. Where somebody else moved the channel meanwhile, it
+    If it is killed or cut off, the same command does what is left. If another process moved the channel meanwhile, it
     exits 20.
     """
     from export.bundles import open_bundle

@@ -44,11 +44,11 @@ FAULTS_SHOWN = 3
     metavar="VERSION",
     help="With --rollback: go to this version of those kept, also one that a channel left by a rollback.",
 )
-@click.option("--unhold", is_flag=True, help="Switch to what somebody rolled back from.")
+@click.option("--unhold", is_flag=True, help="Switch to the version that was rolled back from.")
 @click.option(
     "--check",
     is_flag=True,
-    help="Read every byte of what serves, also of files that nobody wrote to since they were proven.",
+    help="Read every byte of what serves, also of files that were not written to since they were proven.",
 )
 @output_option
 def pull(
@@ -66,7 +66,7 @@ def pull(
 
     What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A
     damaged or hostile bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what
-    serves goes on serving. Where the version serves already, its link and files are checked, and what is damaged is
+    serves stays. Where the version serves already, its link and files are checked, and what is damaged is
     fetched again. After --rollback, pulls leave DEST alone until the channel moves on. It never goes to a version that
     a channel left by a rollback, unless --to names it.
     """
@@ -190,7 +190,7 @@ def _pull_text(pulled: Any, destination: Any) -> str:
         )
     if pulled.is_held:
         return (
-            f"{destination.folder}: left at {served.version}, since somebody rolled back here. It follows the "
+            f"{destination.folder}: left at {served.version}, since DEST was rolled back. It follows the "
             "channel's next move; --unhold follows now."
         )
     if not pulled.has_switched:
@@ -221,7 +221,7 @@ def verify_destination(folder: Path, output: str) -> int:
     served = state.served[0]
     if proof.faults:
         raise ManifestError(
-            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To mend it: relabel pull URL/{state.name} "
+            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To repair it: relabel pull URL/{state.name} "
             f"{folder}."
         )
     result = {

@@ -34,7 +34,7 @@ from manifests.storage.context import Storage
     show_default=True,
     help="Most rows of the labels browser; of more, a seeded sample. 0: none, and no text of a document.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is no report, too.")
+@click.option("--force", is_flag=True, help="Replace a file that is not a report, too.")
 @output_option
 @sigterm_ends()
 def report(
@@ -50,7 +50,7 @@ def report(
     """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
 
     PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they
-    hang together, and runs beside each other. The page asks no network, and what documents hold is shown as text.
+    are related, and runs side by side. The page needs no network, and shows documents as text.
     docs/report.md lists its sections.
     """
     from jobs.files.durable_files import written

@@ -195,7 +195,7 @@ def _columns(text: str | None) -> dict[str, Any]:
             hint = nearest(role, list(ROLES))
             raise click.UsageError(
                 (
-                    f"--columns {text}: `{item.strip()}` is no role and column. Write for instance "
+                    f"--columns {text}: `{item.strip()}` is not ROLE=COLUMN. Write for instance "
                     "query=text,document=title+body; roles are "
                 )
                 + ", ".join(ROLES)

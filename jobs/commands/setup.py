@@ -166,7 +166,7 @@ def _writable_url(job: Job) -> str:
     spec = job.spec
     open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer).prove()
     if spec.run.single_writer:
-        return f"{spec.output}: nobody looked whether its conditions hold (run.single_writer)"
+        return f"{spec.output}: not checked for conditional writes (run.single_writer)"
     return f"{spec.output} can be written, and heeds conditions"
 
 

@@ -125,7 +125,7 @@ def _notes(counts: MatchCounts) -> list[str]:
         notes.append(f"rows in quarantine in one run and absent from the other: {found.quarantined_elsewhere_absent:,}")
     if found.repeated:
         notes.append(
-            "pairs that stand several times in both runs are matched in order; rows beyond the first: "
+            "pairs that occur several times in both runs are matched in order; rows beyond the first: "
             f"{found.repeated:,}"
         )
     return notes

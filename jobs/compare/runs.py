@@ -43,7 +43,7 @@ def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool)
     ours, theirs = (open_run_labels(path, storage, allow_partial=allow_partial) for path in (first, second))
     if ours.grades != theirs.grades:
         raise InputError(
-            f"{first} has {ours.grades} grades, {second} {theirs.grades}: no row of theirs can be told to agree. "
+            f"{first} has {ours.grades} grades, {second} {theirs.grades}: their rows cannot be compared. "
             "Label with one scale, or judge each by human grades: relabel evaluate RUN --qrels FILE --map-labels "
             "OLD=NEW,…"
         )

@@ -80,7 +80,7 @@ def _counts(result: RunComparison) -> list[tuple[str, str]]:
         gold = result.gold
         without = f"{gold.unjudged:,} without a human grade, {gold.gold_null:,} with a null one"
         rows.append(("judged", f"{gold.judged:,} of them, joined by {gold.joined_by}; {without}"))
-    drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same draws for both"
+    drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same resamples for both"
     rows.append(
         (
             "resampled",

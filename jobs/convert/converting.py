@@ -155,7 +155,7 @@ def _write(
 
 def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
     if duplicates == "keep" and to in TREC:
-        raise UsageError(f"--duplicates keep: a pair stands once in a TREC file ({to}). Choose first or mean.")
+        raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.")
     if tag is not None and to != "run":
         raise UsageError("--tag: only run files have one.")
     if to == "qrels" and options.score is not None:
@@ -165,9 +165,7 @@ def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | No
             "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
         )
     if options.grade is not None and options.score is not None:
-        raise UsageError(
-            "--grade and --score: a row stands or falls with one column. Name the one that must not be null."
-        )
+        raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
 
 
 def _tag(rows: CheckedRows, source: Source, told: str | None) -> str | None:

@@ -92,7 +92,7 @@ class Duplicates:
             more = "; …" if self.num_conflicts > len(self.examples) else ""
             raise InputError(
                 f"{path}: {self.num_conflicts:,} pairs have several {self.kind}s that differ "
-                f"({'; '.join(self.examples)}{more}). Mend the source, or choose: --duplicates first or --duplicates "
+                f"({'; '.join(self.examples)}{more}). Fix the source, or choose: --duplicates first or --duplicates "
                 "mean; .jsonl and .parquet take --duplicates keep."
             )
 

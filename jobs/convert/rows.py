@@ -148,7 +148,7 @@ def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
     is_text = target in TREC
     number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
     mend = {
-        "odd": f"is no {number}. Name another column with --{source.kind}, or leave it empty",
+        "odd": f"is not a {number}. Name another column with --{source.kind}, or leave it empty",
         "query_id": "Give every row one, or leave the row out",
         "doc_id": "Give every row one, or leave the row out",
     }

@@ -73,7 +73,7 @@ def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str
         text = block.data.decode()
     except UnicodeDecodeError as exc:
         line = block.first + block.data[: exc.start].count(b"\n")
-        raise InputError(f"{path}: line {line} is no UTF-8 ({exc.reason}). Write the file anew as UTF-8.") from exc
+        raise InputError(f"{path}: line {line} is not UTF-8 ({exc.reason}). Write the file anew as UTF-8.") from exc
     lines = polars.DataFrame({"text": text.split("\n")}).with_row_index("line", block.first)
     rows = lines.select(polars.col("line").cast(polars.Int64), "text", fields=polars.col("text").str.extract_all(FIELD))
     rows = rows.filter(polars.col("fields").list.len() > 0)
@@ -82,7 +82,7 @@ def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str
         held = odd.row(0, named=True)
         raise InputError(
             f"{path}: line {held['line']} has {len(held['fields'])} fields, {EXAMPLES[columns]} has {len(columns)}: "
-            f"{held['text'].strip()[:SHOWN_CHARACTERS]!r}. Mend the line, or say with --from what the file is."
+            f"{held['text'].strip()[:SHOWN_CHARACTERS]!r}. Fix the line, or say with --from what the file is."
         )
     return rows.select(
         "line", *(polars.col("fields").list.get(place).alias(name) for place, name in enumerate(columns))
@@ -138,7 +138,7 @@ def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as exc:
             raise InputError(
-                f"{path}: line {number} holds half of a surrogate pair, which is no character. Mend its text."
+                f"{path}: line {number} holds half of a surrogate pair, which is not a character. Fix its text."
             ) from exc
         except ValueError as exc:
             raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
@@ -197,7 +197,7 @@ def refuse_rounded(polars: Any, frame: Any, block: Block, *, path: str) -> None:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value; a missing number is null")
+    raise ValueError(f"{name} is not a JSON value; a missing number is null")
 
 
 def merged_schema(polars: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

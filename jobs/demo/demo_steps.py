@@ -77,7 +77,7 @@ def steps_of(folder: str, *, seconds: float) -> list[Step]:
         relabel("A teacher reads and grades every pair", "run", f"{folder}/job.yaml"),
         relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
         relabel(
-            "The student becomes a bundle, held against itself on real pairs",
+            "The student becomes a bundle, checked against it on real pairs",
             *(
                 "export",
                 f"{folder}/student",

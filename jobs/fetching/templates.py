@@ -31,7 +31,7 @@ def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[Label
     store = open_object_run_store(url, storage)
     names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
     if not 0 < len(names) <= MOST_FILES:
-        raise ConfigError(f"labeler.templates: {url!r} is no folder of templates; it holds {len(names):,} files.")
+        raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")
     with scratch_folder("relabel-templates-") as folder:
         for name in names:
             (folder / name).write_bytes(store.read(name))

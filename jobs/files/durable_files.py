@@ -65,7 +65,7 @@ def _refuse_odd(to: str, target: Path) -> None:
             f"{to}: is a link to {target.readlink()}, which is not there. Give that name, or remove the link."
         )
     raise UsageError(
-        f"{to}: is no regular file but a device, pipe or socket, and a whole file can't be put there. Give the name "
+        f"{to}: is not a regular file but a device, pipe or socket, and a whole file can't be put there. Give the name "
         "of a file."
     )
 

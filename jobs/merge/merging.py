@@ -230,7 +230,7 @@ def _open_runs(paths: Sequence[str], storage: Storage) -> list[_Run]:
         store = open_run_store(path, storage)
         plan = load_plan(store)
         if plan is None:
-            raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is no output of a run.")
+            raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
         folder = RunFolder(store, plan)
         source = _Source(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
         grouped.setdefault(plan.fingerprint, []).append(source)
@@ -271,7 +271,7 @@ def _check_inputs(runs: list[_Run]) -> None:
         for file in run.plan.files:
             if file.identity in seen:
                 raise InputError(
-                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would stand there "
+                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would be counted "
                     "twice. Drop one."
                 )
             seen[file.identity] = file.path

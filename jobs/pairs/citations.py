@@ -167,7 +167,7 @@ def _load_answers(path: str, storage: Storage) -> Any:
     if twice.height:
         query, answer, count = twice.row(0)
         raise InputError(
-            f"{path}: answer `{answer}` of query `{query}` stands there {count} times. Give each answer one row."
+            f"{path}: answer `{answer}` of query `{query}` occurs {count} times. Give each answer one row."
         )
     texts = (
         answers.group_by("query_id")
@@ -198,7 +198,7 @@ def _known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any
     twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
     if twice.len():
         raise InputError(
-            f"{path}: document `{twice.min()}` stands there with different texts. Give each text an id of its own."
+            f"{path}: document `{twice.min()}` occurs with different texts. Give each text an id of its own."
         )
     return known
 

@@ -114,7 +114,7 @@ def with_context(
     names = pairs.collect_schema().names()
     if COLUMN in names and not is_given:
         raise InputError(
-            f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first; --noisy alone goes on from it."
+            f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first; only --noisy starts from it."
         )
     for name in ("query_id", "query"):
         refuse_null(pairs, name, path=pairs_path)

@@ -66,8 +66,8 @@ def where_it_lives(
             f"away, or name it (`output: {written}`)."
         )
     log_format.say(
-        f"{places.where}: goes on in {before}, which holds this job. Paths in a spec file count from the file's "
-        f"folder, {now}, and no more "
+        f"{places.where}: continues in {before}, which holds this job. Paths in a spec file count from the file's "
+        f"folder, {now}, and no longer "
         f"from the working directory: write them so (`output: {written}`).",
         level="warning",
         event="old_place",

@@ -86,6 +86,6 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     except ValueError:
         number = -1
     if number < 0:
-        what = "is not set" if text is None else f"is {text!r}, which is no count"
+        what = "is not set" if text is None else f"is {text!r}, which is not a count"
         raise UsageError(f"--shard auto: the variable {name} {what}. Give INDEX/COUNT, for instance --shard 3/64.")
     return number

@@ -143,7 +143,7 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
             return str(Path(text).expanduser())
         except RuntimeError as exc:
             raise ValueError(
-                f"there is no home of {text.partition('/')[0]}; write ./{text} if the name begins so"
+                f"there is no home folder of {text.partition('/')[0]}; write ./{text} if the name begins with `~`"
             ) from exc
     if Path(text).is_absolute():
         return text

@@ -61,7 +61,7 @@ class SpecVariables:
                 return "${"
             try:
                 if found[2] is None:
-                    raise ConfigError("a variable's brace is not closed; write `$${` where `${` is meant as it stands")
+                    raise ConfigError("a variable's brace is not closed; write `$${` for a literal `${`")
                 return self._value(found[1].strip())
             except ConfigError as exc:
                 raise ConfigError(f"{where}: `{key}` = {value}: {exc}") from exc
@@ -126,4 +126,4 @@ def _check_format(form: str) -> None:
     for directive in re.findall(r"%(.?)", form):
         if directive not in DATE_DIRECTIVES or not directive:
             known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
-            raise ConfigError(f"%{directive} is no part of a day: known are {known}")
+            raise ConfigError(f"%{directive} is not a date format: known are {known}")

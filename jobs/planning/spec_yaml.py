@@ -66,11 +66,11 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
     except RelabelError:
         raise
     except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: can't be read: byte {exc.start} is no UTF-8. Save the file as UTF-8.") from exc
+        raise ConfigError(f"{path}: can't be read: byte {exc.start} is not UTF-8. Save the file as UTF-8.") from exc
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: can't be read ({exc}).") from exc
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is no spec. {beginning}.")
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is not a spec. {beginning}.")
     try:
         values = parse_yaml(text)
     except yaml.YAMLError as exc:
@@ -131,13 +131,13 @@ class _SpecLoader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             mark: Any = event.start_mark
             if event.anchor in self._open_anchors:
-                problem = f"the alias *{event.anchor} stands within the value that it is for"
+                problem = f"the alias *{event.anchor} is used inside its own value"
                 raise yaml.composer.ComposerError(None, None, problem, mark)
             node: Any = super().compose_node(parent, index)
             self._num_aliased += self._sizes[node]
             self._num_values += self._sizes[node]
             if self._num_aliased > MAX_ALIASED:
-                problem = f"the aliases up to *{event.anchor} stand for more than {MAX_ALIASED:,} values"
+                problem = f"the aliases up to *{event.anchor} expand to more than {MAX_ALIASED:,} values"
                 raise yaml.composer.ComposerError(None, None, problem, mark)
             return node
         before, anchor = self._num_values, event.anchor
@@ -172,7 +172,7 @@ class _SpecLoader(yaml.SafeLoader):
             line = key_node.start_mark.line + 1
             key = key_node.value if key_node.tag == f"{_TAG}merge" else self.construct_object(key_node)
             if key in lines:
-                problem = f"the key `{key}` stands twice, in lines {lines[key]} and {line}"
+                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {line}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             lines[key] = line
         return node
@@ -182,7 +182,7 @@ class _SpecLoader(yaml.SafeLoader):
         text = self.construct_scalar(node)
         kind = node.tag.removeprefix(_TAG)
         if not re.fullmatch(next(form for name, _, form in _PLAIN if name == kind), text):
-            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is no {kind}", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is not of type {kind}", node.start_mark)
         try:
             if kind == "int":
                 return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

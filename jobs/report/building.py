@@ -167,7 +167,7 @@ def _texts(run: RunArtifact, row_ids: list[int]) -> tuple[dict[int, Any], str]:
     try:
         return texts_of(run, row_ids), ""
     except (RelabelError, OSError) as exc:
-        return {}, f"{run.name}: its rows stand here without their texts, which can't be read again: {exc}"
+        return {}, f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}"
 
 
 def _humans(run: RunArtifact, choice: GoldChoice) -> Humans | None:

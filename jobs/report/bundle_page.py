@@ -69,7 +69,7 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
     """
     if not page.startswith(opening("report")) or _END_OF_ENTRIES not in page or _END_OF_SECTIONS not in page:
         _logger.warning(
-            "%s of %s is no page that this relabel draws, and stays without the latencies.", REPORT_NAME, name
+            "%s of %s is not a page that this relabel writes, and is left without the latencies.", REPORT_NAME, name
         )
         return page
     section = latency_section([BundleArtifact(str(folder), LocalRunStore(str(folder)), {}, "", name)])

@@ -103,7 +103,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
     said = f"{run.name}: the job names the gold column `{column}`, which is not used: "
     if run.manifest is None:
         return _OwnGold(
-            why_not=f"{said}it is not finished, and where its input lies stands in the manifest that a run ends with."
+            why_not=f"{said}it is not finished, and only its manifest, which is written last, says where its input is."
         )
     named = run.held("spec", "input").get("path")
     paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []

@@ -70,7 +70,7 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
     counts = triangle.counts
     alone = counts["only_teacher"] + counts["only_student"]
     matched = (
-        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} stand in one alone and are "
+        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} are in one only and are "
         "left out."
     )
     cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]

@@ -49,9 +49,7 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
     )
     blocks: list[Block] = [Side(figures)] if figures else []
     if runs and not any(one.tally.entropy.rows for one in runs):
-        blocks.append(
-            Paragraph("These labels hold no distributions, so there is no entropy and no outside mass to show.")
-        )
+        blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
     flags: list[list[Cell]] = [
         [one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()
     ]
@@ -124,8 +122,8 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
         f"{row[0]}: {row[5]:.4f} of grades flipped, 95 % interval {row[6]:.4f} to {row[7]:.4f}" for row in rows
     )
     text = (
-        "A canary asks rows that are labelled already once more. The share of grades that flip is what any "
-        "difference between labels must be held against."
+        "A canary asks rows that are labelled already once more. Compare any "
+        "difference between labels with the share of grades that flip."
     )
     figure = Drawing(
         "Share of grades that flipped, 95 % interval", draw_intervals([("canary", marks)], label="flip rate"), alt, save

@@ -104,7 +104,7 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
         what = "was begun by another engine" if is_begun else "was made by different engines"
         raise GateError(
             f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything "
-            "that was committed is kept: go on with the engine that began, label the rest into another output, or "
+            "that was committed is kept: continue with the engine that began, label the rest into another output, or "
             "allow it with run.allow_mixed: true."
         )
 

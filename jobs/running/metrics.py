@@ -196,7 +196,7 @@ def _check_target(path: Path) -> None:
     except OSError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"--metrics {path}: is no file, and would be replaced by one. Name a file.")
+        raise InputError(f"--metrics {path}: is not a regular file. Name a file.")
 
 
 def _last_success(path: Path) -> float | None:

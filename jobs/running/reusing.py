@@ -36,7 +36,7 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
     seen: set[str] = {place_of(job.spec.output)}
     for path in job.spec.reuse:
         if place_of(path) in seen:
-            what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "stands there twice"
+            what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "is given twice"
             raise ConfigError(f"{job.where}: `reuse`: {path} {what}. Name outputs of earlier runs, each once.")
         seen.add(place_of(path))
     return [open_earlier(path, job.storage) for path in job.spec.reuse]

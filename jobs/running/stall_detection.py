@@ -74,7 +74,7 @@ class StallDetection:
         """Raise EngineCrashError for an engine that comes back at once, again and again, with nothing."""
         if self._hasty_polls > HASTY_POLLS and num_in_flight:
             raise EngineCrashError(
-                f"the engine says nothing of {num_in_flight} requests, and does not work on them either."
+                f"the engine does not answer {num_in_flight} requests, and does not work on them either."
             )
 
     def look_for_silence(self, in_flight: Iterable[int], stage_of: Callable[[int], str]) -> None:

@@ -41,7 +41,7 @@ def hangs_end(polling_since_s: Callable[[], float | None], timeout_s: float) -> 
             if waited_s > timeout_s:
                 print(  # noqa: T201
                     f"relabel: the engine has not come back from its work for {waited_s:.0f} s (run.ask_timeout_s is "
-                    f"{timeout_s:g}); ending without it. Committed work is safe; the same command goes on.",
+                    f"{timeout_s:g}); ending without it. Committed work is safe; the same command continues.",
                     file=sys.stderr,
                     flush=True,
                 )

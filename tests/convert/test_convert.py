@@ -273,7 +273,7 @@ def test_tables_keep_every_row_where_they_are_told_to(
     )
     assert convert(path, "x.parquet", "--duplicates", "keep")["written"] == 3
     assert [row["judge"] for row in rows_of("x.parquet")] == ["x", "y", "z"]
-    relabel("convert", path, "x.qrels", "--duplicates", "keep").refused(2, "a pair stands once in a TREC file")
+    relabel("convert", path, "x.qrels", "--duplicates", "keep").refused(2, "a pair occurs once in a TREC file")
 
 
 def test_tables_keep_all_their_columns_and_types(convert: Callable[..., Any], folder: Path) -> None:
@@ -359,10 +359,10 @@ def test_an_empty_source_gives_an_empty_target(
         ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields", "`qid 0 docid grade` has 4", "'q 0 d'"]),
         ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields", "has 6"]),
         ("x.qrels", "q 0 d 1\n\nq 0 e 1.5\n", ["x.qrels: line 3", "'1.5'", "whole number"]),
-        ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "no number"]),
+        ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "not a number"]),
         ("x.run", "q Q0 d 1 inf t\n", ["x.run: line 1", "'inf'"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": 1}\nnope\n', ["x.jsonl: line 2 is not JSON"]),
-        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": NaN}\n', ["x.jsonl: line 1", "NaN is no JSON value"]),
+        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": NaN}\n', ["x.jsonl: line 1", "NaN is not a JSON value"]),
         ("x.jsonl", "[1]\n", ["x.jsonl: line 1 holds no object"]),
         ("x.jsonl", '{"query_id": "\\ud800", "doc_id": "d", "grade": 1}\n', ["line 1 holds half of a surrogate pair"]),
         ("x.jsonl", '{"query_id": "q", "doc": "d", "grade": 1}\n', ["no column `doc_id`", "--doc"]),
@@ -382,7 +382,7 @@ def test_what_is_off_is_told_with_its_line(
 
 def test_text_that_is_no_utf8_is_told_with_its_line(relabel: Callable[..., Any], folder: Path) -> None:
     (folder / "x.qrels").write_bytes(b"q 0 d 1\nq 0 \xff 1\n")
-    relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is no UTF-8")
+    relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is not UTF-8")
 
 
 def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(
@@ -536,7 +536,7 @@ def test_a_pipe_that_has_no_name_of_its_own_is_no_target(relabel: Callable[..., 
     try:
         (folder / "y.jsonl").symlink_to(f"/proc/self/fd/{writer}")
         relabel("convert", "x.qrels", "y.jsonl", "--force").refused(
-            2, "y.jsonl: is no regular file", "Give the name of a file"
+            2, "y.jsonl: is not a regular file", "Give the name of a file"
         )
         assert (folder / "y.jsonl").is_symlink()
     finally:

@@ -419,7 +419,7 @@ def test_readings_that_no_manifest_names_must_fit_the_plan(half_done: str, relab
     if kind == "overlap":
         forge("00000-000000.json", overlapping)
         relabel("verify", "out/ecom").refused(
-            3, "out/ecom/inputs/00000-000001.json: row group 1 stands in another reading too"
+            3, "out/ecom/inputs/00000-000001.json: row group 1 is in another reading too"
         )
     else:
         forge("00000-000000.json", lambda _: None, "00007-000000.json")

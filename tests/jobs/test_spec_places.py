@@ -100,7 +100,7 @@ def test_a_path_is_placed(
 
 def test_a_home_that_there_is_not_and_a_path_that_counts_from_nowhere_are_refused() -> None:
     for text, folder, said in (
-        ("~nobody-here/x", "/srv", "there is no home of ~nobody-here"),
+        ("~nobody-here/x", "/srv", "there is no home folder of ~nobody-here"),
         ("x", None, "counts from nowhere"),
     ):
         with pytest.raises(ConfigError, match=said) as refused:
@@ -262,14 +262,14 @@ def test_an_output_of_the_old_rule_goes_on_with_a_warning(
         done = relabel(command, "jobs/ecom.yaml")
         assert done.code == code, done
         for part in (
-            f"goes on in {folder / 'out/ecom'}",
+            f"continues in {folder / 'out/ecom'}",
             str(folder / "jobs"),
             "`output: ../out/ecom`",
         ):
             assert part in done.err
     assert not (folder / "jobs" / "out").exists()
     assert (
-        "goes on in"
+        "continues in"
         not in relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "input.path=pairs.parquet").err
     )
 

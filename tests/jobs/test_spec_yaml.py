@@ -197,13 +197,13 @@ FLAT = f"a: &a {json.dumps(['x'] * 2000)}\n" + "\n".join(f"b{i}: *a" for i in ra
 def test_a_bomb_of_aliases_is_refused_before_it_is_built(folder: Path, text: str) -> None:
     (folder / "job.yaml").write_text(text)
     began = time.process_time()
-    assert f"stand for more than {MAX_ALIASED:,} values" in told("job.yaml")
+    assert f"expand to more than {MAX_ALIASED:,} values" in told("job.yaml")
     assert time.process_time() - began < 5.0
-    assert "stand for more than" in told("job.yaml", overrides=["a=" + "{" + text.replace("\n", ", ") + "}"])
+    assert "expand to more than" in told("job.yaml", overrides=["a=" + "{" + text.replace("\n", ", ") + "}"])
 
 
 def test_an_override_that_refers_to_itself_is_refused(write_job: Callable[..., str]) -> None:
-    assert "*a stands within the value" in told(write_job(), overrides=["engine.args=&a {x: *a}"])
+    assert "*a is used inside its own value" in told(write_job(), overrides=["engine.args=&a {x: *a}"])
 
 
 def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path) -> None:
@@ -220,11 +220,11 @@ def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path)
 @pytest.mark.parametrize(
     ("data", "parts"),
     [
-        (b"\xff\xfen\x00a\x00", ("byte 0 is no UTF-8", "Save the file as UTF-8")),
-        (b"name: caf\xe9\n", ("byte 9 is no UTF-8",)),
+        (b"\xff\xfen\x00a\x00", ("byte 0 is not UTF-8", "Save the file as UTF-8")),
+        (b"name: caf\xe9\n", ("byte 9 is not UTF-8",)),
         (b"name: x\n" * (1 << 18), ("larger than 1 MiB",)),
         (b"PAR1" + bytes(100), ("not YAML", "U+0000")),
-        (b"\xed\xa0\x80", ("no UTF-8",)),
+        (b"\xed\xa0\x80", ("not UTF-8",)),
     ],
     ids=["utf-16", "latin-1", "huge", "parquet", "surrogate"],
 )
