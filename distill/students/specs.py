@@ -50,7 +50,7 @@ class LabelSource(Spec):
 
 
 class GoldSource(Spec):
-    """Trusted human grades: to judge by, and with `loss.gold_weight` above 0 to learn from."""
+    """Gold: to judge by, and with `loss.gold_weight` above 0 to learn from."""
 
     path: PathText = Field(min_length=1)
     """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label

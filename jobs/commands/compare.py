@@ -22,7 +22,7 @@ from manifests.storage.context import Storage
     "--gold",
     "qrels",
     metavar="FILE",
-    help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input.",
+    help="Gold: TREC qrels text, Parquet, CSV, TSV or JSONL; or a run's own input.",
 )
 @click.option("--html", metavar="FILE", help="Write the comparison as one self-contained page, too.")
 @grade_option

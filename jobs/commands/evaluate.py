@@ -1,4 +1,4 @@
-"""`evaluate`: labels beside human grades, and students beside their teacher."""
+"""`evaluate`: labels beside gold grades, and students beside their teacher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--qrels",
     metavar="FILE",
-    help="Human grades: TREC qrels text, Parquet, CSV, TSV or JSONL; a run's own input; or LABELS itself.",
+    help="Gold: TREC qrels text, Parquet, CSV, TSV or JSONL; a run's own input; or LABELS itself.",
 )
 @click.option("--pool", is_flag=True, help="Judge several LABELS as one set instead of comparing them.")
 @click.option(
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 @click.option(
     "--pass-at",
     metavar="K,...",
-    help="The k of pass@k: any of k samples equals the human grade.  [default: 1, 2, 4, …, all]",
+    help="The k of pass@k: any of k samples equals the gold grade.  [default: 1, 2, 4, …, all]",
 )
 @click.option("--allow-partial", is_flag=True, help="Judge a run that is not finished or is over its quarantine limit.")
 @output_option
@@ -97,7 +97,7 @@ def evaluate(
     allow_partial: bool,
     output: str,
 ) -> int:
-    """Measure labels against gold, or compare a student with its teacher and both with humans.
+    """Measure labels against gold, or compare a student with its teacher and both with gold.
 
     LABELS are outputs of finished runs, of `relabel score`, or files with a label column. One is judged by --qrels. Of
     several the first is the teacher, unless NAME= says otherwise or it is a student's output; every other is compared
@@ -129,11 +129,11 @@ def evaluate(
     if len(labels) == 1 or pool:
         if qrels is None:
             raise click.UsageError(
-                "Missing option '--qrels'. One set is judged by human grades; give a second set to compare it with."
+                "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
         return _judge(labels, options, gates, calibrate, resamples, seed, output)
     if options.pass_at and qrels is None:
-        raise click.UsageError("--pass-at: samples are judged by human grades. Name them with --qrels.")
+        raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     if calibrate is not None:
         raise click.UsageError(
             "--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool."
@@ -150,7 +150,7 @@ def _judge(
     seed: int,
     output: str,
 ) -> int:
-    """One set, or several as one, by human grades."""
+    """One set, or several as one, by gold grades."""
     from jobs.evaluate.judging import judge
     from jobs.evaluate.text import evaluation_text
     from manifests.metrics import evaluation

@@ -80,19 +80,19 @@ def log_option(command: Command) -> Command:
 
 
 def grade_option(command: Command) -> Command:
-    """`--grade`: the column of human grades."""
+    """`--grade`: the column of gold grades."""
     return click.option(
-        "--grade", metavar="COL", help="Column of human grades.  [default: grade, or the run's input.columns.gold]"
+        "--grade", metavar="COL", help="Column of gold grades.  [default: grade, or the run's input.columns.gold]"
     )(command)
 
 
 def grade_map_option(command: Command) -> Command:
-    """`--map`: human grades on another scale."""
+    """`--map`: gold grades on another scale."""
     return click.option(
         "--map",
         "grade_map",
         metavar="OLD=NEW,...",
-        help="Bring human grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
+        help="Bring gold grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
     )(command)
 
 
@@ -117,7 +117,7 @@ def check_grade_options(
     grade_map: str | None,
     duplicates: str,
 ) -> None:
-    """Options that say how human grades are read, where none are named, are a slip.
+    """Options that say how gold grades are read, where none are named, are a slip.
 
     Args:
         gold: what `option` names.

@@ -20,13 +20,13 @@ from manifests.storage.context import Storage
     "--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL."
 )
 @click.option(
-    "--gold", "--qrels", "gold", metavar="FILE", help="Human grades, in any form that `relabel evaluate --qrels` takes."
+    "--gold", "--qrels", "gold", metavar="FILE", help="Gold, in any form that `relabel evaluate --qrels` takes."
 )
 @grade_option
-@click.option("--by", metavar="COL", help="Query column of the human grades.  [default: query_id]")
-@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the human grades.")
+@click.option("--by", metavar="COL", help="Query column of the gold grades.  [default: query_id]")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the gold grades.")
 @grade_map_option
-@duplicates_option("human grades")
+@duplicates_option("gold grades")
 @click.option(
     "--max-rows",
     type=click.IntRange(0),

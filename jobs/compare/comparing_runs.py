@@ -1,5 +1,5 @@
 """Two runs compared from end to end: which rows are the same, how grades shift, which queries move, and who is right by
-human grades.
+gold grades.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def compare_runs(
     """Compare two finished runs, A and B; differences are B minus A.
 
     Args:
-        options: of human grades; `qrels` None where nobody judges.
+        options: of gold grades; `qrels` None where nobody judges.
         num_examples, num_queries: flips and moved queries to show.
         depth: of the top of a query that is compared.
     Raises:

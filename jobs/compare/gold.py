@@ -1,4 +1,4 @@
-"""Human grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they
+"""Gold grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they
 differ.
 """
 

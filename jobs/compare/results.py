@@ -46,7 +46,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class GradeTests:
-    """Tests that need no human grades."""
+    """Tests that need no gold grades."""
 
     stuart_maxwell: PairedTest
     bowker: PairedTest
@@ -68,7 +68,7 @@ class McNemar:
 
 @dataclass(frozen=True)
 class AgainstGold:
-    """Both runs by human grades: matched rows that are judged, that have no grade, that have a null one; and queries of
+    """Both runs by gold grades: matched rows that are judged, that have no grade, that have a null one; and queries of
     the judged.
     """
 

@@ -44,7 +44,7 @@ def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool)
     if ours.grades != theirs.grades:
         raise InputError(
             f"{first} has {ours.grades} grades, {second} {theirs.grades}: their rows cannot be compared. "
-            "Label with one scale, or judge each by human grades: relabel evaluate RUN --qrels FILE --map-labels "
+            "Label with one scale, or judge each by gold grades: relabel evaluate RUN --qrels FILE --map-labels "
             "OLD=NEW,…"
         )
     return ours, theirs

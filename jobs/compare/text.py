@@ -78,7 +78,7 @@ def _counts(result: RunComparison) -> list[tuple[str, str]]:
     ]
     if result.gold:
         gold = result.gold
-        without = f"{gold.unjudged:,} without a human grade, {gold.gold_null:,} with a null one"
+        without = f"{gold.unjudged:,} without a gold grade, {gold.gold_null:,} with a null one"
         rows.append(("judged", f"{gold.judged:,} of them, joined by {gold.joined_by}; {without}"))
     drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same resamples for both"
     rows.append(
@@ -107,7 +107,7 @@ def _tests(result: RunComparison) -> str:
         found = f"A alone {test.only_a_right:,}, B alone {test.only_b_right:,} rows; {outcome_text(test)}"
         rows.append((f"right equally often ({test.method})", found))
     else:
-        rows.append(("right equally often (McNemar)", "not available: it needs human grades, see --qrels"))
+        rows.append(("right equally often (McNemar)", "not available: it needs gold, see --qrels"))
     return aligned(rows)
 
 

@@ -38,7 +38,7 @@ class Comparison:
     """One student beside the teacher.
 
     Args:
-        joined_by: how rows met human grades; None where nobody judges.
+        joined_by: how rows met gold grades; None where nobody judges.
         gates: verdicts on this student.
     """
 
@@ -118,7 +118,7 @@ def compare_sets(
 
 
 class _Humans:
-    """The human grades of all sets: by row of an input where they are one's own, and by pair where
+    """The gold grades of all sets: by row of an input where they are one's own, and by pair where
     any set needs that.
     """
 
@@ -149,7 +149,7 @@ class _Humans:
 def _triangle(
     sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, drawn: dict[str, Any]
 ) -> tuple[Triangle, str | None]:
-    """The triangle of a teacher and one student, and how their rows met human grades; `drawn` says of which resamples
+    """The triangle of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
     and samples.
     """
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
@@ -216,7 +216,7 @@ def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelle
 
 
 def _figures(triangle: Triangle) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
-    """What gates may name: the student's figures by human grades and against its teacher; and the teacher's."""
+    """What gates may name: the student's figures by gold grades and against its teacher; and the teacher's."""
     own = {f"{PREFIX}{name}": figure.value for name, figure in triangle.against_teacher.items()}
     if triangle.student is None or triangle.teacher is None:
         return own, None

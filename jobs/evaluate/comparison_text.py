@@ -47,7 +47,7 @@ def _counts(one: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]
         ),
     ]
     if one["against_humans"]:
-        without = f"{counts['unjudged']:,} without a human grade, {counts['gold_null']:,} with a null one"
+        without = f"{counts['unjudged']:,} without a gold grade, {counts['gold_null']:,} with a null one"
         rows.append(("judged", f"{counts['judged']:,} of them, joined by {one['joined_by']}; {without}"))
     drawn = f"queries, {result['resamples']:,} times, seed {result['seed']}, the same draws for both"
     rows.append(

@@ -56,7 +56,7 @@ class JudgingOptions:
 
 @dataclass
 class Gold:
-    """Human grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by
+    """Gold grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by
     pair.
     """
 
@@ -140,7 +140,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
     is_one_file = options.qrels is not None and _is_same_file(path, options.qrels)
     if is_one_file and options.label == (options.grade or "grade"):
         raise UsageError(
-            f"{path}: labels and human grades would both be column `{options.label}`. Name them with --label and "
+            f"{path}: labels and gold grades would both be column `{options.label}`. Name them with --label and "
             "--grade."
         )
     return open_labels(
@@ -218,14 +218,14 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
     grades = max(2, highest + 1, highest_gold + 1)
     if grades > MOST_GRADES:
         raise InputError(
-            f"labels go up to {highest} and human grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
+            f"labels go up to {highest} and gold grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
             "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
             "--map-labels."
         )
     remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
     if highest != highest_gold:
         remark += (
-            f". Labels go up to {highest}, human grades to {highest_gold}: if these are two scales, see --map and "
+            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
             "--map-labels"
         )
     return grades, [remark]

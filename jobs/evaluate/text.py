@@ -56,7 +56,7 @@ def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("labels", f"{counts['labels']:,}, {result['grades']} grades"),
         ("judged", f"{counts['judged']:,}, joined by {' and '.join(result['joined_by'])}"),
-        ("unjudged", f"{counts['unjudged']:,} without a human grade, {counts['gold_null']:,} with a null one"),
+        ("unjudged", f"{counts['unjudged']:,} without a gold grade, {counts['gold_null']:,} with a null one"),
         ("quarantined", f"{counts['quarantined']:,}" + _and(counts["without_label"], "rows without a readable label")),
     ]
     if "qrels" in counts:

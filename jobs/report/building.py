@@ -55,13 +55,13 @@ def build_report(
 
     Args:
         paths: folders or URLs, in any mix.
-        gold: human grades.
+        gold: gold grades.
         max_rows: most rows of the labels browser; 0 leaves it out.
         is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor
             which version the bundle is, nor what it does not hold yet.
     Raises:
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
-        MissingExtraError: human grades were named, and the packages that judge by them are not here.
+        MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
     artifacts = open_artifacts(list(paths), storage)
     choice = gold or GoldChoice()
@@ -139,7 +139,7 @@ def _as_written(given: Sequence[StudentArtifact | BundleArtifact]) -> Iterator[N
 
 
 def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: GoldChoice) -> BrowserData:
-    """The rows that were chosen, with their texts and human grades."""
+    """The rows that were chosen, with their texts and gold grades."""
     notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
     for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
@@ -179,7 +179,7 @@ def _humans(run: RunArtifact, choice: GoldChoice) -> Humans | None:
     except (InputError, MissingExtraError):
         if choice.path is not None:
             raise
-        return None  # the section on human grades says why
+        return None  # the section on gold grades says why
 
 
 def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequence[str]) -> Section:
@@ -193,9 +193,9 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
     missing = []
     if runs and "humans" not in names:
         brings = "brings figures, confusion, reliability and nDCG."
-        missing += [f"Human grades: {why} --gold FILE {brings}" for why in unused]
+        missing += [f"Gold: {why} --gold FILE {brings}" for why in unused]
         if not unused:
-            missing.append(f"Human grades: none were given. --gold FILE, or input.columns.gold in the job, {brings}")
+            missing.append(f"Gold: none was given. --gold FILE, or input.columns.gold in the job, {brings}")
     if runs and "noise" not in names:
         missing.append(
             "Noise floor: no canary was asked. A line like canary: 200 in a job that reuses labels measures how many "

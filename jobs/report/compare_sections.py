@@ -20,7 +20,7 @@ def comparison_page(result: RunComparison) -> str:
         Section("matched", "Rows", _rows(result)),
         Section("figures", "B beside A", _figures(result)),
         Section("tests", "Tests", _tests(result)),
-        Section("humans", "Both against human grades", _humans(result.gold) if result.gold else []),
+        Section("humans", "Both against gold", _humans(result.gold) if result.gold else []),
         Section("flips", "Flips", _flips(result.flips)),
         Section("queries", "Queries that moved", _queries(result.queries)),
     ]
@@ -106,7 +106,7 @@ def _tests(result: RunComparison) -> list[Block]:
         )
         rows.append(("Are both right equally often?", mcnemar.method, found))
     else:
-        rows.append(("Are both right equally often?", "McNemar", "not available: it needs human grades"))
+        rows.append(("Are both right equally often?", "McNemar", "not available: it needs gold"))
     note = "These tests take rows for independent, which rows of one query are not; the intervals over queries do not."
     return [Table(("question", "test", "outcome"), rows, "Tests"), Paragraph(note)]
 
@@ -124,11 +124,11 @@ def _humans(gold: AgainstGold) -> list[Block]:
     blocks: list[Block] = [
         Facts(
             [
-                ("human grades", gold.qrels),
+                ("gold grades", gold.qrels),
                 ("joined by", gold.joined_by),
                 ("judged rows", gold.judged),
-                ("without a human grade", gold.unjudged),
-                ("with a null human grade", gold.gold_null),
+                ("without a gold grade", gold.unjudged),
+                ("with a null gold grade", gold.gold_null),
             ]
         )
     ]
@@ -138,7 +138,7 @@ def _humans(gold: AgainstGold) -> list[Block]:
         blocks.append(
             Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True)
         )
-    return [*blocks, Table(head, rows, "Both against human grades", csv_download("humans", head, rows))]
+    return [*blocks, Table(head, rows, "Both against gold", csv_download("humans", head, rows))]
 
 
 def _flips(found: Flips) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Human grades for a report: those that were named, or the gold column that a run's own spec names; and the grade of
+"""Gold grades for a report: those that were named, or the gold column that a run's own spec names; and the grade of
 each row.
 """
 
@@ -33,7 +33,7 @@ NO_GOLD = JudgingOptions(
 
 
 def gold_files(path: str | None) -> list[str]:
-    """What must not be written over where these are the human grades: the path as given, and the local files that a
+    """What must not be written over where these are the gold grades: the path as given, and the local files that a
     pattern stands for.
     """
     if path is None:
@@ -43,7 +43,7 @@ def gold_files(path: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class GoldChoice:
-    """Where human grades are.
+    """Where gold grades are.
 
     Args:
         path: of `--gold`; None takes the column that a run's own spec names, where it names one.
@@ -123,7 +123,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
 
 
 class Humans:
-    """The human grade of each row of a run, as the browser shows it."""
+    """The gold grade of each row of a run, as the browser shows it."""
 
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:
         gold = gold_of(open_set(run.path, options, run.storage), options, run.storage)

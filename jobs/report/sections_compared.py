@@ -41,12 +41,12 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
         blocks += _comparison_blocks(teacher.name, other.name, found)
     return [
         Section("between", "Between runs", between),
-        Section("triangle", "Triangle: teacher, student, humans", triangle),
+        Section("triangle", "Triangle: teacher, student, gold", triangle),
     ]
 
 
 def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comparison:
-    """One run beside another; by human grades too, where those that were found (not asked for) fit."""
+    """One run beside another; by gold grades too, where those that were found (not asked for) fit."""
     options = gold.options(teacher)
     for one in (options, NO_GOLD):
         try:
@@ -131,11 +131,11 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     )
     alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)
     note = (
-        f"Over {triangle.counts['judged']:,} rows with a human grade; the difference has the interval of a paired "
+        f"Over {triangle.counts['judged']:,} rows with a gold grade; the difference has the interval of a paired "
         "bootstrap over queries."
     )
     figure = Drawing(
-        f"{teacher} and {student} by human grades",
+        f"{teacher} and {student} by gold grades",
         draw_intervals(groups, label="value, with its 95 % interval"),
         alt,
         save,

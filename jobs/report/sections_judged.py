@@ -1,4 +1,4 @@
-"""Sections about labels beside human grades: figures with intervals, reliability, confusion, nDCG by query.
+"""Sections about labels beside gold grades: figures with intervals, reliability, confusion, nDCG by query.
 
 Every figure is one that `relabel evaluate` prints; nothing is computed here but nDCG's order by query.
 """
@@ -63,7 +63,7 @@ def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[Judg
 
 
 def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
-    """Every run beside human grades."""
+    """Every run beside gold grades."""
     blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
     if judged:
         blocks += [
@@ -72,7 +72,7 @@ def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section
             _figures(judged),
             *_remarks(judged),
         ]
-    return Section("humans", "Against human grades", blocks)
+    return Section("humans", "Against gold", blocks)
 
 
 def ranking_section(judged: Sequence[JudgedRun]) -> Section:
@@ -133,7 +133,7 @@ def _counts(judged: Sequence[JudgedRun]) -> Table:
     names = {
         "labels": "labels",
         "judged": "judged",
-        "unjudged": "without a human grade",
+        "unjudged": "without a gold grade",
         "gold_null": "with a null one",
         "queries": "queries",
     }
@@ -152,7 +152,7 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
     svg = draw_intervals(groups, label="value, with its 95 % interval")
     note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
-    return [Drawing("Agreement with humans", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
+    return [Drawing("Agreement with gold", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 
 
 def shown_figures(figures: Mapping[str, MetricValue]) -> list[PlottedInterval]:
@@ -220,7 +220,7 @@ def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
         rows = [(human, label, count) for human, row in enumerate(counts) for label, count in enumerate(row)]
         save = csv_download(f"confusion-{one.name}", ("human", "label", "rows"), rows)
         tables.append(
-            confusion_table(counts, "human", "label", caption=f"Human grades by labels of {one.name}", download=save)
+            confusion_table(counts, "human", "label", caption=f"Gold grades by labels of {one.name}", download=save)
         )
     return tables
 

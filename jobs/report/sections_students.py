@@ -127,7 +127,7 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
         blocks.append(
             Paragraph(
                 "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have "
-                "human grades (relabel score) and give label run, scores and --gold together."
+                "gold grades (relabel score) and give label run, scores and --gold together."
             )
         )
     return Section("student", "Student", blocks)

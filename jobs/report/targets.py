@@ -16,7 +16,7 @@ def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: boo
     """Raise where a report can't be written, before any work is done.
 
     Args:
-        inputs: what is reported on and human grades; nothing in them is written to, whatever `force` says.
+        inputs: what is reported on and gold grades; nothing in them is written to, whatever `force` says.
         force: replace a file that is no report, too.
     Raises:
         UsageError: it is a folder, lies in an input, or is there already and no report.

@@ -1,4 +1,4 @@
-"""Labels joined to human grades, by row or by pair."""
+"""Labels joined to gold grades, by row or by pair."""
 
 from __future__ import annotations
 

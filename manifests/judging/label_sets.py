@@ -328,7 +328,7 @@ def load_gold_by_row(files: list[str], column: str, storage: Storage) -> list[An
     values: list[Any] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
-            require_column(column, parquet.schema_arrow.names, path=path, role="the human grade", option="--grade")
+            require_column(column, parquet.schema_arrow.names, path=path, role="the gold grade", option="--grade")
             values += parquet.read(columns=[column])[column].to_pylist()
     return values
 

@@ -1,4 +1,4 @@
-"""Qrels: trusted human grades, by (query, document) or by row; maps between scales; what to do with pairs that are
+"""Qrels: gold grades, by (query, document) or by row; maps between scales; what to do with pairs that are
 graded twice.
 """
 
@@ -64,7 +64,7 @@ def load_qrels(
     """
 
     def choose(names: list[str]) -> list[str]:
-        require_column(grade, names, path=path, role="the human grade", option="--grade")
+        require_column(grade, names, path=path, role="the gold grade", option="--grade")
         if is_by_row:
             return [name for name in (by, doc, grade) if name in names]
         require_column(by, names, path=path, role="the query id", option="--by")

@@ -1,4 +1,4 @@
-"""Agreement of labels with human grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion
+"""Agreement of labels with gold grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion
 matrix.
 
 Each takes any number of matrices at once, [..., K, K], of counts or sums of weights, and gives [...]; NaN where it is

@@ -1,4 +1,4 @@
-"""The triangle of distillation: a student's labels beside its teacher's, and both beside human grades, all over the
+"""The triangle of distillation: a student's labels beside its teacher's, and both beside gold grades, all over the
 same rows.
 
 Rows of two label sets are matched by their row of the input where both were made from the same one, else by (query_id,
@@ -67,14 +67,14 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Triangle:
-    """A student beside its teacher, and both beside human grades.
+    """A student beside its teacher, and both beside gold grades.
 
     Args:
         counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both
             sides), `queries`, `judged`, `unjudged`, `gold_null`.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
-        teacher, student: by human grades, over the judged rows; None without any.
+        teacher, student: by gold grades, over the judged rows; None without any.
         difference: student minus teacher.
     """
 
@@ -131,8 +131,8 @@ def compare(
 
     Args:
         pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
-        golds: human grade of each matched row, None for a null one; None altogether where nobody judges.
-        is_known: whether the row has a human grade at all, null or not.
+        golds: gold grade of each matched row, None for a null one; None altogether where nobody judges.
+        is_known: whether the row has a gold grade at all, null or not.
     """
     query_N, num_queries = query_codes([teacher.query_ids[row] for row in match.teacher])
     beside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)

@@ -163,7 +163,7 @@ def test_without_human_grades_it_says_that_nobody_can_be_called_right(
 ) -> None:
     two_runs()
     done = relabel("compare", "a", "b")
-    assert "not available: it needs human grades" in done.out
+    assert "not available: it needs gold" in done.out
     assert "Stuart-Maxwell" in done.out
     assert relabel("compare", "a", "b", "--output", "json").json["gold"] is None
 
@@ -388,7 +388,7 @@ def test_the_page_counts_null_grades(compare: Callable[..., Any], folder: Path, 
     write_table(folder / "gold.parquet", kept)
     found = compare("a", "b", "--qrels", "gold.parquet", "--html", "page.html")["gold"]["gold_null"]
     page = re.sub(r"<[^>]+>|\s+", " ", (folder / "page.html").read_text(encoding="utf-8"))
-    assert re.search(rf"with a null human grade\s+{found}\b", page)
+    assert re.search(rf"with a null gold grade\s+{found}\b", page)
 
 
 def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(

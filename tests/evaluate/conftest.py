@@ -41,7 +41,7 @@ def run(
 
 @pytest.fixture
 def random_rows() -> Callable[..., list[dict[str, Any]]]:
-    """`random_rows(60)`: labels of six queries that often agree with their human grade, with distributions; seeded."""
+    """`random_rows(60)`: labels of six queries that often agree with their gold grade, with distributions; seeded."""
 
     def make(count: int = 60, *, grades: int = 3, queries: int = 6, seed: int = 1) -> list[dict[str, Any]]:
         random = np.random.default_rng(seed)

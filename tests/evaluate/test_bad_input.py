@@ -219,4 +219,4 @@ def test_a_column_that_is_no_scale_is_refused(relabel: Callable[..., Any], write
 
 def test_two_scales_in_one_file_are_remarked(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
     path = write_rows([{"label": row % 2, "grade": row % 4} for row in range(12)])
-    assert "Labels go up to 1, human grades to 3" in relabel("evaluate", path, "--qrels", path, "--label", "label").out
+    assert "Labels go up to 1, gold grades to 3" in relabel("evaluate", path, "--qrels", path, "--label", "label").out

@@ -74,7 +74,7 @@ def test_an_input_that_moved_is_still_the_runs_own(
 def test_rows_of_one_pair_are_told_apart_by_row_and_not_by_ids(
     relabel: Callable[..., Any], run: Callable[..., None], pairs: LabelRows, folder: Path
 ) -> None:
-    """The same pair twice with different human grades: legal in a run's own input, a conflict where ids are all there
+    """The same pair twice with different gold grades: legal in a run's own input, a conflict where ids are all there
     is.
     """
     pairs[1] |= {"doc_id": pairs[0]["doc_id"]}
@@ -231,7 +231,7 @@ def test_a_k_beyond_the_samples_is_named(relabel: Callable[..., Any], write_rows
     for wrong in ("0", "1,", "two", "-1", "1.5", "", "²", "9" * 30):
         relabel(*command, wrong).refused(2, "--pass-at", "want whole numbers from 1 on")
     relabel("evaluate", path, bare, "--label", "label", "--pass-at", "1").refused(
-        2, "--pass-at: samples are judged by human grades"
+        2, "--pass-at: samples are judged by gold"
     )
     both = relabel(
         "evaluate", f"a={path}", f"b={bare}", "--qrels", path, "--label", "label", "--pass-at", "2", "--output", "json"

@@ -27,7 +27,7 @@ GRADES = 3
 
 
 def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled, Labelled, list[int]]:
-    """A teacher who is often right, a student who often follows it, and the human grades."""
+    """A teacher who is often right, a student who often follows it, and the gold grades."""
     random = np.random.default_rng(seed)
     gold = random.integers(0, GRADES, rows)
     ours = random.dirichlet(np.ones(GRADES), rows) + 0.6 * np.eye(GRADES)[gold]

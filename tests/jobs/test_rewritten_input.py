@@ -214,7 +214,7 @@ def test_a_comparison_of_runs_in_chunks_of_different_sizes_tells_by_row_group(
 
 
 def with_grades(new: str = "", groups: tuple[int, ...] = ()) -> None:
-    """The pairs as `write` writes them, with a column of human grades that no run reads; in place."""
+    """The pairs as `write` writes them, with a column of gold grades that no run reads; in place."""
     write("plain.parquet", new=new, groups=groups)
     table = pq.read_table("plain.parquet").append_column("grade", pa.array([row % 3 for row in range(ROWS)]))
     sink = pa.BufferOutputStream()

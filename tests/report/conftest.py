@@ -213,7 +213,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def plain_pairs(queries: int, docs: int) -> list[dict[str, Any]]:
-    """Pairs with a human grade; `docs` documents a query."""
+    """Pairs with a gold grade; `docs` documents a query."""
     return [
         {
             "query_id": f"q{query}",

@@ -217,7 +217,7 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
         assert "none were given" not in html
         assert f"the job names the gold column `grade`, which is not used: {reason}" in html
         assert "--gold FILE" in html
-    assert "Human grades: none were given" in build_report([str(plain)], Storage()).html
+    assert "Gold: none was given" in build_report([str(plain)], Storage()).html
     both = build_report(
         [str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))], Storage()
     )

@@ -33,7 +33,7 @@ def taught(
 
 @pytest.fixture
 def two_files(write_rows: Callable[..., str], random_rows: Callable[..., Rows]) -> tuple[str, str, str]:
-    """Labels of a teacher, of a student that follows it, and human grades, as files."""
+    """Labels of a teacher, of a student that follows it, and gold grades, as files."""
     teacher = random_rows(60)
     student = [dict(row, probs=other["probs"]) for row, other in zip(teacher, random_rows(60, seed=2), strict=True)]
     for row, held in zip(student, teacher, strict=True):
