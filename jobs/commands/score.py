@@ -123,7 +123,7 @@ def score(**options: Any) -> int:
 
     STUDENT is the output of `relabel distill`, or the URL of a copy. The scores lie in DIR like a run's labels: chunks
     with receipts, a manifest at the end, and the same exit codes; status, verify and evaluate read them. The same
-    command again goes on where the last one stopped.
+    command again continues where the last one stopped.
     """
     work = ScoreOptions(**options)
     deadline = choose_deadline(work.until, work.lasting)
