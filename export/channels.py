@@ -143,7 +143,7 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
         if not is_name(move.version) or not is_sha256(move.version_sha256):
             raise ManifestError(f"{where}: a move names no version and digest.")
         if not (move.moved + move.write).isprintable() or len(move.moved + move.write) > 100:
-            raise ManifestError(f"{where}: a move says when or by whom it was made in a way that no mover writes.")
+            raise ManifestError(f"{where}: a move names its time or author in an unknown form.")
     return found
 
 

@@ -75,7 +75,7 @@ def _fault(name: object) -> str | None:
         return f"it is longer than {MAX_NAME_BYTES} bytes"
     steps = name.split("/")
     if len(steps) > MAX_DEPTH:
-        return f"it lies deeper than {MAX_DEPTH} folders"
+        return f"it is deeper than {MAX_DEPTH} folders"
     return next((fault for step in steps if (fault := _step_fault(step))), None)
 
 

@@ -71,7 +71,7 @@ def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
         return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
     except ValueError as exc:
         raise ManifestError(
-            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc begins anew."
+            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc starts over."
         ) from exc
 
 

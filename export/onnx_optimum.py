@@ -94,7 +94,7 @@ def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
     for name in there.keys() - set(wanted):
         if name != "token_type_ids":
             raise ModelError(
-                f"{where}: optimum's graph wants {name}, which this student has not. Take --exporter torch."
+                f"{where}: optimum's graph wants {name}, which this student does not have. Take --exporter torch."
             )
         # a tokenizer without segments: all are segment 0
         graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], [name], name="no_segments"))

@@ -154,7 +154,7 @@ def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKe
     check_may_move(held, key, where)
     if key is not None and not held.is_signed_by(key):
         raise GateError(
-            f"{where}: its history is not signed by the key given, so anybody may have written it. Say where to go: "
+            f"{where}: its history is not signed by the key given, so it may be forged. Name the version: "
             "relabel channel set."
         )
     target = before(held, where)

@@ -141,7 +141,7 @@ def _keep(
         version = wanted.version if not is_held else _load_served(bundle_store, state, options.keys)
         ready = _fetch(bundle_store, destination, state, version, progress)
     except (InputError, ManifestError) as exc:
-        raise ManifestError(f"{destination.path_of(served)}: {mended[0]}, and can't be mended. {exc}") from exc
+        raise ManifestError(f"{destination.path_of(served)}: {mended[0]}, and can't be repaired. {exc}") from exc
     with destination.switching():
         state = destination.reconciled() or state
         if state.served[0].version_sha256 != served.version_sha256:  # somebody rolled back while files came in

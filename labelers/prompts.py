@@ -184,7 +184,7 @@ class Prompts:
         except OSError as exc:
             raise ConfigError(f"{path}: this prompt template can't be read: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
-            raise ConfigError(f"{path}: a prompt template is UTF-8 text; byte {exc.start} is none") from exc
+            raise ConfigError(f"{path}: a prompt template is UTF-8 text; byte {exc.start} is not") from exc
         if _EDGE in source:
             line = source[: source.index(_EDGE)].count("\n") + 1
             raise ConfigError(f"{path}:{line}: holds a NUL character; remove it")

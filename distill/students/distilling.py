@@ -239,7 +239,7 @@ def _conclude(
             now = _look(location, fingerprint, start)  # again: somebody may have had the lock until now
             if now.waiting is None and now.done is None:
                 raise StaleRunError(
-                    f"{location.folder}: another call began anew there meanwhile. Call again when it has ended."
+                    f"{location.folder}: another call started over there meanwhile. Try again when it has ended."
                 )
             if now.waiting is not None and now.done is None:
                 location.deliver(is_replacing=now.is_replacing)

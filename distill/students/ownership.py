@@ -98,7 +98,7 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
         )
     if left and held != fingerprint:
         raise StaleRunError(
-            f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or begin anew with --restart."
+            f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or start over with --restart."
         )
     note_claim(folder, fingerprint, is_replacing=is_replacing)
 

@@ -279,4 +279,4 @@ def _next_text(folder: str, seconds: float, *, is_whole_way: bool) -> str:
         ]
     then.append(("relabel init job.yaml", "start a job of your own"))
     after = [f"  {line}\n      {what}" for line, what in then]
-    return "\n".join(["", f"Done in {seconds:.0f} s. What lies where:", table(lies), "Next:", *after])
+    return "\n".join(["", f"Done in {seconds:.0f} s. The files:", table(lies), "Next:", *after])

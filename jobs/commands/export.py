@@ -73,9 +73,7 @@ def export(
     from manifests.specs import validate_spec
 
     if options["pairs"] is None and (options["gold"] or options["gold_map"]):
-        raise UsageError(
-            "--gold and --gold-map speak of --pairs; the student's own grades come along with its test split."
-        )
+        raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
     values = {name: options[name] for name in ("formats", "precisions", "exporter", "logits", "triton", "licence")}
     spec = validate_spec(ExportSpec, lay_over(values, overrides), where="the options")
     source = None

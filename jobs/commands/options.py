@@ -125,7 +125,7 @@ def check_grade_options(
         UsageError: there are such options and no grades.
     """
     if gold is None and (grade or by or grade_map or doc != "doc_id" or duplicates != "error"):
-        raise UsageError(f"--grade, --by, --doc, --map and --duplicates speak of {option}, which is not given.")
+        raise UsageError(f"--grade, --by, --doc, --map and --duplicates belong to {option}, which is not given.")
 
 
 def local_folder(text: str, what: str) -> Path:

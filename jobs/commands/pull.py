@@ -185,8 +185,8 @@ def _pull_text(pulled: Any, destination: Any) -> str:
     served = pulled.served
     if pulled.mended:
         return (
-            f"{destination.folder}: serves {served.version}, mended, {size_text(pulled.fetched_bytes)} fetched. Wrong "
-            f"was: {'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
+            f"{destination.folder}: serves {served.version}, repaired, {size_text(pulled.fetched_bytes)} fetched. "
+            f"Damaged: {'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
         )
     if pulled.is_held:
         return (

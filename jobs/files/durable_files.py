@@ -36,7 +36,7 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
     for path in inputs:
         held = place_of(path).rstrip("/")
         if place == held or place.startswith(f"{held}/"):
-            raise UsageError(f"{to}: lies in the input {path}. Give a file elsewhere.")
+            raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
     if is_url(to) and scheme_of(to) not in ("file", "local"):
         with contextlib.suppress(FileNotFoundError):
             UrlFile(to, storage).close()

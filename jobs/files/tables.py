@@ -133,14 +133,14 @@ def check_target(to: str, inputs: tuple[str, ...], storage: Storage, *, force: b
     for path in inputs:
         held = Path(path).resolve()
         if held == target or (held.is_dir() and target.is_relative_to(held)):
-            raise UsageError(f"--to {to}: lies in the input {path}. Give a file elsewhere.")
+            raise UsageError(f"--to {to}: is in the input {path}. Give a file elsewhere.")
     if target.is_dir() or (target.exists() and not force):
         raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
 def _check_target_url(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
     if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
-        raise UsageError(f"--to {to}: lies in an input. Give a file elsewhere.")
+        raise UsageError(f"--to {to}: is in an input. Give a file elsewhere.")
     with contextlib.suppress(FileNotFoundError):
         UrlFile(to, storage)
         if not force:

@@ -73,7 +73,7 @@ class Job:
             inside = _steps_below(path, self.spec.output)
             if inside is not None and not any(step.startswith((".", "_")) for step in inside):
                 raise ConfigError(
-                    f"{self.where}: `output` {self.spec.output} lies inside input.path {path}, where its labels would "
+                    f"{self.where}: `output` {self.spec.output} is inside input.path {path}, where its labels would "
                     "be read as input. Give an output elsewhere."
                 )
         return open_dataset(self.spec.input, self.storage, reads_context=self.labeler.uses_context, known=known)

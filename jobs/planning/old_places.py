@@ -61,7 +61,7 @@ def where_it_lives(
     written = os.path.relpath(before, now)
     if is_new:
         raise ConfigError(
-            f"{places.where}: its work lies in two places: in {before}, where `output` led when paths counted from "
+            f"{places.where}: its work is in two places: in {before}, where `output` led when paths counted from "
             f"the working directory, and where it leads now that they count from {now}. Keep one: move the other "
             f"away, or name it (`output: {written}`)."
         )

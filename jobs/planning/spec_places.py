@@ -71,7 +71,7 @@ def working_directory(environment: Mapping[str, str]) -> str:
     try:
         physical, named = Path.cwd(), Path(environment.get("PWD", ""))
     except FileNotFoundError as exc:
-        raise ConfigError("the working directory is gone (removed, or mounted anew). Go to one that is there.") from exc
+        raise ConfigError("the working directory is gone (removed, or remounted). Change to one that exists.") from exc
     with contextlib.suppress(OSError):
         if named.is_absolute() and named.samefile(physical):
             return os.path.normpath(named)

@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Any:
 def yaml_fault(error: yaml.YAMLError) -> str:
     """What is off, on one line, without the place."""
     if isinstance(error, yaml.reader.ReaderError):
-        return f"the character U+{int(error.character):04X} is none that YAML allows ({error.reason})"
+        return f"the character U+{int(error.character):04X} is not one that YAML allows ({error.reason})"
     said = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
     return (", ".join(said) or str(error)).replace("\n", " ")
 

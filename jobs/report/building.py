@@ -206,7 +206,7 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
     if bundles and "latency" not in names:
         missing.append("Latency: the bundle holds none. relabel bench measures it.")
     if not any(isinstance(one, StudentArtifact) for one in artifacts) and bundles:
-        missing.append("Training curves: they lie in the student's folder; give its path too.")
+        missing.append("Training curves: they are in the student's folder; give its path too.")
     return Section("absent", "What is not here", [Paragraph(sentence) for sentence in missing])
 
 

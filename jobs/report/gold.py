@@ -108,7 +108,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
     named = run.held("spec", "input").get("path")
     paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     if not paths:
-        return _OwnGold(why_not=f"{said}its manifest does not say where its input lies.")
+        return _OwnGold(why_not=f"{said}its manifest does not say where its input is.")
     if len(paths) > 1:
         return _OwnGold(why_not=f"{said}its input is {len(paths)} paths, and grades are read from one.")
     path = str(paths[0])

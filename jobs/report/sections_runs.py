@@ -145,7 +145,7 @@ def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section
     blocks: list[Block] = [
         Paragraph(
             "Rows in = labelled + reused + quarantined, compared as multisets of row ids when a run ends; relabel "
-            "verify proves it anew."
+            "verify proves it again."
         ),
         Table(head, rows, "Rows in and out", csv_download("conservation", head[:-1], [row[:-1] for row in rows])),
     ]

@@ -72,7 +72,7 @@ def until_s(text: str, now: datetime) -> float:
     """The moment that a time of day or a timestamp names, in seconds since the epoch.
 
     Raises:
-        UsageError: it is neither, or has passed, or lies more than a year ahead.
+        UsageError: it is neither, or has passed, or is more than a year ahead.
     """
     clean = text.strip()
     match = _TIME.fullmatch(clean)
@@ -93,7 +93,7 @@ def until_s(text: str, now: datetime) -> float:
     if left_s <= 0:
         raise UsageError(f"--until {text}: has passed; it is now {now.astimezone(moment.tzinfo):%Y-%m-%dT%H:%M:%S%z}.")
     if left_s > LONGEST_S:
-        raise UsageError(f"--until {text}: lies more than a year ahead.")
+        raise UsageError(f"--until {text}: is more than a year ahead.")
     return found
 
 

@@ -66,7 +66,7 @@ class Failure(NamedTuple):
         """
         if self.status == 0:
             raise EngineCrashError(
-                f"the server is in no state to work: stage {stage!r}: {self.detail}. The same command may work later."
+                f"the server is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
         raise ModelError(
             f"stage {stage!r}: {self.detail}. engine.args.max_tokens_field and extra_body change what is sent."
@@ -129,7 +129,7 @@ class ApiClient:
         if isinstance(found, Failure):
             if found.status in _NOT_OFFERED:
                 return None
-            raise EngineCrashError(f"the server at engine.args.base_url is in no state to work: {found.detail}")
+            raise EngineCrashError(f"the server at engine.args.base_url is not ready: {found.detail}")
         return found
 
     async def post(

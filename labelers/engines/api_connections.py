@@ -103,7 +103,7 @@ async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
         async for block in response.aiter_raw():
             body += block if unpacker is None else unpacker.decompress(block, limit_bytes + 1 - len(body))
             if len(body) > limit_bytes:
-                raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than it can rightly hold")
+                raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than a valid reply can hold")
     except zlib.error:
         raise ReplyError("the reply's compression is damaged") from None
     if unpacker is not None and not unpacker.eof:

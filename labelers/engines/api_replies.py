@@ -263,7 +263,7 @@ def _logprobs(value: Any) -> dict[int, float]:
     if first is None:
         return {}
     if not isinstance(tops, list) or not isinstance(first, dict):
-        raise ReplyError("the log-probabilities are of another form")
+        raise ReplyError("the log-probabilities have another form")
     found: dict[int, float] = {}
     for key, logprob in first.items():
         number = key.removeprefix(_TOKEN_KEY)
@@ -273,7 +273,7 @@ def _logprobs(value: Any) -> dict[int, float]:
             or not math.isfinite(logprob)
             or logprob > ROUNDING
         ):
-            raise ReplyError("a log-probability is none")
+            raise ReplyError("a log-probability is not a number up to 0")
         if key != number and number.isascii() and number.isdecimal() and len(number) <= MAX_ID_DIGITS:
             found[int(number)] = float(logprob)
     return found

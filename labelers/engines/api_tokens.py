@@ -119,7 +119,7 @@ class TokensMode:
             if isinstance(found, Failure):
                 if found.status in CANNOT:
                     return found.detail
-                raise EngineCrashError(f"the server is in no state to work: {found.detail}")
+                raise EngineCrashError(f"the server is not ready: {found.detail}")
         self._client.costs.add(found.usage)
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"

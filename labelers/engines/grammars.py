@@ -105,7 +105,7 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
             return sections[number:], content
         rest = after
     if rest.strip():
-        raise ConfigError(f"the prefill {prefill!r} goes on after the answer's last section.")
+        raise ConfigError(f"the prefill {prefill!r} continues after the answer's last section.")
     return (), None
 
 

@@ -59,7 +59,7 @@ class FoldersSeen:
         first = self._first.setdefault(key, folder)
         if first != folder and Path(folder).is_relative_to(first):
             raise InputError(
-                f"{folder}: a link back to {first}, in which it lies: reading it would not end. Remove the link."
+                f"{folder}: a link back to {first}, which contains it: reading it would not end. Remove the link."
             )
         return first
 

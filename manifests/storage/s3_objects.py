@@ -56,8 +56,8 @@ _HINTS = {
     "InvalidAccessKeyId": "the access key is not known there",
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock is off by more than the server allows; set it",
-    "PermanentRedirect": "the bucket lies in another region; set AWS_REGION",
-    "AuthorizationHeaderMalformed": "the bucket lies in another region; set AWS_REGION",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
 }
 
 

@@ -301,7 +301,7 @@ def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     assert f"{done.json['figures']['agreement']['value']:.4f}" in page
     relabel("compare", "a", "b", "--html", "page.html").refused(2, "page.html: is there already", "--force")
     assert relabel("compare", "a", "b", "--html", "page.html", "--force").code == 0
-    relabel("compare", "a", "b", "--html", "a/page.html").refused(2, "lies in the input a")
+    relabel("compare", "a", "b", "--html", "a/page.html").refused(2, "is in the input a")
 
 
 def test_hostile_texts_run_nowhere_on_the_page(
@@ -398,12 +398,12 @@ def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
     before = (folder / "pairs.parquet").read_bytes()
     for gold in ("pairs.parquet", "pair*.parquet"):
         relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(
-            2, "lies in the input"
+            2, "is in the input"
         )
     assert (folder / "pairs.parquet").read_bytes() == before
     for flags in (("--grade", "g"), ("--by", "q"), ("--doc", "d"), ("--map", "0=0,1=1"), ("--duplicates", "first")):
-        relabel("report", "a", *flags).refused(2, "speak of --gold, which is not given")
-        relabel("compare", "a", "b", *flags).refused(2, "speak of --qrels, which is not given")
+        relabel("report", "a", *flags).refused(2, "belong to --gold, which is not given")
+        relabel("compare", "a", "b", *flags).refused(2, "belong to --qrels, which is not given")
 
 
 def test_a_path_beyond_utf8_gives_a_page_all_the_same(

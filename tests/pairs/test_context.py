@@ -196,7 +196,7 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(
     dataset = open_dataset(InputSpec(path=("out.parquet",)), Storage(), reads_context=True)
     assert dataset.columns.context == "context"
     relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--k", "5").refused(2, "--k")
-    relabel("pairs", "context", "p.parquet", "--to", "p.parquet", "--force").refused(2, "lies in the input")
+    relabel("pairs", "context", "p.parquet", "--to", "p.parquet", "--force").refused(2, "is in the input")
     relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--corpus", "absent").refused(
         3, "absent (--corpus): no such file"
     )

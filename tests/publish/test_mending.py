@@ -326,7 +326,7 @@ def test_a_version_held_after_a_rollback_is_mended_as_that_version(store: LocalB
     assert pull_from(store, dest).is_held
     flip((dest / "current").resolve() / "model.onnx")
     store.delete(version_name("ecom", done.served.version))
-    with pytest.raises(ManifestError, match=r"model\.onnx has sha256.*can't be mended.*no version"):
+    with pytest.raises(ManifestError, match=r"model\.onnx has sha256.*can't be repaired.*no version"):
         pull_from(store, dest)
 
 

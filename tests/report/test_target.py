@@ -27,14 +27,14 @@ def test_what_is_reported_on_is_never_written_to(
     run: Path, relabel: Callable[..., Any], folder: Path, to: str, force: tuple[str, ...]
 ) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    relabel("report", "out", "--gold", "pairs.parquet", "--to", to, *force).refused(2, "lies in the input")
+    relabel("report", "out", "--gold", "pairs.parquet", "--to", to, *force).refused(2, "is in the input")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_grades_behind_a_pattern_are_not_written_over(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
     before = (folder / "pairs.parquet").read_bytes()
     relabel("report", "out", "--gold", "pair*.parquet", "--to", "pairs.parquet", "--force").refused(
-        2, "lies in the input"
+        2, "is in the input"
     )
     assert (folder / "pairs.parquet").read_bytes() == before
 

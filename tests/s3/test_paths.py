@@ -230,4 +230,4 @@ def test_an_output_inside_the_input_is_refused_on_s3_too(
 ) -> None:
     refused = relabel("run", write_job({"input": {"path": s3}}))
     assert refused.returncode == 3
-    assert re.search(r"lies inside input\.path", refused.stderr), refused.stderr
+    assert re.search(r"is inside input\.path", refused.stderr), refused.stderr
