@@ -75,7 +75,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
         facts: `name` and `lineage`, and any further sections (heads, inputs, parity, latency, licence …), as plain JSON
             values without times.
     Raises:
-        ManifestError: a file's name, or something that is no plain file, has no place in a bundle; a fact is missing or
+        ManifestError: a file's name, or something other than a plain file, cannot be in a bundle; a fact is missing or
             not JSON.
     """
     if taken := [key for key in OWN_KEYS if key in facts]:

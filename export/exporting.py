@@ -82,7 +82,7 @@ def export_bundle(
         pairs: what to compare on; the student's test split by default.
         provider: what to compare on: `cpu`, `cuda`, or `auto`.
         is_replacing: take the place of another bundle in `target`.
-        say: told of progress, a line each.
+        say: called with progress, a line each.
     Raises:
         GateError: a model differs from the student beyond a gate; nothing lies at `target`.
         StaleRunError: `target` holds something else.

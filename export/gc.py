@@ -99,7 +99,7 @@ def collect(
 
     Args:
         deletes: otherwise only say what would happen.
-        tick: told of each name that was deleted.
+        tick: called with each name that was deleted.
     Raises:
         LockHeldError: another gc is at work.
     """

@@ -95,7 +95,7 @@ class Encoder:
         training.
 
         Raises:
-            TypeError: a row is no pair of strings; names the row.
+            TypeError: a row is not a pair of strings; names the row.
         """
         texts = [_pair(row, pair) for row, pair in enumerate(pairs)]
         if not texts:
@@ -462,7 +462,7 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
     # shapes are counted on the CPU also beside a GPU
     wished = [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fallback is told below, as an error
+        warnings.simplefilter("ignore")  # the fallback is reported below, as an error
         try:
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=wished, disabled_optimizers=SLOW_FUSIONS.get(provider)
@@ -599,7 +599,7 @@ def _pair(row: int, pair: Any) -> tuple[str, str]:
     """A row's texts.
 
     Raises:
-        TypeError: it is no pair of strings.
+        TypeError: it is not a pair of strings.
     """
     if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
         raise TypeError(f"row {row}: {_short(pair)} is not a pair of query and document.")
@@ -613,7 +613,7 @@ def _pair(row: int, pair: Any) -> tuple[str, str]:
 
 
 def _clean(text: str) -> str:
-    """Half a surrogate pair is no text that a tokenizer takes; it becomes a question mark."""
+    """Half a surrogate pair is not text that a tokenizer takes; it becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -679,7 +679,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """All that lies below a folder and is no folder, but for Python's caches."""
+    """All that lies below a folder and is not a folder, but for Python's caches."""
     for entry in folder.iterdir():
         if not entry.is_dir() or entry.is_symlink():
             yield entry
@@ -691,7 +691,7 @@ def _file(folder: Path, name: str) -> Path:
     """A file of the bundle.
 
     Raises:
-        BundleError: it is not there, is no plain file, or its owner may not read it.
+        BundleError: it is not there, is not a plain file, or its owner may not read it.
     """
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):

@@ -81,7 +81,7 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
         bundle: whose bytes were just held against its manifest.
     Raises:
         ManifestError: the version is there with other contents.
-        ChannelMovedError: somebody else moved the channel since this call began; the version is published all the same.
+        ChannelMovedError: another process moved the channel since this call began; the version is published anyway.
         LockHeldError: gc is removing something that this version needs.
         StoreError: store or disk fail.
     """
@@ -129,7 +129,7 @@ def set_channel(
     Raises:
         InputError: no such version, or a version has the channel's name.
         ManifestError: the version is not whole.
-        ChannelMovedError: somebody else moved it meanwhile.
+        ChannelMovedError: another process moved it meanwhile.
     """
     check_name(channel, "channel")
     held = find_channel(bundle_store, name, channel)
@@ -147,7 +147,7 @@ def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKe
     Raises:
         GateError: its history holds nothing earlier, or is not signed by the key given.
         ManifestError: that version is not whole any more.
-        ChannelMovedError: somebody else moved it meanwhile.
+        ChannelMovedError: another process moved it meanwhile.
     """
     held = load_channel(bundle_store, name, channel)
     where = f"{bundle_store.url}/{name}@{channel}"

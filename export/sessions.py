@@ -1,4 +1,4 @@
-"""Sessions on this machine: the bundle's own loader, its errors told as relabel's."""
+"""Sessions on this machine: the bundle's own loader, its errors raised as relabel's."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class TrustedKeys:
     Args:
         sources: paths of PEM files, or PEM text.
     Raises:
-        ConfigError: one is no ed25519 public key.
+        ConfigError: one is not an ed25519 public key.
         MissingExtraError: the package cryptography is not here.
     """
 
@@ -197,7 +197,7 @@ def _pem(source: str, what: str) -> tuple[str, bytes]:
 
 
 def _names_a_file(text: str) -> bool:
-    """Whether a text is a path: of a file that is there, or one that is no key, by its suffix or by being shorter than
+    """Whether a text is a path: of a file that is there, or one that is not a key, by its suffix or being shorter than
     any.
     """
     try:

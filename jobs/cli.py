@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module; None for a name that is no command."""
+        """Import the command's module; None for a name that is not a command."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -146,7 +146,7 @@ def _told(code: int, arguments: list[str], sink: Sink | None) -> int:
 
 
 def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
-    """The form of stderr: set before a command is even parsed, so that a wrong flag is told in that form too."""
+    """The form of stderr: set before a command is even parsed, so that a wrong flag is reported in that form too."""
     found = os.environ.get("RELABEL_LOG_FORMAT")
     for index, argument in enumerate(arguments):
         if argument.startswith("--log-format="):

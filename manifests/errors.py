@@ -3,8 +3,8 @@
     RelabelError
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
-    │   ├── LockHeldError         somebody else holds the shard
-    │   ├── ChannelMovedError     somebody else moved the channel first; what was published is safe
+    │   ├── LockHeldError         another process holds the shard
+    │   ├── ChannelMovedError     another process moved the channel first; what was published is safe
     │   ├── StoreUnreachableError no good answer from the object store, often enough and long enough
     │   └── DiskFullError         no space left; committed work is safe
     └── TerminalError             the same command again fails the same way

@@ -72,7 +72,7 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
         table: five rows (subject score 0..4) of five grades (attribute score 0..4).
         grades: number of grades K; every cell is in 0..K-1.
     Raises:
-        ConfigError: a wrong number of rows or columns, or a cell that is no grade.
+        ConfigError: a wrong number of rows or columns, or a cell that is not a grade.
     """
     if len(table) != NODE_SCORES:
         raise ConfigError(

@@ -287,7 +287,7 @@ def table_of(data: bytes, columns: list[str] | None = None) -> pa.Table:
     Args:
         columns: those to read; all by default.
     Raises:
-        pa.ArrowException, OSError: it is no whole Parquet file.
+        pa.ArrowException, OSError: it is not a whole Parquet file.
     """
     with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True) as file:
         return file.read(columns=columns, use_threads=False)

@@ -131,12 +131,12 @@ def distill(
     Args:
         start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is
             nothing; `restart` throws it away.
-        say: told of progress and remarks, a line each.
+        say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
         ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
         StaleRunError: the output holds a student or checkpoints of another spec.
-        LockHeldError: somebody else trains there.
+        LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
     """
     location = output_location_of(

@@ -213,7 +213,7 @@ class _Rows:
             about,
         )
         _check(found)
-        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is told as that
+        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is reported as that
         self._balance(found)
         return found
 

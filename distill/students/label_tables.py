@@ -90,7 +90,7 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
     """Read one source.
 
     Raises:
-        InputError: there is nothing, it is no label file, its texts do not fit, or it holds no usable label.
+        InputError: there is nothing, it is not a label file, its texts do not fit, or it holds no usable label.
         ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
         ConfigError: a label file without `pairs`.
     """

@@ -67,7 +67,7 @@ class OutputLocation:
         removes checkpoints.
 
         Raises:
-            StaleRunError: it holds files of somebody else.
+            StaleRunError: it holds files of something else.
         """
         if self.url is not None:  # the folder of work is nobody else's
             return
@@ -124,7 +124,7 @@ class OutputLocation:
         """The manifest of a student that is finished here, whether or not it has gone where it goes.
 
         Raises:
-            ManifestError: what is here is no student's.
+            ManifestError: what is here is not a student's.
         """
         file = self.folder / MANIFEST_NAME
         try:
@@ -230,7 +230,7 @@ def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:
     """A student's manifest.
 
     Raises:
-        ManifestError: it is no student's.
+        ManifestError: it is not a student's.
     """
     try:
         held: dict[str, Any] = json.loads(data)

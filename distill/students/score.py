@@ -47,7 +47,7 @@ class Scorer:
 
         Args:
             rows: one or more.
-            tick: told after each batch how many rows it held; False gives up.
+            tick: called after each batch with the number of its rows; False gives up.
         Returns:
             By head, float32 [B, K] in the order of the rows; a row whose logits are not finite has NaN. None if `tick`
             gave up.

@@ -2,7 +2,7 @@
 into them.
 
 A shard is a `DTensor`: the rows of a tensor that belong to this process. Whatever gathers is called by all processes
-alike, in the same order. A tensor that is no shard is already whole, so that the same code serves one process and DDP.
+alike, in the same order. Any other tensor is already whole, so that the same code serves one process and DDP.
 
 Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
 """

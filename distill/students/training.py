@@ -78,7 +78,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
 
     Args:
         folder: where checkpoints lie.
-        say: told of progress, a line each.
+        say: called with progress, a line each.
     """
 
     control: TrainerControl

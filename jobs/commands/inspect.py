@@ -133,7 +133,7 @@ def verify(target: str, day: str | None, output: str) -> int:
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
-    """Raise if a row of a label file is no label: no grade, off the scale, probabilities that are none."""
+    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are none."""
     import numpy as np
 
     grades = int(folder.plan.parts["labeler"]["grades"])

@@ -265,7 +265,7 @@ def open_session(
     """
     job = load_job(job_file, overrides=overrides, day=day)
     log_format.bind(job=job.spec.name)
-    choose_shards(shard, job.spec.shards)  # a wrong --shard is told before anything is planned or written
+    choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
     shards = choose_shards(shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)

@@ -167,7 +167,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
         device=work.device,
         dtype=work.dtype,
     )
-    choose_shards(work.shard, work.shards)  # a wrong --shard is told before anything is planned or written
+    choose_shards(work.shard, work.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_estimated(score_job(request, storage), may_write=not work.dry_run)
     shards = choose_shards(work.shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())

@@ -37,7 +37,7 @@ class HumanGrades:
 
     Args:
         sets: the two runs.
-        options: what the command was told.
+        options: what the command was given.
     Raises:
         InputError: qrels are off, or grades are off the runs' scale.
     """

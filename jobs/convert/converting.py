@@ -112,7 +112,7 @@ def _settled(
     polars: Any, source: Source, rows: CheckedRows, duplicates: Duplicates, to: Format, scratch: Path
 ) -> Iterator[Any]:
     """Settle duplicates: for a run file bucket by bucket as they are asked for, else all at once. All that goes to
-    scratch files is there when this returns, so that a full disk is told of the folder that it holds.
+    scratch files is there when this returns, so that a full disk is reported for the folder that it holds.
     """
     settled = map(
         duplicates.settle,

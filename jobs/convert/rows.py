@@ -1,5 +1,5 @@
-"""The rows of a source as (query, document, grade or score), checked: what can't be read or written is told, what is
-null is counted.
+"""The rows of a source as (query, document, grade or score), checked: what can't be read or written is reported, nulls
+are counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
     """Read and check the columns that a conversion turns on, once; they lie in a scratch file from then on.
 
     Raises:
-        InputError: names the first row whose value is no number (for qrels: no whole one), or whose id is missing or
+        InputError: names the first row whose value is not a number (for qrels: no whole one), or whose id is missing or
             can't stand in TREC; or a column of ids that would not be written as what they are.
     """
     file = scratch / "rows.parquet"
@@ -84,7 +84,7 @@ def _refuse_fractions(source: Source, schema: Any) -> None:
         if kind.is_float() or kind.is_decimal():
             raise InputError(
                 f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no "
-                "other file. RunStore ids as integers or text (pandas makes fractions of integers with gaps; its "
+                "other file. Store ids as integers or text (pandas makes fractions of integers with gaps; its "
                 "type Int64 does not), or convert to .jsonl or .parquet."
             )
 

@@ -95,7 +95,7 @@ def json_frame(polars: Any, block: Block, schema: Mapping[str, Any] | None, *, p
     Args:
         schema: columns to read, and as what; all, as they come, if None.
     Raises:
-        InputError: a line is no JSON object, or its text can't be held as UTF-8.
+        InputError: a line is not a JSON object, or its text can't be held as UTF-8.
     """
     if _SURROGATE.search(block.data):  # polars reads half of a pair as NUL, so that two different ids could become one
         for _ in _objects(block, path):
@@ -118,7 +118,7 @@ def json_names(polars: Any, block: Block, *, path: str) -> list[str]:
     """The keys of a block of JSONL, whatever its values are.
 
     Raises:
-        InputError: a line is no JSON object.
+        InputError: a line is not a JSON object.
     """
     if not block.data.strip():
         return []
@@ -148,7 +148,7 @@ def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _check_kinds(block: Block, path: str) -> None:
-    """Raise for the first line that is no JSON object, or else holds another kind of value than a line before it. A
+    """Raise for the first line that is not a JSON object, or else holds another kind of value than a line before it. A
     column in which text stands may hold any kind.
     """
     seen: dict[str, tuple[int, str]] = {}

@@ -51,7 +51,7 @@ def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], N
     Args:
         pull_once: pulls; True if another version serves now.
         every_s: pause between pulls, seconds.
-        say: told of what goes wrong, once for as long as it stays the same.
+        say: called with what goes wrong, once for as long as it stays the same.
     """
     watch, asked = ChannelWatch(), threading.Event()
     with _stopping(watch, asked):

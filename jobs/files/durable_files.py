@@ -29,7 +29,7 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
     """Raise where a file can't be written, before any work is done.
 
     Raises:
-        UsageError: it is a folder or another thing that is no file, lies in an input or is one, or is there already and
+        UsageError: it is a folder or something else than a file, is in an input or is one, or is there already and
             `force` is off.
     """
     place = place_of(to)
@@ -81,7 +81,7 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
     Where `to` is a link to a file, the link stays, and the file that it names is replaced.
 
     Raises:
-        UsageError: something that is no regular file stands there.
+        UsageError: something that is not a regular file stands there.
         DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
     """
     try:

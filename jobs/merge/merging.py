@@ -111,7 +111,7 @@ def merge_outputs(
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
         InputError: one file would stand in the merged input twice.
         ConfigError: an output is named twice, or is to be merged into itself.
-        ManifestError: an output is no run or not finished, columns or scales differ, a row is lost, or `to` holds
+        ManifestError: an output is not a run or not finished, columns or scales differ, a row is lost, or `to` holds
             something else.
         LockHeldError: another merge into `to` is under way.
     """

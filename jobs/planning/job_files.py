@@ -249,7 +249,7 @@ def read_settings(
     Args:
         kind: whose keys variables may set.
     Raises:
-        ConfigError: the file can't be read, a variable or flag sets a key below something that is no mapping, a string
+        ConfigError: the file can't be read, a variable or flag sets a key below what is not a mapping, a string
             names a variable that there is not, or holds a secret.
         UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
@@ -290,7 +290,7 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
     Args:
         example: of a flag, for the error.
     Raises:
-        ConfigError: a flag sets a key below something that is no mapping, or its value is not YAML.
+        ConfigError: a flag sets a key below something that is not a mapping, or its value is not YAML.
         UsageError: a flag without `=`.
     """
     for override in overrides:

@@ -28,7 +28,7 @@ def old_place(values: Mapping[str, Any], places: Places, *, marks: Sequence[str]
         return None
     try:
         now, before = placed(output, places.folder), placed(output, places.here)
-    except ValueError:  # told when the spec is read
+    except ValueError:  # reported when the spec is read
         return None
     is_ours = now != before and any(Path(before, mark).is_file() for mark in marks)
     return before if is_ours and not (Path(now).is_dir() and Path(now).samefile(before)) else None

@@ -23,7 +23,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         may_plan: make a plan where there is none.
         may_write: write that plan down; off for a look at what would be done.
     Raises:
-        StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is no run.
+        StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is not a run.
         ManifestError: there is no plan and `may_plan` is off.
     """
     run = job.spec.run

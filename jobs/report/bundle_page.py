@@ -60,7 +60,7 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
     What texts a page holds are escaped, so that its markup is found by looking for it.
 
     Args:
-        page: as `put_report` wrote it; another's is left as it is, and that is told.
+        page: as `put_report` wrote it; another's is left as it is, and that is reported.
         folder: holds `latency.parquet` and `latency.json`, or neither.
         name: of the bundle.
     Raises:

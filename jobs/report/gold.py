@@ -16,7 +16,7 @@ from manifests.judging.qrels import Duplicates, GradeMap
 from manifests.storage.filesystems import is_url
 
 CANT = (InputError, ManifestError, UsageError, MissingExtraError)
-"""What keeps a run from being judged: where grades were found and not asked for, it is told on the page."""
+"""What keeps a run from being judged: where grades were found and not asked for, it is reported on the page."""
 NO_GOLD = JudgingOptions(
     qrels=None,
     label="grade",

@@ -17,7 +17,7 @@ def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: boo
 
     Args:
         inputs: what is reported on and gold grades; nothing in them is written to, whatever `force` says.
-        force: replace a file that is no report, too.
+        force: replace a file that is not a report, too.
     Raises:
         UsageError: it is a folder, lies in an input, or is there already and no report.
     """

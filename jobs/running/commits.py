@@ -21,7 +21,7 @@ class CommitThreads:
     Args:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         progress: where finished commits are counted.
-        watch: told of each commit, in the thread that made it.
+        watch: called for each commit, in the thread that made it.
         threads: how many commit at a time.
     """
 

@@ -58,7 +58,7 @@ def choose_deadline(until: str | None, lasting: str | None, *, now: datetime | N
     Args:
         now: what `--until` counts from; the clock's time by default.
     Raises:
-        UsageError: a text that is no time or length, or a time that has passed.
+        UsageError: a text that is not a time or length, or a time that has passed.
     """
     found = []
     if until is not None:

@@ -97,7 +97,7 @@ class RunLoop:
         tick: called often, for progress display.
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
-        watch: told what the engine is at.
+        watch: learns what the engine is doing.
         book: answers that rows share, from earlier runs and for later ones.
     """
 

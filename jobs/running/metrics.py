@@ -186,7 +186,7 @@ def _escaped(text: str) -> str:
 
 
 def _check_target(path: Path) -> None:
-    """Refuse what is no file and would be replaced by one; a folder is told when it is written.
+    """Refuse what is not a file and would be replaced by one; a folder is refused when it is written.
 
     Raises:
         InputError: it is a device, a pipe or a socket.

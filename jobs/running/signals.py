@@ -23,7 +23,7 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     the main thread.
 
     Args:
-        say: told what was asked for and what will happen.
+        say: called with what was asked for and what will happen.
     """
     has_interrupt = False
     is_due = threading.Event()

@@ -20,7 +20,7 @@ END_S = 2.0
 class StartStopped(BaseException):
     """Raised in the main thread while an engine starts, when a stop was asked for: there is nothing to drain.
 
-    Like KeyboardInterrupt it is no error, so that nothing that catches errors swallows it.
+    Like KeyboardInterrupt it is not an error, so that nothing that catches errors swallows it.
     """
 
 

@@ -332,7 +332,7 @@ def score_rows(
     """Rows of a chunk from a student's distributions.
 
     The grade is the most probable one, the lower of equals. A row without finite probabilities at any head is
-    quarantined: NaN's argmax is 0, and a failure is no grade.
+    quarantined: NaN's argmax is 0, and a failure is not a grade.
 
     Args:
         probs: by head, float32 [B, K].

@@ -19,7 +19,7 @@ _TOKEN_KEY = "token_id:"
 _SHOWN_CHARS = 200
 
 MAX_COUNT = 10_000_000
-"""No request has more tokens; what a server says beyond that is no count."""
+"""No request has more tokens; what a server says beyond that is not a count."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ID_DIGITS = 10
 ROUNDING = 1e-3

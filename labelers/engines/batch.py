@@ -43,7 +43,7 @@ class BatchLimits(NamedTuple):
 
 
 class BatchVocabulary(NamedTuple):
-    """What the batch has to know of tokens: the bytes of each, those that end an answer, and those that are no text."""
+    """What the batch must know of tokens: the bytes of each, those that end an answer, and those that are not text."""
 
     token_bytes: Callable[[int], bytes]
     eos_ids: frozenset[int]

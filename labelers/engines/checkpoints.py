@@ -34,7 +34,7 @@ def digest_with_adapter(resolved: ResolvedModel, *, lora: str | None, cache_dir:
     """Digest of the model's files, and of the adapter's where there is one.
 
     Raises:
-        ModelError: `lora` is no directory with a PEFT adapter.
+        ModelError: `lora` is not a directory with a PEFT adapter.
     """
     if lora is None:
         return resolved.digest
@@ -105,7 +105,7 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that are no text: they stand for nothing in an answer."""
+    """Tokens that are not text: they stand for nothing in an answer."""
     added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
     return frozenset(added | set(tokenizer.all_special_ids))
 

@@ -116,7 +116,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads_context: bool, know
     first_types: dict[str, str] = {}
     marks: list[str] = []
     for (path, mark), look in zip(listed, _looks(paths, storage), strict=True):
-        with reading(path):  # a damaged footer may hold names that are no text, and more
+        with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
                 columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
             _check_types(columns, look.schema, path, first_types, first_path=paths[0])
@@ -152,7 +152,7 @@ def open_parquet(path: str, storage: Storage) -> pq.ParquetFile:
     """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
 
     Raises:
-        InputError: it can't be read or is no whole Parquet file.
+        InputError: it can't be read or is not a whole Parquet file.
     """
     with reading(path):
         if is_url(path):

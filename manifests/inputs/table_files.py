@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
 def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, list[Any]]:
-    """Read some columns of a file; its form is told by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
+    """Read some columns of a file; its form is known by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
     has no known one.
 
     Args:

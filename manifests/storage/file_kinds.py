@@ -11,7 +11,7 @@ _KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a d
 
 
 def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -> None:
-    """Refuse what is no regular file before it is opened: a pipe waits for whoever writes into it, and a device may
+    """Refuse what is not a regular file before it is opened: a pipe waits for whoever writes into it, and a device may
     never end.
 
     Args:

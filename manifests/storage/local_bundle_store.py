@@ -154,7 +154,7 @@ def _size_of_file(path: Path) -> int:
 
     Raises:
         FileNotFoundError: there is nothing, or a folder.
-        StoreError: it is no ordinary file.
+        StoreError: it is not an ordinary file.
     """
     with told("look at", path, is_missing_fine=True):
         found = path.stat()

@@ -99,7 +99,7 @@ class FsspecObjects:
         self._filesystem = filesystem
         self._where = where
         protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
-        # their code hands the condition to the server; most others look first and write then, which is no commit
+        # their code hands the condition to the server; most others look first and write then, which is not a commit
         self.has_atomic_conditions = bool(protocols & {"gs", "gcs", "abfs", "abfss", "az"})
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
