@@ -243,7 +243,7 @@ def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
         ({"student": {"lora": {"r": 4}}}, "are for decoders"),
         ({"student": {"heads": {"subject": 5}}}, "needs the head relevance"),
         ({"student": {"heads": {"relevance": 3, "colour": 2}}}, "no head is called 'colour'"),
-        ({"train": {"class_balance": "sampler", "tokens_per_batch": 64}}, "does not go with a budget of tokens"),
+        ({"train": {"class_balance": "sampler", "tokens_per_batch": 64}}, "cannot go with a budget of tokens"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_refused(
