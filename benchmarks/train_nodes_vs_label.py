@@ -28,6 +28,7 @@ import torch
 
 from distill.students.distilling import distill
 from distill.students.specs import DistillSpec
+from jobs.fetching.models import fetch_model
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
 from manifests.schemas import LABELS, NODES, label_schema
 from manifests.storage.context import Storage
@@ -121,6 +122,7 @@ def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float, ma
         "calibrate": False,
         "output": str(folder / f"{len(loss)}-{seed}-{loss['subject']}"),
     }
+    fetch_model(MODEL, Storage())
     test = distill(DistillSpec(**values), Storage()).manifest["metrics"]["test"]
     by_human = {f"human {name}": test["student"][name] for name in SHOWN}
     return {**by_human, **{f"teacher {name}": test["to_teacher"][name] for name in ("f1_macro", "agreement", "kl")}}

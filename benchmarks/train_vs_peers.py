@@ -43,6 +43,7 @@ from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.students import logits_of_rows, softmax
+from jobs.fetching.models import fetch_model
 from manifests.metrics.ranking import auc
 from manifests.models.references import resolve_model
 from manifests.storage.context import Storage
@@ -308,6 +309,7 @@ def main() -> None:
         "bare": by_bare_loop,
         "sentence-transformers": by_sentence_transformers,
     }
+    fetch_model(MODEL, Storage())
     with tempfile.TemporaryDirectory() as folder:
         pairs = take_rows(options.pairs, options.rows, Path(folder))
         spec = make_spec(pairs, Path(folder) / "out", options.epochs, options.document, options.learning_rate)

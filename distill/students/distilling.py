@@ -129,6 +129,8 @@ def distill(
     """Train the student of a spec.
 
     Args:
+        storage: how labels, gold and output are reached. The model is looked up in the cache alone
+            (`jobs/fetching/models.py` brings it there).
         start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is
             nothing; `restart` throws it away.
         say: called with progress and remarks, a line each.
