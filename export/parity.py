@@ -23,6 +23,7 @@ from export.loader import Encoder
 from export.orders import kept_orders, told_apart_from
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
+from manifests.ids import codes_of, ids_of
 from manifests.metrics.agreement import confusion_by_group, f1_macro
 from manifests.metrics.bootstrap import Statistic, paired_bootstrap
 from manifests.metrics.ranking import rank_queries
@@ -197,9 +198,9 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
     loss = (ours - theirs) * POINTS
     low, high = (-drawn["f1_macro"].high * POINTS, -drawn["f1_macro"].low * POINTS) if drawn else (loss, loss)
-    docs = [str(row) for row in rows.tolist()]
+    doc_N, _ = codes_of(ids_of(map(str, rows.tolist())))
     ndcg = [
-        _mean(rank_queries(query_N, docs, expected_grade(probs_NK)[rows], grade_N, num_queries=queries).ndcg)
+        _mean(rank_queries(query_N, doc_N, expected_grade(probs_NK)[rows], grade_N, num_queries=queries).ndcg)
         for probs_NK in (ours_NK, theirs_NK)
     ]
     return {

@@ -18,7 +18,7 @@ from manifests.errors import ConfigError, InputError, ManifestError, RelabelErro
 from manifests.inputs.dataset import open_dataset
 from manifests.inputs.table_files import read_grades
 from manifests.judging.label_sets import load_gold_by_row
-from manifests.judging.qrels import check_scale, mapped
+from manifests.judging.qrels import check_scale, grades_seen, mapped
 from manifests.metrics.ranking import rows_by_group
 from manifests.specs import Columns, InputSpec, validate_spec
 from manifests.storage.context import Storage
@@ -132,8 +132,8 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
     if source.gold is not None:
         values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold, storage)).values
         known = mapped(values, source.gold_map, where=source.path, option="--gold-map")
-        check_scale({grade for grade in known if grade is not None}, grades, where=source.path, option="--gold-map")
-        grade_N[:] = [NO_GRADE if grade is None else grade for grade in known]
+        check_scale(grades_seen(known), grades, where=source.path, option="--gold-map")
+        grade_N[:] = known.fill_null(NO_GRADE).to_numpy()
     _, query_N = np.unique([pair.query_id for pair in found], return_inverse=True)
     return PairSet(
         [(pair.query, pair.document) for pair in found],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from distill.students.label_tables import LabelTable, read_pairs
 from distill.students.specs import GoldSource
@@ -15,7 +16,7 @@ from manifests.digests import digest_of
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.inputs.table_files import read_grades
+from manifests.inputs.table_files import Column, read_grades
 from manifests.judging.label_sets import load_gold_by_row, own_input
 from manifests.judging.qrels import PairGrades, grades_by_pair, load_qrels, mapped
 from manifests.labels import Pair
@@ -70,11 +71,11 @@ class GoldGrades:
             files, column = own
             grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
             self.about["joined_by"] = "row of the labels' own input"
-            return [grades[pair.row_id] for pair in table.pairs]
+            return list(grades.take(pa.array([pair.row_id for pair in table.pairs], pa.int64())).to_pylist())
         if self.by_pair is None:
             self.by_pair = self._read_by_pair()
         self.about["joined_by"] = "query_id and doc_id"
-        return [self.by_pair.by_pair.get((pair.query_id, pair.doc_id)) for pair in table.pairs]
+        return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in table.pairs])
 
     def _read_by_pair(self) -> PairGrades:
         source = self.source
@@ -107,7 +108,8 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> Gold
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads_context=False)
     with _in_words_of_the_spec():
-        grades = _grades(load_gold_by_row([file.path for file in dataset.files], source.grade, storage), source)
+        column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
+        grades = _grades(column, source).to_pylist()
     pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
     about = {
         "path": source.path,
@@ -132,12 +134,6 @@ def _in_words_of_the_spec() -> Iterator[None]:
         raise InputError(text) from exc
 
 
-def _grades(values: list[Any], source: GoldSource) -> list[int | None]:
-    found = read_grades(values)
-    if found.unreadable:
-        row, text = next(iter(found.unreadable.items()))
-        raise InputError(
-            f"{source.path}: {len(found.unreadable)} values of `{source.grade}` are not whole numbers (row {row}: "
-            f"{text!r})."
-        )
-    return mapped(found.values, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")
+def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
+    found = read_grades(column).readable(source.path, source.grade)
+    return mapped(found, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")

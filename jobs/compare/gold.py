@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from jobs.compare.results import AgainstGold, McNemar
-from jobs.evaluate.judging import BY_PAIR, Gold, JudgingOptions, gold_of, load_pairs
+from jobs.evaluate.judging import Gold, JudgingOptions, gold_of, load_pairs
 from manifests.errors import InputError
+from manifests.ids import codes_of, ids_of
 from manifests.judging.label_sets import LabelSet
-from manifests.judging.qrels import check_scale
+from manifests.judging.qrels import check_scale, grades_seen
 from manifests.metrics.evaluation import evaluate_both
-from manifests.metrics.judged import Judged, query_codes
+from manifests.metrics.judged import Judged
 from manifests.metrics.paired_labels import PairedRows
 from manifests.metrics.paired_tests import mcnemar
+from manifests.metrics.triangle import BY_IDS
 from manifests.storage.context import Storage
 
 
@@ -56,21 +59,13 @@ class HumanGrades:
             letter, gold = by_row
             assert gold.by_row is not None
             self.joined_by, self._key = gold.how, [f"row_{letter}"]
-            held: dict[str, Any] = {self._key[0]: range(len(gold.by_row)), "gold": gold.by_row}
+            found, keys = gold.by_row, (pa.array(range(len(gold.by_row)), pa.int64()),)
         else:
-            _, pairs = load_pairs(options, storage)
-            self.joined_by, self._key = BY_PAIR, ["query_id", "doc_id"]
-            held = {"query_id": [pair[0] for pair in pairs.by_pair], "doc_id": [pair[1] for pair in pairs.by_pair]}
-            held["gold"] = list(pairs.by_pair.values())
-        types = {
-            "query_id": polars.String,
-            "doc_id": polars.String,
-            "row_a": polars.Int64,
-            "row_b": polars.Int64,
-            "gold": polars.Int64,
-        }
-        self._held = polars.DataFrame(held, schema={name: types[name] for name in held})
-        check_scale(self._held["gold"].drop_nulls().unique().to_list(), grades, where=self._qrels, option="--map")
+            pairs = load_pairs(options, storage)
+            self.joined_by, self._key = BY_IDS, ["query_id", "doc_id"]
+            found, keys = pairs.grades, tuple(ids.cast(pa.large_string()) for ids in pairs.pair_ids)
+        self._held = polars.from_arrow(pa.table([*keys, found], [*self._key, "gold"]))
+        check_scale(grades_seen(found), grades, where=self._qrels, option="--map")
 
     def add(self, frame: Any, rows: PairedRows) -> None:
         """Take in a frame of `matches`, and the same rows as arrays."""
@@ -108,8 +103,9 @@ class HumanGrades:
                 f"{self.joined_by}. Do the ids mean the same things? --by and --doc name other columns."
             )
         gold_N = np.concatenate([part.gold for part in self._parts])
-        query_N, num_queries = query_codes([query for part in self._parts for query in part.queries])
-        docs = [doc for part in self._parts for doc in part.docs]
+        query_N, query_names = codes_of(ids_of(query for part in self._parts for query in part.queries))
+        doc_N, _ = codes_of(ids_of(doc for part in self._parts for doc in part.docs))
+        num_queries = len(query_names)
         judged = []
         for side in (0, 1):
             probs_NK = np.concatenate([part.probs[side] for part in self._parts])
@@ -122,7 +118,7 @@ class HumanGrades:
                     labels_N,
                     query_N,
                     num_queries,
-                    docs,
+                    doc_N,
                     probs_NK if has_probs else None,
                     None,
                     None,

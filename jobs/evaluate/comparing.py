@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from jobs.evaluate.judging import BY_PAIR, JudgingOptions, gold_of, load_pairs, open_set, scale_of
+import numpy as np
+import pyarrow as pa
+
+from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set, scale_of, seen_by
 from manifests.errors import InputError, UsageError
 from manifests.inputs.dataset import changed_files
 from manifests.judging.joins import SHOWN, gather
-from manifests.judging.label_sets import LabelSet, map_labels
-from manifests.judging.qrels import check_scale
+from manifests.judging.label_columns import map_labels
+from manifests.judging.label_sets import LabelSet
+from manifests.judging.qrels import check_scale, taken
 from manifests.metrics.gates import TEACHER, Gate, GateVerdict, judge_gates
-from manifests.metrics.triangle import Labelled, Match, Triangle, compare, match_rows
+from manifests.metrics.triangle import BY_IDS, Labelled, Match, Triangle, compare, match_rows
 from manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
@@ -125,25 +129,22 @@ class _Humans:
     def __init__(self, sets: list[LabelSet], options: JudgingOptions, storage: Storage) -> None:
         self.qrels = str(options.qrels)
         self._golds = {id(one): gold_of(one, options, storage) for one in sets}
-        self._by_pair: dict[tuple[str, str], int | None] = {}
-        self.seen = {grade for gold in self._golds.values() for grade in gold.by_row or [] if grade is not None}
-        if any(gold.by_row is None for gold in self._golds.values()):
-            qrels, pairs = load_pairs(options, storage)
-            self._by_pair = pairs.by_pair
-            self.seen |= {grade for grade in qrels.grades if grade is not None}
+        golds = self._golds.values()
+        self._pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else None
+        self.seen = seen_by(golds, self._pairs)
 
-    def of(
-        self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match
-    ) -> tuple[str, list[int | None], list[bool]]:
+    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> tuple[str, pa.Int64Array, np.ndarray]:
         """How the matched rows meet their grades, the grades, and whether each has one: by row where either set can say
         so.
         """
         for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
             gold = self._golds[id(labels)]
             if gold.by_row is not None:
-                return gold.how, [gold.by_row[row] for row in held.row_ids[places]], [True] * len(places)
-        wanted = [(rows[0].query_ids[place], rows[0].doc_ids[place]) for place in match.teacher]
-        return BY_PAIR, [self._by_pair.get(pair) for pair in wanted], [pair in self._by_pair for pair in wanted]
+                return gold.how, gold.by_row.take(pa.array(held.row_ids[places])), np.ones(len(places), dtype=bool)
+        assert self._pairs is not None
+        matched = pa.array(match.teacher)
+        place_N = self._pairs.places(rows[0].query_ids.take(matched), rows[0].doc_ids.take(matched))
+        return BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0
 
 
 def _triangle(
@@ -156,7 +157,7 @@ def _triangle(
     if not len(match.teacher):
         raise InputError(_nothing_matched(*rows, match))
     if humans is None:
-        return compare(*rows, match, None, [], grades=grades, **drawn), None
+        return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
     joined_by, golds, is_known = humans.of(sets, rows, match)
     triangle = compare(*rows, match, golds, is_known, grades=grades, **drawn)
     if triangle.teacher is None:
@@ -228,7 +229,7 @@ def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
     begins = " ".join(
         (
             f"{labels.where} begins with "
-            f"{', '.join(f'({query}, {doc})' for query, doc in labels.pairs[:SHOWN]) or 'nothing, it is empty'}."
+            f"{', '.join(f'({query}, {doc})' for query, doc in labels.pairs(SHOWN)) or 'nothing, it is empty'}."
         )
         for labels in (teacher, student)
     )

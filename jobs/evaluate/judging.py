@@ -5,29 +5,33 @@ out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from manifests.errors import InputError, UsageError
 from manifests.inputs.table_files import read_grades
 from manifests.judging.joins import SHOWN, Join
-from manifests.judging.label_sets import LabelSet, load_gold_by_row, map_labels, open_labels, own_input
+from manifests.judging.label_columns import map_labels
+from manifests.judging.label_sets import LabelSet, load_gold_by_row, open_labels, own_input
 from manifests.judging.qrels import (
     Duplicates,
     GradeMap,
     PairGrades,
-    Qrels,
     check_scale,
     grades_by_pair,
+    grades_seen,
     load_qrels,
     mapped,
 )
 from manifests.metrics.judged import Judged
+from manifests.metrics.triangle import BY_IDS
 from manifests.storage.context import Storage
 
-BY_PAIR = "query_id and doc_id"
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
 BY_FILE_ROW = "row: labels and grades stand in one file"
 MOST_GRADES = 10
@@ -60,7 +64,7 @@ class Gold:
     pair.
     """
 
-    by_row: list[int | None] | None
+    by_row: pa.Int64Array | None
     how: str
 
 
@@ -85,27 +89,25 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     """
     sets = [open_set(path, options, storage) for path in paths]
     golds = [gold_of(one, options, storage) for one in sets]
-    qrels, pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else (None, None)
-    seen = {grade for gold in golds for grade in gold.by_row or [] if grade is not None}
-    seen |= {grade for grade in (qrels.grades if qrels else []) if grade is not None}
+    pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else None
+    seen = seen_by(golds, pairs)
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
-    join = Join(grades)
+    join = Join(grades, pairs)
     for one, gold in zip(sets, golds, strict=True):
         for part in one.parts():
             labels = map_labels(part, options.label_map, where=one.where)
             if gold.by_row is not None:
                 join.add_by_row(labels, gold.by_row, one.where, by=gold.how)
             else:
-                assert pairs is not None
-                join.add_by_pair(labels, pairs.by_pair, one.where)
+                join.add_by_pair(labels, one.where)
     if not join.num_judged:
-        raise InputError(_nothing_judged(join, qrels, options))
+        raise InputError(_nothing_judged(join, pairs, options))
     judged = join.judged()
     notes = [
         *itertools.chain.from_iterable(one.notes for one in sets),
         *notes,
-        *_join_notes(join, qrels, pairs, options),
+        *_join_notes(join, pairs, options),
     ]
     sources = [{"path": one.where, "kind": one.kind, "grades": one.grades, **one.about} for one in sets]
     if len(sets) > 1:
@@ -113,8 +115,14 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
 
 
-def load_pairs(options: JudgingOptions, storage: Storage) -> tuple[Qrels, PairGrades]:
-    """The qrels, and one grade a pair.
+def seen_by(golds: Iterable[Gold], pairs: PairGrades | None) -> set[int]:
+    """The human grades that occur."""
+    by_row = (grades_seen(gold.by_row) for gold in golds if gold.by_row is not None)
+    return set().union(*by_row, pairs.seen if pairs else ())
+
+
+def load_pairs(options: JudgingOptions, storage: Storage) -> PairGrades:
+    """The qrels as one grade a pair.
 
     Raises:
         InputError: they can't be read, or a pair has several grades.
@@ -128,7 +136,7 @@ def load_pairs(options: JudgingOptions, storage: Storage) -> tuple[Qrels, PairGr
         is_by_row=False,
         grade_map=options.grade_map,
     )
-    return qrels, grades_by_pair(qrels, options.duplicates)
+    return grades_by_pair(qrels, options.duplicates)
 
 
 def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids: bool = False) -> LabelSet:
@@ -168,7 +176,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
     where = f"{options.qrels}, column `{options.grade or 'grade'}`"
     if labels.kind == "file":
         if not _is_same_file(labels.where, options.qrels):
-            return Gold(None, BY_PAIR)
+            return Gold(None, BY_IDS)
         grade, by = options.grade or "grade", options.by or "query_id"
         held = load_qrels(
             options.qrels, storage, grade=grade, by=by, doc=options.doc, is_by_row=True, grade_map=options.grade_map
@@ -177,15 +185,10 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
     assert labels.plan is not None
     own = own_input(labels.where, labels.plan, options.qrels, options.grade, storage)
     if own is None:
-        return Gold(None, BY_PAIR)
+        return Gold(None, BY_IDS)
     files, column = own
-    found = read_grades(load_gold_by_row(files, column, storage))
-    if found.unreadable:
-        row, text = next(iter(found.unreadable.items()))
-        raise InputError(
-            f"{options.qrels}: {len(found.unreadable)} values of `{column}` are no whole number (row {row}: {text!r})."
-        )
-    return Gold(mapped(found.values, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
+    found = read_grades(load_gold_by_row(files, column, storage)).readable(options.qrels, column)
+    return Gold(mapped(found, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
 
 
 def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
@@ -198,10 +201,9 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
             continue
         for part in one.parts():
             labels = map_labels(part, options.label_map, where=one.where)
-            width = next((len(row) for row in labels.probs or [] if row is not None), None)
-            if width is not None:
-                found[one.where] = width
-            highest = max([highest, *(label for label in labels.grades if label is not None)])
+            if labels.probs is not None:
+                found[one.where] = pc.list_value_length(labels.probs.drop_null()[:1])[0].as_py()
+            highest = max(highest, *grades_seen(labels.grades), 0)
     if len(set(found.values())) > 1:
         raise InputError(
             f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with "
@@ -235,7 +237,7 @@ def _listed(scales: dict[str, int]) -> str:
     return ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
 
 
-def _nothing_judged(join: Join, qrels: Qrels | None, options: JudgingOptions) -> str:
+def _nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> str:
     if join.num_gold_null:
         return (
             f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is "
@@ -243,10 +245,10 @@ def _nothing_judged(join: Join, qrels: Qrels | None, options: JudgingOptions) ->
         )
     if not join.num_labels:
         return "no labels: nothing was found to judge."
-    held = (qrels.pairs or []) if qrels else []
-    examples = ", ".join(f"({query}, {doc})" for query, doc in held[:SHOWN])
+    assert pairs is not None
+    examples = ", ".join(f"({query}, {doc})" for query, doc in pairs.begins[:SHOWN])
     return (
-        f"no label has a grade: {join.num_labels:,} labels and {len(held):,} qrels were compared by (query_id, "
+        f"no label has a grade: {join.num_labels:,} labels and {pairs.num_rows:,} qrels were compared by (query_id, "
         f"doc_id). Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
         f"{examples or 'nothing, it is empty'}. Do the ids mean the same things? --by and --doc name other columns."
     )
@@ -264,15 +266,15 @@ def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: 
         "queries": judged.num_queries,
     }
     if pairs is not None:
-        graded = [pair for pair, grade in pairs.by_pair.items() if grade is not None]
-        counts["qrels"] = len(pairs.by_pair)
+        is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
+        counts["qrels"] = len(pairs.keys)
         counts["qrels_repeated"] = pairs.num_repeated
         counts["qrels_in_conflict"] = pairs.num_conflicts
-        counts["qrels_without_label"] = sum(pair not in join.judged_pairs for pair in graded)
+        counts["qrels_without_label"] = int((is_graded_P & ~join.is_labelled).sum())
     return counts
 
 
-def _join_notes(join: Join, qrels: Qrels | None, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
+def _join_notes(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
     notes = []
     if join.num_relabelled:
         notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
@@ -283,6 +285,6 @@ def _join_notes(join: Join, qrels: Qrels | None, pairs: PairGrades | None, optio
             else "the first of their grades"
         )
         notes.append(f"pairs whose grades differ, which take {rule}: {pairs.num_conflicts:,}")
-    if qrels is not None and qrels.num_null:
-        notes.append(f"qrels without a grade, which judge nothing: {qrels.num_null:,}")
+    if pairs is not None and pairs.num_null:
+        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
     return notes

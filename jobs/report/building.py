@@ -156,8 +156,9 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
         notes += [Paragraph(note, "warn")] if note else []
         humans = _humans(run, choice)
         for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
+            golds = humans.of(chosen[kind]) if humans else [None] * len(chosen[kind])
             rows += [
-                view(number, row, texts.get(row["row_id"]), humans.of(row) if humans else None) for row in chosen[kind]
+                view(number, row, texts.get(row["row_id"]), gold) for row, gold in zip(chosen[kind], golds, strict=True)
             ]
     rows.sort(key=lambda row: (row["run"], row["row"]))
     return BrowserData([run.name for run in runs], rows, notes)

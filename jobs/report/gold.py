@@ -5,8 +5,11 @@ each row.
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set
 from jobs.report.artifacts import RunArtifact
@@ -123,16 +126,15 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
 
 
 class Humans:
-    """The gold grade of each row of a run, as the browser shows it."""
+    """The gold grades of a run's rows, as the browser shows them."""
 
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:
-        gold = gold_of(open_set(run.path, options, run.storage), options, run.storage)
-        self._by_row = gold.by_row
-        self._by_pair: dict[tuple[str, str], int | None] = (
-            {} if gold.by_row is not None else load_pairs(options, run.storage)[1].by_pair
-        )
+        self._by_row = gold_of(open_set(run.path, options, run.storage), options, run.storage).by_row
+        self._by_pair = None if self._by_row is not None else load_pairs(options, run.storage)
 
-    def of(self, row: dict[str, Any]) -> int | None:
-        if self._by_row is not None:
-            return self._by_row[int(row["row_id"])]
-        return self._by_pair.get((row["query_id"], row["doc_id"]))
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
+        """The grade of each row, None where there is none."""
+        if self._by_pair is not None:
+            return self._by_pair.grades_of([(row["query_id"], row["doc_id"]) for row in rows])
+        assert self._by_row is not None
+        return list(self._by_row.take(pa.array([row["row_id"] for row in rows], pa.int64())).to_pylist())

@@ -19,6 +19,7 @@ from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, S
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
 from jobs.report.plots import Bars, Line, PlottedInterval, draw_histogram, draw_intervals, draw_reliability
+from manifests.ids import texts_of
 from manifests.metrics.evaluation import Evaluation, evaluate
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.ranking import DEPTH, rank_queries
@@ -125,7 +126,7 @@ def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:
         return []
     found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
     size_G = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
-    listed = zip(rows.query_names, found.ndcg.tolist(), size_G, strict=True)
+    listed = zip(texts_of(rows.query_names), found.ndcg.tolist(), size_G, strict=True)
     return sorted((item for item in listed if not math.isnan(item[1])), key=lambda item: (item[1], item[0]))
 
 

@@ -1,4 +1,4 @@
-"""Tables that people bring along, as columns of plain values: Parquet, JSONL, CSV, TSV, and TREC qrels text.
+"""Tables that people bring along, as columns: Parquet, JSONL, CSV, TSV, and TREC qrels text.
 
 Ids stay the text that they are (`007` is not 7) and rows are split at `\\n` alone, since real ids and texts hold
 other line-like characters.
@@ -12,9 +12,15 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from manifests.errors import InputError
+from manifests.ids import ids_of
 from manifests.inputs.dataset import open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
@@ -28,13 +34,17 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 FILE_SUFFIXES = (*PARQUET_SUFFIXES, *JSON_SUFFIXES, *DELIMITERS)
 """Names that end so are tables, whatever lies there."""
 
+Column: TypeAlias = pa.ChunkedArray | list[Any]
+"""A column of Parquet as it lies in Arrow; of text, a plain value each row, since JSON may mix kinds."""
+
 Choice = Callable[[list[str]], Sequence[str]]
 """The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
 
+BATCH_ROWS = 1 << 16
 _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
-def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, list[Any]]:
+def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
     """Read some columns of a file; its form is known by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
     has no known one.
 
@@ -48,8 +58,7 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, list[
     if suffix in PARQUET_SUFFIXES:
         with open_parquet(path, storage) as parquet, reading(path):
             names = list(dict.fromkeys(choose(parquet.schema_arrow.names)))
-            table = parquet.read(columns=names)
-            return {name: table[name].to_pylist() for name in names}
+            return {name: read_parquet(parquet, name) for name in names}
     text = _text(path, storage)
     if suffix in JSON_SUFFIXES:
         return _from_jsonl(path, text, choose)
@@ -74,49 +83,127 @@ def require_column(name: str, names: list[str], *, path: str, role: str, option:
     )
 
 
+def read_parquet(parquet: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    """A column of an open file; call it within `reading`.
+
+    Raises:
+        ArrowInvalid: text that is no UTF-8.
+    """
+    # all columns of a row group at once took 60 MB beside a million rows of 70 MB (2026-11-22)
+    parts = parquet.iter_batches(BATCH_ROWS, columns=[name], use_threads=False)
+    column = pa.chunked_array([part.column(name) for part in parts], parquet.schema_arrow.field(name).type)
+    column.validate(full=True)
+    return column
+
+
+class Misread(NamedTuple):
+    """Rows of a column that are read otherwise than written: how many, the first, and its text; and all their texts."""
+
+    rows: int
+    first: int
+    example: str
+    texts: list[str]
+
+
 class Grades(NamedTuple):
-    """A column of grades, one entry a row: an int, or None where it is null or not readable (`unreadable` tells which,
-    and shows it).
+    """A column of grades, null where a row has none or an unreadable one.
+
+    Args:
+        unreadable: rows that hold something, which is no whole number; None where all could be read.
+        odd: rows whose number is written otherwise than usual; None without any.
     """
 
-    values: list[int | None]
-    unreadable: dict[int, str]
-    odd: list[str]
+    values: pa.Int64Array
+    unreadable: Misread | None
+    odd: Misread | None
+
+    def readable(self, path: str, column: str, *, advice: str = "") -> pa.Int64Array:
+        """The grades.
+
+        Raises:
+            InputError: one is no whole number; `advice` is what to do then.
+        """
+        if self.unreadable is not None:
+            rows, first, example, _ = self.unreadable
+            raise InputError(
+                f"{path}: {rows} values of `{column}` are no whole number (row {first}: {example!r}).{advice}"
+            )
+        return self.values
 
 
-def read_grades(values: Sequence[Any]) -> Grades:
+def read_grades(column: Column) -> Grades:
     """Whole numbers from what files hold: ints, floats without a fraction, and text that is one number (`2`, `1.`, `
     3`).
 
-    Null, NaN and blank text are null; anything else is unreadable. Nothing becomes 0 that is not written as 0.
+    Null, NaN and blank text are null; anything else is unreadable, and so is an int beyond 64 bits. Nothing becomes 0
+    that is not written as 0.
     """
+    values, code_N = distinct(column)
     found: list[int | None] = []
     unreadable: dict[int, str] = {}
-    odd: list[str] = []
-    for row, value in enumerate(values):
-        if type(value) is int:
+    odd: dict[int, str] = {}
+    for code, value in enumerate(values):
+        if type(value) is int and -(2**63) <= value < 2**63:
             found.append(value)
             continue
         text = "" if value is None or value != value else str(value).strip()
         is_number = not isinstance(value, bool) and _WHOLE.fullmatch(text) is not None
         found.append(int(float(text)) if is_number else None)
         if text and not is_number:
-            unreadable[row] = text[:60]
+            unreadable[code] = text[:60]
         elif is_number and isinstance(value, str) and value != str(found[-1]):
-            odd.append(value)
-    return Grades(found, unreadable, odd)
+            odd[code] = value
+    return Grades(
+        pa.array(found, pa.int64()).take(pa.array(code_N)), _misread(unreadable, code_N), _misread(odd, code_N)
+    )
 
 
-def as_ids(values: Sequence[Any], *, path: str, column: str) -> list[str]:
-    """Ids as text.
+def _misread(texts: dict[int, str], code_N: np.ndarray) -> Misread | None:
+    """Rows by the codes of their values."""
+    if not texts:
+        return None
+    rows = np.flatnonzero(np.isin(code_N, list(texts)))
+    return Misread(len(rows), int(rows[0]), texts[int(code_N[rows[0]])], sorted(set(texts.values())))
+
+
+def distinct(column: Column) -> tuple[list[Any], np.ndarray]:
+    """The values of a column and which of them each row has, int64 [N]; a plain column's come again and again."""
+    if isinstance(column, pa.ChunkedArray):
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        try:
+            coded = pc.dictionary_encode(column, null_encoding="encode").combine_chunks()
+            return coded.dictionary.to_pylist(), coded.indices.to_numpy()
+        except pa.ArrowNotImplementedError:  # lists and the like, which can't be told apart by hash
+            column = column.to_pylist()
+    return column, np.arange(len(column))
+
+
+def rows_of(column: Column, rows: np.ndarray) -> Column:
+    """Some rows of a column."""
+    return column.take(pa.array(rows)) if isinstance(column, pa.ChunkedArray) else [column[row] for row in rows]
+
+
+def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
+    """Ids as text, whatever they are in the file.
 
     Raises:
         InputError: one is null.
     """
-    for row, value in enumerate(values):
-        if value is None:
-            raise InputError(f"{path}: row {row} has no `{column}`. Give every row one, or leave the row out.")
-    return [value if type(value) is str else str(value) for value in values]
+    if isinstance(column, pa.ChunkedArray):
+        missing = pc.index(column.is_null(), True).as_py()
+    else:
+        missing = next((row for row, value in enumerate(column) if value is None), -1)
+    if missing >= 0:
+        raise InputError(f"{path}: row {missing} has no `{name}`. Give every row one, or leave the row out.")
+    if isinstance(column, pa.ChunkedArray):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if pa.types.is_integer(kind):
+            column, kind = column.cast(kind).cast(pa.large_string()), pa.large_string()
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return column.cast(kind).cast(pa.large_binary()).combine_chunks()
+        column = column.to_pylist()
+    return ids_of(value if type(value) is str else str(value) for value in column)
 
 
 def _text(path: str, storage: Storage) -> str:

@@ -2,127 +2,121 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 
-from manifests.errors import InputError
-from manifests.judging.label_sets import LabelPart
-from manifests.judging.qrels import check_scale
-from manifests.metrics.judged import Judged, distributions, query_codes, sample_counts
-from manifests.metrics.triangle import Labelled
+from manifests.ids import codes_of, texts_of
+from manifests.judging.label_columns import LabelPart, put_together
+from manifests.judging.qrels import PairGrades, check_scale, grades_seen, taken
+from manifests.metrics.judged import Judged, check_widths, distributions, sample_counts
+from manifests.metrics.triangle import BY_IDS, Labelled
 
 SHOWN = 3
+_NO_IDS, _NO_NUMBERS = pa.array([], pa.large_binary()), pa.array([], pa.int64())
+NOTHING = LabelPart(_NO_NUMBERS, _NO_NUMBERS, _NO_IDS, _NO_IDS)
 
 
-@dataclass
 class Join:
     """Collects judged rows part by part; memory grows with what is judged, not with what is labelled.
 
     Args:
         grades: K.
+        pairs: of the qrels, where any label is joined by pair.
+
+    Attributes:
         num_labels: labels read.
         num_without_label: rows that hold no label (null or unreadable), which are no label.
         num_gold_null: labels whose pair or row has a null grade.
         num_unjudged: labels whose pair has no grade at all.
+        num_relabelled: judged rows beyond the first of their (query_id, doc_id); 0 where rows name no document.
+        is_labelled: bool [P], the pairs that a judged label has.
     """
 
-    grades: int
-    num_labels: int = 0
-    num_without_label: int = 0
-    num_gold_null: int = 0
-    num_unjudged: int = 0
-    joined_by: Counter[str] = field(default_factory=Counter)
-    label_examples: list[str] = field(default_factory=list)
-    judged_pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _rows: list[tuple[int, int, str, str, list[float] | None, list[int | None] | None]] = field(default_factory=list)
-    _has_queries: bool = True
+    def __init__(self, grades: int, pairs: PairGrades | None) -> None:
+        self.grades = grades
+        self.num_labels = self.num_without_label = self.num_gold_null = self.num_unjudged = self.num_judged = 0
+        self.num_relabelled = 0
+        self.joined_by: set[str] = set()
+        self.label_examples: list[str] = []
+        self.is_labelled = np.zeros(0 if pairs is None else len(pairs.keys), dtype=bool)
+        self._pairs = pairs
+        self._parts: list[LabelPart] = []
+        self._golds: list[np.ndarray] = []
 
-    def add_by_pair(self, part: LabelPart, by_pair: dict[tuple[str, str], int | None], where: str) -> None:
+    def add_by_pair(self, part: LabelPart, where: str) -> None:
         """Labels whose (query_id, doc_id) has a grade."""
-        assert part.query_ids is not None
-        assert part.doc_ids is not None
-        missing = object()
-        golds: list[Any] = [by_pair.get(pair, missing) for pair in zip(part.query_ids, part.doc_ids, strict=True)]
-        is_known = [gold is not missing for gold in golds]
-        self._add(part, [gold if known else None for gold, known in zip(golds, is_known, strict=True)], is_known, where)
-        self.joined_by["query_id and doc_id"] += len(golds)
+        assert self._pairs is not None
+        place_N = self._places(part)
+        self._add(part, taken(self._pairs.grades, place_N), place_N >= 0, place_N, where)
+        self.joined_by.add(BY_IDS)
 
-    def add_by_row(self, part: LabelPart, gold: Sequence[int | None], where: str, *, by: str) -> None:
+    def add_by_row(self, part: LabelPart, gold: pa.Int64Array, where: str, *, by: str) -> None:
         """Labels by the row of `gold` that they name; `by` says what that row is."""
-        self._add(part, [gold[row] for row in part.row_ids], [True] * len(part.row_ids), where)
-        self.joined_by[by] += len(part.row_ids)
+        everywhere = np.ones(len(part.grades), dtype=bool)
+        self._add(part, gold.take(part.row_ids), everywhere, self._places(part), where)
+        self.joined_by.add(by)
 
-    def _add(self, part: LabelPart, golds: list[int | None], is_known: list[bool], where: str) -> None:
-        check_scale(
-            (label for label in part.grades if label is not None), self.grades, where=where, option="--map-labels"
-        )
-        self._has_queries &= part.query_ids is not None
-        count = len(golds)
-        queries, docs = part.query_ids or [""] * count, part.doc_ids or [""] * count
-        probs, samples = part.probs or [None] * count, part.samples or [None] * count
+    def _places(self, part: LabelPart) -> np.ndarray:
+        """Where in the qrels each label's pair stands, -1 for nowhere."""
+        if self._pairs is None or part.query_ids is None or part.doc_ids is None:
+            return np.full(len(part.grades), -1)
+        return self._pairs.places(part.query_ids, part.doc_ids)
+
+    def _add(
+        self, part: LabelPart, golds: pa.Int64Array, is_known_N: np.ndarray, place_N: np.ndarray, where: str
+    ) -> None:
+        check_scale(grades_seen(part.grades), self.grades, where=where, option="--map-labels")
         if len(self.label_examples) < SHOWN:
-            self.label_examples += [
-                f"({query}, {doc})" for query, doc in zip(queries[:SHOWN], docs[:SHOWN], strict=True)
-            ]
-        for label, gold, known, query, doc, prob, sample in zip(
-            part.grades, golds, is_known, queries, docs, probs, samples, strict=True
-        ):
-            if label is None:
-                self.num_without_label += 1
-                continue
-            self.num_labels += 1
-            if not known:
-                self.num_unjudged += 1
-            elif gold is None:
-                self.num_gold_null += 1
-            else:
-                if prob is not None and len(prob) != self.grades:
-                    raise InputError(
-                        f"{where}: a distribution has {len(prob)} entries, the scale {self.grades} grades."
-                    )
-                self._rows.append((gold, label, query, doc, prob, sample))
-                self.judged_pairs[query, doc] += 1
-
-    @property
-    def num_judged(self) -> int:
-        return len(self._rows)
-
-    @property
-    def num_relabelled(self) -> int:
-        """Judged rows beyond the first of their (query_id, doc_id); 0 where rows name no document."""
-        if not any(pair[1] for pair in self.judged_pairs):
-            return 0
-        return self.num_judged - len(self.judged_pairs)
+            ids = ([""] * SHOWN if ids is None else texts_of(ids[:SHOWN]) for ids in (part.query_ids, part.doc_ids))
+            self.label_examples += [f"({query}, {doc})" for query, doc in zip(*ids, strict=False)][: len(part.grades)]
+        has_label_N, has_gold_N = (column.is_valid().to_numpy(zero_copy_only=False) for column in (part.grades, golds))
+        is_judged_N = has_label_N & has_gold_N
+        self.num_without_label += part.grades.null_count
+        self.num_labels += int(has_label_N.sum())
+        self.num_unjudged += int((has_label_N & ~is_known_N).sum())
+        self.num_gold_null += int((has_label_N & is_known_N & ~has_gold_N).sum())
+        self.num_judged += int(is_judged_N.sum())
+        if not is_judged_N.all():
+            rows = pa.array(np.flatnonzero(is_judged_N))
+            part, golds, place_N = part.taken(rows), golds.take(rows), place_N[is_judged_N]
+        check_widths(part.probs, self.grades, where=where)
+        self.is_labelled[place_N[place_N >= 0]] = True
+        self._parts.append(part)
+        self._golds.append(golds.to_numpy())
 
     def judged(self) -> Judged:
-        """The rows as arrays; at least one row is there.
+        """The rows as arrays, of which at least one is there; what was collected is given away.
 
         Raises:
             InputError: a distribution is none: it does not sum to 1, or holds a negative number.
         """
-        golds, labels, queries, docs, probs, samples = zip(*self._rows, strict=True)
-        gold_N = np.array(golds, dtype=np.int64)
-        query_N, num_queries, query_names = None, 0, None
-        if self._has_queries:
-            query_N, num_queries = query_codes(queries)
-            query_names = sorted(set(queries))
-        correct_N, sampled_N = sample_counts(samples, golds)
+        has_queries = all(part.query_ids is not None for part in self._parts)
+        rows, gold_N = put_together(self._parts), np.concatenate(self._golds)
+        self._parts, self._golds = [], []
+        query_N, query_names = _numbered(rows.query_ids, len(gold_N))
+        doc_N, doc_names = _numbered(rows.doc_ids, len(gold_N))
+        if len(doc_names) < len(gold_N) and any(texts_of(doc_names[:2])):
+            self.num_relabelled = len(gold_N) - len(np.unique(query_N * len(doc_names) + doc_N))
+        correct_N, sampled_N = sample_counts(rows.samples, gold_N)
         return Judged(
             self.grades,
             gold_N,
-            np.array(labels, dtype=np.int64),
-            query_N,
-            num_queries,
-            list(docs),
-            distributions(probs, self.grades, where="labels"),
+            rows.grades.to_numpy(),
+            query_N if has_queries else None,
+            len(query_names) if has_queries else 0,
+            doc_N,
+            distributions(rows.probs, self.grades, where="labels"),
             correct_N,
             sampled_N,
-            query_names,
+            query_names if has_queries else None,
         )
+
+
+def _numbered(ids: pa.LargeBinaryArray | None, num_rows: int) -> tuple[np.ndarray, pa.LargeBinaryArray]:
+    """See `codes_of`; what is missing has the empty text for an id."""
+    return codes_of((pa.nulls(num_rows, pa.large_binary()) if ids is None else ids).fill_null(b""))
 
 
 def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
@@ -131,37 +125,25 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
     Raises:
         InputError: a grade off the scale, or a distribution that is none.
     """
-    rows: list[tuple[int, str, str, int, list[float] | None, list[int | None] | None]] = []
+    held: list[LabelPart] = [NOTHING]
     num_without = 0
     for part in parts:
-        check_scale((label for label in part.grades if label is not None), grades, where=where, option="--map-labels")
-        assert part.query_ids is not None
-        assert part.doc_ids is not None
-        nothing: list[None] = [None] * len(part.grades)
-        columns = (
-            part.row_ids,
-            part.query_ids,
-            part.doc_ids,
-            part.grades,
-            part.probs or nothing,
-            part.samples or nothing,
-        )
-        for row, query, doc, grade, prob, sample in zip(*columns, strict=True):
-            if grade is None:
-                num_without += 1
-            else:
-                rows.append((row, query, doc, grade, prob, sample))
-    rows.sort(key=lambda row: row[0])
-    row_ids, query_ids, doc_ids, labels, probs, samples = (
-        map(list, zip(*rows, strict=True)) if rows else ([], [], [], [], [], [])
-    )
+        check_scale(grades_seen(part.grades), grades, where=where, option="--map-labels")
+        num_without += part.grades.null_count
+        labelled = pa.array(np.flatnonzero(part.grades.is_valid().to_numpy(zero_copy_only=False)))
+        held.append(part.taken(labelled) if part.grades.null_count else part)
+    whole = put_together(held)
+    order = np.argsort(whole.row_ids.to_numpy(), kind="stable")
+    whole = whole.taken(pa.array(order))
+    assert whole.query_ids is not None
+    assert whole.doc_ids is not None
     return Labelled(
         where,
-        np.array(row_ids, dtype=np.int64),
-        query_ids,
-        doc_ids,
-        np.array(labels, dtype=np.int64),
-        distributions(probs, grades, where=where),
-        samples,
+        whole.row_ids.to_numpy(),
+        whole.query_ids,
+        whole.doc_ids,
+        whole.grades.to_numpy(),
+        distributions(whole.probs, grades, where=where),
+        whole.samples,
         num_without,
     )

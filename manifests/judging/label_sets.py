@@ -11,12 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
+
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.inputs.dataset import changed_files, open_dataset, open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import list_files
-from manifests.inputs.table_files import FILE_SUFFIXES, as_ids, load_columns, read_grades, require_column
-from manifests.judging.qrels import GradeMap, mapped
+from manifests.inputs.table_files import (
+    FILE_SUFFIXES,
+    Column,
+    as_ids,
+    distinct,
+    load_columns,
+    read_grades,
+    read_parquet,
+    require_column,
+    rows_of,
+)
+from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, run_part
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder, load_manifest
@@ -28,21 +41,9 @@ from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
+PART_ROWS = 1 << 19
+"""Rows of a run that are read at a time, at least: each part is looked up in all qrels."""
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
-
-
-@dataclass
-class LabelPart:
-    """Some labels, a list entry each. `grades` None: no label. `row_ids` is the row of the run's
-    input, or of the file.
-    """
-
-    row_ids: list[int]
-    query_ids: list[str] | None
-    doc_ids: list[str] | None
-    grades: list[int | None]
-    probs: list[list[float] | None] | None = None
-    samples: list[list[int | None] | None] | None = None
 
 
 @dataclass
@@ -171,12 +172,13 @@ def label_set(run: RunLabels) -> LabelSet:
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
-    for file in files:
-        held = folder.table(file, LABELS, RUN_COLUMNS).to_pydict()
-        samples = None
-        if any(held["samples"]):
-            samples = [None if row is None else [sample["grade"] for sample in row] for row in held["samples"]]
-        yield LabelPart(held["row_id"], held["query_id"], held["doc_id"], held["grade"], held["probs"], samples)
+    held: list[pa.Table] = []
+    for number, file in enumerate(files, start=1):
+        held.append(folder.table(file, LABELS, RUN_COLUMNS))
+        if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
+            columns = {name: pa.concat_tables(held)[name].combine_chunks() for name in RUN_COLUMNS}
+            held = []
+            yield run_part(**columns)
 
 
 def open_label_file(
@@ -212,84 +214,46 @@ def open_label_file(
         return [*where, *(name for name in (label, by, doc, "probs", "samples") if name in names)]
 
     columns = load_columns(path, choose, storage)
-    found = LabelSet(
-        path, "file", None, None, {"column": label, **({"where": dict(where)} if where else {})}, None, lambda: iter(())
-    )
-    kept = list(range(len(columns[label])))
+    about = {"column": label, **({"where": dict(where)} if where else {})}
+    found = LabelSet(path, "file", None, None, about, None, lambda: iter(()))
+    is_kept = np.ones(len(columns[label]), dtype=bool)
+    seen: dict[str, list[str]] = {}
     for name, value in where.items():
-        values = columns[name]
-        kept = [row for row in kept if str(values[row]) == value]
-    if where and not kept:
-        seen = {name: sorted({str(value) for value in columns[name]})[:10] for name in where}
+        values, code_N = distinct(columns[name])
+        texts = [str(one) for one in values]
+        seen[name] = sorted(set(texts))[:10]
+        is_kept &= np.array([text == value for text in texts], dtype=bool)[code_N]
+    if where and not is_kept.any():
         raise InputError(f"{path}: no row with {where}. There are: {seen}.")
+    kept = np.flatnonzero(is_kept)
+    if len(kept) < len(is_kept):
+        columns = {name: rows_of(column, kept) for name, column in columns.items()}
     part = _file_part(path, columns, kept, label=label, by=by, doc=doc, notes=found.notes)
     found.parts = lambda: iter((part,))
     return found
 
 
 def _file_part(
-    path: str, columns: dict[str, list[Any]], kept: list[int], *, label: str, by: str, doc: str, notes: list[str]
+    path: str, columns: dict[str, Column], kept: np.ndarray, *, label: str, by: str, doc: str, notes: list[str]
 ) -> LabelPart:
-    def column(name: str) -> list[Any] | None:
-        return [columns[name][row] for row in kept] if name in columns else None
-
-    grades = read_grades([columns[label][row] for row in kept])
-    if grades.unreadable:
-        examples = ", ".join(repr(text) for text in sorted(set(grades.unreadable.values()))[:5])
-        notes.append(f"{len(grades.unreadable):,} values of `{label}` are no whole number and are left out: {examples}")
-    if grades.odd:
-        examples = ", ".join(repr(text) for text in sorted(set(grades.odd))[:5])
-        notes.append(f"{len(grades.odd):,} labels are written oddly and read as the number that they are: {examples}")
-    query_ids, doc_ids, probs, samples = column(by), column(doc), column("probs"), column("samples")
-    return LabelPart(
-        kept,
-        None if query_ids is None else as_ids(query_ids, path=path, column=by),
-        None if doc_ids is None else as_ids(doc_ids, path=path, column=doc),
-        grades.values,
-        None if probs is None else [_as_probs(row, path) for row in probs],
-        None if samples is None else [_as_samples(row, path) for row in samples],
+    grades = read_grades(columns[label])
+    if grades.unreadable is not None:
+        examples = ", ".join(map(repr, grades.unreadable.texts[:5]))
+        notes.append(f"{grades.unreadable.rows:,} values of `{label}` are no whole number and are left out: {examples}")
+    if grades.odd is not None:
+        examples = ", ".join(map(repr, grades.odd.texts[:5]))
+        notes.append(f"{grades.odd.rows:,} labels are written oddly and read as the number that they are: {examples}")
+    query_ids, doc_ids = (
+        as_ids(columns[name], path=path, name=name) if name in columns else None for name in (by, doc)
     )
-
-
-def _as_probs(row: Any, path: str) -> list[float] | None:
-    if row is None or (isinstance(row, list) and row and all(isinstance(value, int | float) for value in row)):
-        return row
-    raise InputError(f"{path}: column `probs` holds {str(row)[:60]!r}; a list of probabilities a row is wanted.")
-
-
-def _as_samples(row: Any, path: str) -> list[int | None] | None:
-    if row is None:
-        return None
-    if isinstance(row, list):
-        values = [sample.get("grade") if isinstance(sample, dict) else sample for sample in row]
-        if all(value is None or type(value) is int for value in values):
-            return values
-    raise InputError(f"{path}: column `samples` holds {str(row)[:60]!r}; a list of grades a row is wanted.")
-
-
-def map_labels(part: LabelPart, label_map: GradeMap | None, *, where: str) -> LabelPart:
-    """Labels, samples and distributions on another scale: the mass of grades that fall together is added.
-
-    Raises:
-        InputError: a label that the map does not name.
-    """
-    if label_map is None:
-        return part
-    option = "--map-labels"
-    grades = mapped(part.grades, label_map, where=where, option=option)
-    samples = part.samples and [
-        None if row is None else mapped(row, label_map, where=where, option=option) for row in part.samples
-    ]
-    probs = part.probs and [None if row is None else _map_probs(row, label_map, where) for row in part.probs]
-    return LabelPart(part.row_ids, part.query_ids, part.doc_ids, grades, probs, samples)
-
-
-def _map_probs(row: list[float], label_map: GradeMap, where: str) -> list[float]:
-    mapped(range(len(row)), label_map, where=f"{where}, distributions", option="--map-labels")
-    merged = [0.0] * (max(label_map.values()) + 1)
-    for grade, mass in enumerate(row):
-        merged[label_map[grade]] += mass
-    return merged
+    return LabelPart(
+        pa.array(kept),
+        grades.values,
+        query_ids,
+        doc_ids,
+        file_distributions(columns["probs"], path) if "probs" in columns else None,
+        file_samples(columns["samples"], path) if "samples" in columns else None,
+    )
 
 
 def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
@@ -319,18 +283,20 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
     return [file.path for file in found.files], grade or columns.gold or "grade"
 
 
-def load_gold_by_row(files: list[str], column: str, storage: Storage) -> list[Any]:
+def load_gold_by_row(files: list[str], column: str, storage: Storage) -> Column:
     """A column of a run's own input, in the order of row ids.
 
     Raises:
         InputError: it is not there.
     """
-    values: list[Any] = []
+    parts: list[pa.ChunkedArray] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
             require_column(column, parquet.schema_arrow.names, path=path, role="the gold grade", option="--grade")
-            values += parquet.read(columns=[column])[column].to_pylist()
-    return values
+            parts.append(read_parquet(parquet, column))
+    if len({part.type for part in parts}) > 1:
+        return [value for part in parts for value in part.to_pylist()]
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
 
 
 def is_run(path: str, storage: Storage) -> bool:

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from manifests.errors import InputError, UsageError
+from manifests.ids import ids_of, texts_of
 from manifests.inputs.table_files import as_ids, load_columns, read_grades, require_column
 from manifests.storage.context import Storage
 
@@ -23,16 +28,14 @@ class Qrels:
 
     Args:
         path: where they came from, for messages.
-        pairs: (query_id, doc_id) of each row; None where the file has no such columns (it can then be joined by row
-            only).
-        grades: None is null.
-        num_null: rows without a grade; they are left out, never read as 0.
+        query_ids, doc_ids: of each row; None where they are to be joined by row.
+        grades: null where a row has none; such rows are left out, never read as 0.
     """
 
     path: str
-    pairs: list[tuple[str, str]] | None
-    grades: list[int | None]
-    num_null: int
+    query_ids: pa.LargeBinaryArray | None
+    doc_ids: pa.LargeBinaryArray | None
+    grades: pa.Int64Array
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,57 @@ class PairGrades:
     """One grade a pair.
 
     Args:
-        by_pair: None where every grade of the pair is null.
-        num_repeated: rows beyond the first of their pair.
+        queries, docs: the different ids; a pair is a key, its query's place times the number of documents plus its
+            document's place.
+        keys: int64 [P], ascending.
+        grades: of each key; null where every grade of the pair is.
         num_conflicts: pairs with different grades, settled by `--duplicates`.
+        num_rows, num_null: rows of the qrels, and those without a grade.
+        seen: the grades of all rows.
+        begins: the first pairs of the file.
     """
 
-    by_pair: dict[tuple[str, str], int | None]
-    num_repeated: int
+    queries: pa.LargeBinaryArray
+    docs: pa.LargeBinaryArray
+    keys: np.ndarray
+    grades: pa.Int64Array
     num_conflicts: int
+    num_rows: int
+    num_null: int
+    seen: set[int]
+    begins: list[tuple[str, str]]
+
+    @property
+    def num_repeated(self) -> int:
+        """Rows beyond the first of their pair."""
+        return self.num_rows - len(self.keys)
+
+    def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
+        """Where in `grades` each pair stands: int64 [N], -1 for one that is not there."""
+        query_N, doc_N = (
+            pc.index_in(ids, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
+            for ids, known in ((query_ids, self.queries), (doc_ids, self.docs))
+        )
+        key_N = np.where((query_N < 0) | (doc_N < 0), -1, query_N * len(self.docs) + doc_N)
+        place_N = np.searchsorted(self.keys, key_N)
+        is_known_N = np.append(self.keys, -2)[place_N] == key_N
+        return np.where(is_known_N, place_N, -1)
+
+    def grades_of(self, pairs: Sequence[tuple[str, str]]) -> list[int | None]:
+        """The grade of each (query_id, doc_id), None where there is none."""
+        place_N = self.places(ids_of(query for query, _ in pairs), ids_of(doc for _, doc in pairs))
+        return list(taken(self.grades, place_N).to_pylist())
+
+    @property
+    def pair_ids(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
+        """Query and document id of each of `grades`."""
+        query_P, doc_P = np.divmod(self.keys, max(len(self.docs), 1))
+        return self.queries.take(pa.array(query_P)), self.docs.take(pa.array(doc_P))
+
+
+def taken(grades: pa.Int64Array, place_N: np.ndarray) -> pa.Int64Array:
+    """Grades by their places; null for a negative place."""
+    return grades.take(pa.array(place_N, mask=place_N < 0))
 
 
 def load_qrels(
@@ -66,27 +112,19 @@ def load_qrels(
     def choose(names: list[str]) -> list[str]:
         require_column(grade, names, path=path, role="the gold grade", option="--grade")
         if is_by_row:
-            return [name for name in (by, doc, grade) if name in names]
+            return [grade]
         require_column(by, names, path=path, role="the query id", option="--by")
         require_column(doc, names, path=path, role="the document id", option="--doc")
         return [by, doc, grade]
 
     columns = load_columns(path, choose, storage)
-    found = read_grades(columns[grade])
-    if found.unreadable:
-        row, text = next(iter(found.unreadable.items()))
-        raise InputError(
-            f"{path}: {len(found.unreadable)} values of `{grade}` are no whole number (row {row}: {text!r}). "
-            "Name another column with --grade, or leave those rows empty."
-        )
-    grades = mapped(found.values, grade_map, where=f"{path}, column `{grade}`", option="--map")
-    has_ids = by in columns and doc in columns
-    pairs = None
-    if has_ids and not is_by_row:
-        pairs = list(
-            zip(as_ids(columns[by], path=path, column=by), as_ids(columns[doc], path=path, column=doc), strict=True)
-        )
-    return Qrels(path, pairs, grades, grades.count(None))
+    advice = " Name another column with --grade, or leave those rows empty."
+    found = read_grades(columns[grade]).readable(path, grade, advice=advice)
+    grades = mapped(found, grade_map, where=f"{path}, column `{grade}`", option="--map")
+    if is_by_row:
+        return Qrels(path, None, None, grades)
+    query_ids, doc_ids = (as_ids(columns[name], path=path, name=name) for name in (by, doc))
+    return Qrels(path, query_ids, doc_ids, grades)
 
 
 def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
@@ -98,30 +136,64 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     Raises:
         InputError: a pair has different grades and `duplicates` is `error`; it names them.
     """
-    held: dict[tuple[str, str], list[int]] = {}
-    for pair, grade in zip(qrels.pairs or [], qrels.grades, strict=True):
-        grades = held.setdefault(pair, [])
-        if grade is not None:
-            grades.append(grade)
-    conflicts = {pair: grades for pair, grades in held.items() if len(set(grades)) > 1}
-    if conflicts and duplicates == "error":
-        named = "; ".join(
-            f"query {pair[0]}, document {pair[1]}: {', '.join(map(str, grades))}"
-            for pair, grades in list(conflicts.items())[:SHOWN]
-        )
+    assert qrels.query_ids is not None
+    assert qrels.doc_ids is not None
+    query, doc = qrels.query_ids.dictionary_encode(), qrels.doc_ids.dictionary_encode()
+    key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
+    order = np.argsort(key_N, kind="stable")
+    keys, start_P = np.unique(key_N[order], return_index=True)
+    grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
+    if len(keys) < len(order):
+        grades, num_conflicts = _settled(qrels, order, start_P, duplicates)
+    begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
+    return PairGrades(
+        query.dictionary,
+        doc.dictionary,
+        keys,
+        grades,
+        num_conflicts,
+        len(order),
+        qrels.grades.null_count,
+        grades_seen(qrels.grades),
+        begins,
+    )
+
+
+def _settled(qrels: Qrels, order: np.ndarray, start_P: np.ndarray, duplicates: Duplicates) -> tuple[pa.Int64Array, int]:
+    """One grade of each pair, and how many pairs have several that differ.
+
+    Args:
+        order: rows of the qrels by pair, in the file's order within one.
+        start_P: where each pair's begin.
+    """
+    grades = qrels.grades.take(pa.array(order))
+    has_N = grades.is_valid().to_numpy(zero_copy_only=False)
+    value_M, pair_M = grades.drop_null().to_numpy(), (np.cumsum(np.bincount(start_P, minlength=len(order))) - 1)[has_N]
+    present, start, count = np.unique(pair_M, return_index=True, return_counts=True)
+    conflicts = present[np.minimum.reduceat(value_M, start) < np.maximum.reduceat(value_M, start)]
+    if len(conflicts) and duplicates == "error":
+        first = conflicts[np.argsort(order[start_P[conflicts]])][:SHOWN]
+        end_P = np.append(start_P[1:], len(order))
+        named = "; ".join(_conflict(qrels, order[start_P[pair] : end_P[pair]]) for pair in first)
         raise InputError(
             f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
             f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
             "Mend the file, or choose: --duplicates mean or --duplicates first."
         )
-    by_pair = {pair: _settled(grades, duplicates) if grades else None for pair, grades in held.items()}
-    return PairGrades(by_pair, len(qrels.grades) - len(held), len(conflicts))
+    is_null_P = np.ones(len(start_P), dtype=bool)
+    is_null_P[present] = False
+    settled_P = np.zeros(len(start_P), dtype=np.int64)
+    settled_P[present] = (
+        (2 * np.add.reduceat(value_M, start) + count) // (2 * count) if duplicates == "mean" else value_M[start]
+    )
+    return pa.array(settled_P, mask=is_null_P), len(conflicts)
 
 
-def _settled(grades: list[int], duplicates: Duplicates) -> int:
-    if duplicates == "mean":
-        return (2 * sum(grades) + len(grades)) // (2 * len(grades))
-    return grades[0]
+def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
+    """A pair and its grades, by its rows."""
+    chosen = pa.array(rows)
+    query, doc = (texts_of(ids.take(chosen[:1]))[0] for ids in (qrels.query_ids, qrels.doc_ids) if ids is not None)
+    return f"query {query}, document {doc}: {', '.join(map(str, qrels.grades.take(chosen).drop_null().to_pylist()))}"
 
 
 def parse_map(text: str | None, option: str) -> dict[int, int] | None:
@@ -151,21 +223,28 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
     return found
 
 
-def mapped(grades: Sequence[int | None], grade_map: GradeMap | None, *, where: str, option: str) -> list[int | None]:
-    """Grades through a map; None stays None.
+def grades_seen(grades: pa.Int64Array) -> set[int]:
+    """The grades that occur."""
+    return set(pc.unique(grades.drop_null()).to_pylist())
+
+
+def mapped(grades: pa.Int64Array, grade_map: GradeMap | None, *, where: str, option: str) -> pa.Int64Array:
+    """Grades through a map; null stays null.
 
     Raises:
         InputError: a grade that the map does not name.
     """
     if grade_map is None:
-        return list(grades)
-    missing = sorted({grade for grade in grades if grade is not None and grade not in grade_map})
+        return grades
+    seen = sorted(grades_seen(grades))
+    missing = [grade for grade in seen if grade not in grade_map]
     if missing:
         raise InputError(
             f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it "
             "becomes. Add it."
         )
-    return [None if grade is None else grade_map[grade] for grade in grades]
+    known = pa.array(seen, pa.int64())
+    return pa.array([grade_map[grade] for grade in seen], pa.int64()).take(pc.index_in(grades, value_set=known))
 
 
 def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str) -> None:

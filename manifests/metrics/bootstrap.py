@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95
-CHUNK_VALUES = 6_400_000
-"""Weights held at a time: 51 MB."""
+CHUNK_VALUES = 3_200_000
+"""Weights held at a time: 26 MB."""
 MOST_AT_A_TIME = 128
 """Resamples at a time: enough for a matrix product, few enough for a processor's cache."""
 

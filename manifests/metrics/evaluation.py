@@ -236,7 +236,15 @@ def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: 
     }
     for when, mended_NK in (("before", held_NK), ("after", calibrator.apply(held_NK))):
         held = Judged(
-            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), [], mended_NK, None, None
+            judged.grades,
+            held_gold_N,
+            held_gold_N,
+            held_group_N,
+            len(held_groups),
+            np.zeros_like(held_gold_N),
+            mended_NK,
+            None,
+            None,
         )
         metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
         intervals = bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)

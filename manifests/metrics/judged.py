@@ -5,10 +5,11 @@ Letters: N judged rows, K grades.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests.errors import InputError
 
@@ -20,7 +21,7 @@ class Judged:
     Args:
         gold, labels: int64 [N], 0..K-1.
         queries: int64 [N], 0..num_queries-1 in the order of the ids' text; None where labels name no query.
-        docs: document ids; empty text where there are none.
+        docs: int64 [N], documents numbered in the order of their ids' text; all alike where there are none.
         probs: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
         num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where
             no row has some.
@@ -32,11 +33,11 @@ class Judged:
     labels: np.ndarray
     queries: np.ndarray | None
     num_queries: int
-    docs: list[str]
+    docs: np.ndarray
     probs: np.ndarray | None
     num_correct: np.ndarray | None
     num_samples: np.ndarray | None
-    query_names: list[str] | None = None
+    query_names: pa.LargeBinaryArray | None = None
 
     @property
     def has_probs(self) -> np.ndarray:
@@ -60,43 +61,52 @@ class Judged:
         return score_N
 
 
-def distributions(rows: Sequence[list[float] | None], grades: int, *, where: str) -> np.ndarray | None:
+def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -> np.ndarray | None:
     """Distributions as one array: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
 
     Raises:
         InputError: one is none: of another length, not summing to 1, or holding a negative number or NaN.
     """
-    if not any(row is not None for row in rows):
+    if lists is None or lists.null_count == len(lists):
         return None
-    wrong = next((len(row) for row in rows if row is not None and len(row) != grades), None)
-    if wrong is not None:
-        raise InputError(f"{where}: a distribution has {wrong} entries, the scale {grades} grades.")
-    none = [np.nan] * grades
-    probs_NK = np.array([none if row is None else row for row in rows], dtype=np.float64)
-    has_N = np.array([row is not None for row in rows])
-    held = probs_NK[has_N]
+    check_widths(lists, grades, where=where)
+    flat = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+    held: np.ndarray = flat.astype(np.float64).reshape(-1, grades)
     sums = held.sum(1)
     if not ((held >= 0).all() and np.allclose(sums, 1, atol=1e-3)):
         raise InputError(
             f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN."
         )
-    probs_NK[has_N] = held / sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
+    held /= sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
+    if not lists.null_count:
+        return held
+    probs_NK = np.full((len(lists), grades), np.nan)
+    probs_NK[lists.is_valid().to_numpy(zero_copy_only=False)] = held
     return probs_NK
 
 
-def query_codes(queries: Sequence[str]) -> tuple[np.ndarray, int]:
-    """Queries numbered from 0 in the order of their ids' text, int64 [N], and how many there are."""
-    names = {name: number for number, name in enumerate(sorted(set(queries)))}
-    return np.array([names[query] for query in queries], dtype=np.int64), len(names)
+def check_widths(lists: pa.LargeListArray | None, grades: int, *, where: str) -> None:
+    """Every distribution has K entries.
+
+    Raises:
+        InputError: one has another number.
+    """
+    if lists is not None:
+        sizes = pc.list_value_length(lists).drop_null().to_numpy()
+        wrong = sizes[sizes != grades]
+        if len(wrong):
+            raise InputError(f"{where}: a distribution has {wrong[0]} entries, the scale {grades} grades.")
 
 
-def sample_counts(
-    samples: Sequence[list[int | None] | None], golds: Sequence[int]
-) -> tuple[np.ndarray | None, np.ndarray | None]:
+def sample_counts(samples: pa.LargeListArray | None, gold_N: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Samples equal to gold, and all samples, of each row: int64 [N], 0 where a row has none; None where no row has
     some.
     """
-    if not any(samples):
+    if samples is None:
         return None, None
-    correct = [sum(one == gold for one in row or ()) for row, gold in zip(samples, golds, strict=True)]
-    return np.array(correct), np.array([len(row or ()) for row in samples])
+    size_N = pc.list_value_length(samples).fill_null(0).to_numpy()
+    if not size_N.any():
+        return None, None
+    row_M = np.repeat(np.arange(len(size_N)), size_N)
+    grade_M = pc.list_flatten(samples).to_numpy(zero_copy_only=False)  # NaN where a sample failed
+    return np.bincount(row_M[grade_M == gold_N[row_M]], minlength=len(size_N)), size_N

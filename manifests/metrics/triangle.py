@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from manifests.ids import codes_of, pair_codes, texts_of
 from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
 from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.calibration import TINY
 from manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
-from manifests.metrics.judged import Judged, query_codes, sample_counts
+from manifests.metrics.judged import Judged, sample_counts
 from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
 from manifests.metrics.ranking import tau_by_query
 from manifests.metrics.statistics import Sums, mean_of_queries, mean_of_rows
@@ -41,16 +43,16 @@ class Labelled:
 
     where: str
     row_ids: np.ndarray
-    query_ids: list[str]
-    doc_ids: list[str]
+    query_ids: pa.LargeBinaryArray
+    doc_ids: pa.LargeBinaryArray
     grades: np.ndarray
     probs: np.ndarray | None
-    samples: list[list[int | None] | None]
+    samples: pa.LargeListArray | None
     num_without_label: int
 
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        return list(zip(self.query_ids, self.doc_ids, strict=True))
+    def pairs(self, first: int) -> list[tuple[str, str]]:
+        """(query_id, doc_id) of the first rows."""
+        return list(zip(texts_of(self.query_ids[:first]), texts_of(self.doc_ids[:first]), strict=True))
 
 
 class Match(NamedTuple):
@@ -100,27 +102,37 @@ def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> 
     if is_same_input:
         _, ours, theirs = np.intersect1d(teacher.row_ids, student.row_ids, assume_unique=True, return_indices=True)
         return Match(BY_ROW, ours, theirs, 0)
-    places: dict[tuple[str, str], list[int]] = {}
-    for place, pair in enumerate(student.pairs):
-        places.setdefault(pair, []).append(place)
-    taken: dict[tuple[str, str], int] = {}
-    ours_list, theirs_list = [], []
-    for place, pair in enumerate(teacher.pairs):
-        number = taken.get(pair, 0)
-        if number < len(places.get(pair, ())):
-            ours_list.append(place)
-            theirs_list.append(places[pair][number])
-            taken[pair] = number + 1
-    num_repeated = len(ours_list) - len(taken)
-    return Match(BY_IDS, np.array(ours_list, dtype=np.int64), np.array(theirs_list, dtype=np.int64), num_repeated)
+    codes = pair_codes(
+        *(
+            pa.concat_arrays([ours, theirs])
+            for ours, theirs in ((teacher.query_ids, student.query_ids), (teacher.doc_ids, student.doc_ids))
+        )
+    )
+    sides = np.split(np.unique(codes, return_inverse=True)[1], [len(teacher.grades)])
+    # the same pair's first row, second row, …
+    number_N, number_M = (_numbers(pair) for pair in sides)
+    most = max(number_N.max(initial=0), number_M.max(initial=0)) + 1
+    keys = sides[0] * most + number_N, sides[1] * most + number_M
+    _, ours, theirs = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    order = np.argsort(ours)
+    return Match(BY_IDS, ours[order], theirs[order], int((number_N[ours] > 0).sum()))
+
+
+def _numbers(pair_N: np.ndarray) -> np.ndarray:
+    """How many rows of the same pair stand before each row: int64 [N]."""
+    order = np.argsort(pair_N, kind="stable")
+    _, start, count = np.unique(pair_N[order], return_index=True, return_counts=True)
+    number_N = np.empty(len(pair_N), dtype=np.int64)
+    number_N[order] = np.arange(len(pair_N)) - np.repeat(start, count)
+    return number_N
 
 
 def compare(
     teacher: Labelled,
     student: Labelled,
     match: Match,
-    golds: Sequence[int | None] | None,
-    is_known: Sequence[bool],
+    golds: pa.Int64Array | None,
+    is_known: np.ndarray,
     *,
     grades: int,
     resamples: int,
@@ -131,17 +143,21 @@ def compare(
 
     Args:
         pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
-        golds: gold grade of each matched row, None for a null one; None altogether where nobody judges.
+        golds: gold grade of each matched row, or null; None where nobody judges.
         is_known: whether the row has a gold grade at all, null or not.
     """
-    query_N, num_queries = query_codes([teacher.query_ids[row] for row in match.teacher])
+    query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
+    num_queries = len(query_names)
     beside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
     metrics = MetricSet(AGAINST_TEACHER, beside, num_groups=num_queries)
     intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
     found: tuple[Evaluation | None, Evaluation | None, dict[str, Difference]] = (None, None, {})
-    judged = [] if golds is None else [row for row, gold in enumerate(golds) if gold is not None]
-    if golds is not None and judged:
-        gold_N = np.array([golds[row] for row in judged], dtype=np.int64)
+    num_judged = num_known = 0
+    if golds is not None:
+        num_judged, num_known = len(golds) - golds.null_count, int(is_known.sum())
+    if golds is not None and num_judged:
+        judged = golds.is_valid().to_numpy(zero_copy_only=False)
+        gold_N = golds.drop_null().to_numpy()
         ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades)
         theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades)
         found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
@@ -153,9 +169,9 @@ def compare(
         "only_student": len(student.grades) - len(match.student),
         "with_distributions": metrics.over("kl"),
         "queries": num_queries,
-        "judged": len(judged),
-        "unjudged": 0 if golds is None else len(golds) - sum(is_known),
-        "gold_null": 0 if golds is None else sum(is_known) - len(judged),
+        "judged": num_judged,
+        "unjudged": 0 if golds is None else len(golds) - num_known,
+        "gold_null": num_known - num_judged,
     }
     notes = [*beside.notes, *_match_notes(teacher, student, match)]
     notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
@@ -260,13 +276,14 @@ def _judged(
     """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have
     the same groups.
     """
-    query_N, num_queries = query_codes([names.query_ids[row] for row in name_rows])
+    named = pa.array(name_rows)
+    query_N, query_names = codes_of(names.query_ids.take(named))
     probs_NK = None if labels.probs is None else labels.probs[rows]
     if probs_NK is not None and np.isnan(probs_NK).all():
         probs_NK = None
-    counted: tuple[Any, Any] = sample_counts([labels.samples[row] for row in rows], gold_N.tolist())
-    docs = [names.doc_ids[row] for row in name_rows]
-    return Judged(grades, gold_N, labels.grades[rows], query_N, num_queries, docs, probs_NK, *counted)
+    counted = sample_counts(labels.samples and labels.samples.take(pa.array(rows)), gold_N)
+    doc_N, _ = codes_of(names.doc_ids.take(named))
+    return Judged(grades, gold_N, labels.grades[rows], query_N, len(query_names), doc_N, probs_NK, *counted)
 
 
 def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.metrics.ranking import auc, cut_names, rank_queries
+from manifests.ids import codes_of, ids_of
+from manifests.metrics import ranking
+from manifests.metrics.ranking import QueryRanking, auc, cut_names
 from manifests.metrics.statistics import Order, places_of
 
 # query, gold, score
 ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)
+
+
+def rank_queries(query: np.ndarray, docs: list[str], score: np.ndarray, gold: np.ndarray, **kept: int) -> QueryRanking:
+    """By ids as they are written."""
+    return ranking.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
 
 
 def slow_ndcg(golds: list[int], depth: int = 10) -> float:

@@ -9,14 +9,16 @@ from typing import Any
 
 import ir_measures
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
+from manifests.ids import codes_of, ids_of
 from manifests.judging.joins import gather
-from manifests.judging.label_sets import LabelPart
+from manifests.judging.label_columns import LabelPart
 from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstrap
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
@@ -34,13 +36,13 @@ def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled,
     theirs = ours + random.dirichlet(np.ones(GRADES), rows)
     sides = []
     for name, probs in (("teacher", ours), ("student", theirs)):
-        held = (probs / probs.sum(1, keepdims=True)).tolist()
+        held = probs / probs.sum(1, keepdims=True)
         part = LabelPart(
-            list(range(rows)),
-            [f"q{row % queries}" for row in range(rows)],
-            [f"d{row}" for row in range(rows)],
-            [int(np.argmax(row)) for row in held],
-            held,
+            pa.array(range(rows)),
+            pa.array(held.argmax(1)),
+            ids_of(f"q{row % queries}" for row in range(rows)),
+            ids_of(f"d{row}" for row in range(rows)),
+            pa.array(held.tolist(), pa.large_list(pa.float64())),
         )
         sides.append(gather([part], grades=GRADES, where=name))
     return sides[0], sides[1], gold.tolist()
@@ -48,13 +50,15 @@ def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled,
 
 def triangle(teacher: Labelled, student: Labelled, golds: list[Any] | None, **options: Any) -> Any:
     match = match_rows(teacher, student, is_same_input=True)
-    known = [True] * len(match.teacher)
-    return compare(teacher, student, match, golds, known, grades=GRADES, **{"resamples": 200, "seed": 7} | options)
+    known = np.ones(len(match.teacher), dtype=bool)
+    held = None if golds is None else pa.array(golds, pa.int64())
+    return compare(teacher, student, match, held, known, grades=GRADES, **{"resamples": 200, "seed": 7} | options)
 
 
 def judged(labels: Labelled, golds: list[int], queries: int = 6) -> Judged:
     query_N = np.array([row % queries for row in range(len(golds))])
-    return Judged(GRADES, np.array(golds), labels.grades, query_N, queries, labels.doc_ids, labels.probs, None, None)
+    doc_N, _ = codes_of(labels.doc_ids)
+    return Judged(GRADES, np.array(golds), labels.grades, query_N, queries, doc_N, labels.probs, None, None)
 
 
 def test_kl_is_the_relative_entropy_of_scipy_in_the_teachers_direction() -> None:
@@ -226,7 +230,8 @@ def test_figures_of_each_side_are_those_of_evaluate() -> None:
 
 
 def part(rows: list[int], pairs: list[tuple[str, str]], grades: list[int | None]) -> LabelPart:
-    return LabelPart(rows, [query for query, _ in pairs], [doc for _, doc in pairs], grades)
+    ids = (ids_of(pair[side] for pair in pairs) for side in (0, 1))
+    return LabelPart(pa.array(rows, pa.int64()), pa.array(grades, pa.int64()), *ids)
 
 
 def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
@@ -241,7 +246,7 @@ def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
     )
     by_ids = match_rows(ours, theirs, is_same_input=False)
     assert by_ids.how == BY_IDS
-    assert [ours.pairs[row] for row in by_ids.teacher] == [theirs.pairs[row] for row in by_ids.student] == same
+    assert [ours.pairs(3)[row] for row in by_ids.teacher] == [theirs.pairs(3)[row] for row in by_ids.student] == same
 
 
 def test_a_pair_that_stands_twice_is_matched_in_order_and_never_doubled() -> None:
@@ -252,7 +257,7 @@ def test_a_pair_that_stands_twice_is_matched_in_order_and_never_doubled() -> Non
     match = match_rows(ours, theirs, is_same_input=False)
     assert ours.grades[match.teacher].tolist() == theirs.grades[match.student].tolist() == [0, 1]
     assert match.num_repeated == 1
-    found = compare(ours, theirs, match, None, [], grades=3, resamples=0, seed=1)
+    found = compare(ours, theirs, match, None, np.ones(0), grades=3, resamples=0, seed=1)
     assert (found.counts["only_teacher"], found.counts["only_student"]) == (2, 1)
     assert any("several times" in note for note in found.notes)
 
@@ -262,6 +267,6 @@ def test_rows_without_a_label_are_counted_and_never_matched() -> None:
     theirs = gather([part([0, 1], [("q", "a"), ("q", "b")], [0, 2])], grades=3, where="theirs")
     match = match_rows(ours, theirs, is_same_input=True)
     assert ours.row_ids[match.teacher].tolist() == [1]
-    found = compare(ours, theirs, match, None, [], grades=3, resamples=0, seed=1)
+    found = compare(ours, theirs, match, None, np.ones(0), grades=3, resamples=0, seed=1)
     assert any("rows of ours without a readable label, left out: 1" in note for note in found.notes)
     assert "kl" not in found.against_teacher

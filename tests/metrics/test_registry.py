@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import ir_measures
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
+from manifests.ids import codes_of, ids_of
 from manifests.metrics.bootstrap import draw_weights
 from manifests.metrics.gates import parse_gate
 from manifests.metrics.judged import Judged
@@ -28,6 +29,10 @@ from manifests.metrics.statistics import JudgedStatistics
 GRADES = 3
 NAMES = [metric.name for metric in METRICS]
 EVALUATE_PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
+
+
+def numbered(docs: Iterable[str]) -> np.ndarray:
+    return codes_of(ids_of(docs))[0]
 
 
 def world(seed: int, *, rows: int = 40, queries: int | None = 5, share_with_probs: float = 1.0) -> Judged:
@@ -41,7 +46,7 @@ def world(seed: int, *, rows: int = 40, queries: int | None = 5, share_with_prob
     query = (
         None if queries is None else np.concatenate([np.arange(queries), random.integers(0, queries, rows - queries)])
     )
-    docs = [f"d{row % 30}" for row in range(rows)]
+    docs = numbered(f"d{row % 30}" for row in range(rows))
     correct = random.integers(0, 4, rows)
     held = None if share_with_probs == 0.0 else probs
     return Judged(GRADES, gold, labels, query, queries or 0, docs, held, correct, np.full(rows, 3))
@@ -70,7 +75,7 @@ def repeated(judged: Judged, weights: np.ndarray) -> Judged:
         judged.labels[rows],
         None if judged.queries is None else np.array(queries),
         0 if judged.queries is None else copies,
-        [judged.docs[row] for row in rows],
+        judged.docs[rows],
         None if judged.probs is None else judged.probs[rows],
         judged.num_correct[rows],
         judged.num_samples[rows],
@@ -168,7 +173,9 @@ MEMBERS = {"f1_{}": "1", "auc_{}": "0/12", "pass@{}": "1"}
 def test_every_metric_is_that_of_a_library_or_of_a_loop(name: str) -> None:
     for seed in range(6):
         judged = world(seed, rows=30 * 3, queries=4)
-        judged = Judged(**{**vars(judged), "docs": [f"d{(row * 7) % 90}" for row in range(90)]})  # each document once
+        judged = Judged(
+            **{**vars(judged), "docs": numbered(f"d{(row * 7) % 90}" for row in range(90))}
+        )  # each document once
         assert measured(judged).values[name.format(MEMBERS.get(name))] == pytest.approx(
             REFERENCES[name](judged), abs=1e-12
         )
