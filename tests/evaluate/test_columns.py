@@ -1,4 +1,4 @@
-"""Joins over whole columns against loops over rows: pairs that come again, nulls, other scales, what Parquet may hold."""
+"""Joins over whole columns against loops over rows: pairs that come again, nulls, other scales, Parquet's kinds."""
 
 from __future__ import annotations
 
