@@ -126,7 +126,7 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
         InputError: the file can't be read, lacks a column, or its grades are off the scale.
     """
     wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
-    dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage, reads_context=False)
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage)
     found = read_pairs(dataset, np.arange(dataset.rows), readings=None)
     grade_N = np.full(len(found), NO_GRADE, dtype=np.int64)
     if source.gold is not None:

@@ -12,12 +12,12 @@ included by their literal name.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import traceback
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
@@ -69,7 +69,7 @@ class Turn:
     Args:
         role: who speaks.
         parts: template texts and field names by turns, beginning and ending with a text.
-        order: the field names in the order in which `message` takes their values; `context` once for each document.
+        order: the field names in the order in which `message` takes their values; a list's name once for each text.
     """
 
     __slots__ = ("_pick", "_texts", "fields", "role")
@@ -80,11 +80,12 @@ class Turn:
         keys = parts[1::2]
         self.fields = tuple(key.partition(".")[0] for key in keys)
         # `message` picks from texts + values; picking one item would give no tuple, but there are never two parts.
+        places = {key: place for place, key in enumerate(order)}
         picks: list[int] = []
         for i in range(len(self._texts)):
             picks.append(i)
             if i < len(keys):
-                picks.append(len(self._texts) + order.index(keys[i]))
+                picks.append(len(self._texts) + places[keys[i]])
         self._pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = itemgetter(*picks) if keys else None
 
     def message(self, *values: str) -> Message:
@@ -128,7 +129,14 @@ class Prompts:
         return dict(sorted(self._digests.items()))
 
     def turn(
-        self, role: Role, file: str, *, data: tuple[str, ...], settings: Mapping[str, Any], num_context: int = 0
+        self,
+        role: Role,
+        file: str,
+        *,
+        data: tuple[str, ...],
+        settings: Mapping[str, Any],
+        num_context: int = 0,
+        counts: Mapping[str, int] = MappingProxyType({}),
     ) -> Turn:
         """Render one file for one shape of input.
 
@@ -136,14 +144,18 @@ class Prompts:
             data: the fields that the file must print, in the order in which `Turn.message` takes their values.
                 `context` stands for `num_context` documents and is a list in the template; where there are none, it
                 need not be printed.
+            counts: of each further field that is a list in the template, how many texts it has.
             settings: everything else that the template may read; values known now, no data.
         Raises:
             ConfigError: names the file and, where there is one, the line: bad syntax, an unknown variable, a data field
                 that is missing, or one that was filtered into something else.
         """
-        keys = tuple(key for name in data for key in _keys(name, num_context))
-        values: dict[str, Any] = {name: _Field(name) for name in data if name != "context"}
-        values["context"] = tuple(_Field(key) for key in _keys("context", num_context))
+        counts = {**counts, "context": num_context}
+        keys_of = {name: _keys(name, counts.get(name)) for name in dict.fromkeys((*data, "context"))}
+        keys = tuple(key for name in data for key in keys_of[name])
+        values: dict[str, Any] = {
+            name: tuple(map(_Field, found)) if name in counts else _Field(name) for name, found in keys_of.items()
+        }
         source = self._load(file)
         try:
             text = self._env.get_template(file).render({**settings, **values})
@@ -164,10 +176,12 @@ class Prompts:
                 f"({', '.join(strange) or 'cut'}); "
                 "print data as it is: {{ " + name + " }}"
             )
+        printed = set(pieces[1::2])
         for key in keys:
-            if key not in pieces[1::2]:
+            if key not in printed:
                 name = key.partition(".")[0]
-                shown = "{% for text in context %}{{ text }}{% endfor %}" if name == "context" else "{{ " + name + " }}"
+                loop = "{% for text in " + name + " %}{{ text }}{% endfor %}"
+                shown = loop if name in counts else "{{ " + name + " }}"
                 raise ConfigError(
                     f"{self._where(file, None)}: never prints `{name}` (expected {shown} at one place or more); add it"
                 )
@@ -229,9 +243,8 @@ class Prompts:
         return file, None
 
 
-@functools.lru_cache(maxsize=64)
-def _keys(name: str, num_context: int) -> tuple[str, ...]:
-    return tuple(f"context.{i}" for i in range(num_context)) if name == "context" else (name,)
+def _keys(name: str, count: int | None) -> tuple[str, ...]:
+    return (name,) if count is None else tuple(f"{name}.{i}" for i in range(count))
 
 
 def _line_of(source: str, word: str) -> int | None:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError
-from manifests.labels import Label, LabelColumn, Pair
+from manifests.inputs.column_types import INPUT_KINDS
+from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from manifests.schemas import KINDS
 from manifests.schemas import LABELS as LABEL_SCHEMA
 from manifests.specs import LabelerOptions, unknown_name
@@ -26,6 +27,7 @@ LABELERS: dict[str, str] = {
     "r1": "labelers.r1:R1",
     "r3a": "labelers.r3a:R3A",
     "umbrela": "labelers.umbrela:Umbrela",
+    "variants": "labelers.variants:Variants",
 }
 
 
@@ -37,7 +39,9 @@ class Labeler(Protocol):
     uses_context: bool
     """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at
     `Pair.document` either says so with `reads_document = False`, so that a label outlives a change of the document. One
-    whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn` (`declared_columns`).
+    that looks at further columns of the input names them as `input_columns`, a tuple of `InputColumn`
+    (`declared_reads`). One whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn`
+    (`declared_columns`).
     """
 
     def __init__(self, options: Any) -> None: ...
@@ -91,6 +95,24 @@ def declared_columns(labeler: Labeler | type[Labeler], *, name: str) -> tuple[La
             )
         taken.add(column.name)
     return found
+
+
+def declared_reads(labeler: Labeler, *, name: str) -> Reads:
+    """What a labeler looks at.
+
+    Args:
+        name: of the labeler, for errors.
+    Raises:
+        ConfigError: an input column is of a kind that there is not.
+    """
+    columns = tuple(InputColumn(*column) for column in getattr(labeler, "input_columns", ()))
+    for column in columns:
+        if column.kind not in INPUT_KINDS:
+            raise ConfigError(
+                f"labeler {name}: input column `{column.name}` is of kind {column.kind!r}; there are "
+                f"{', '.join(INPUT_KINDS)}."
+            )
+    return Reads(labeler.uses_context, bool(getattr(labeler, "reads_document", True)), columns)
 
 
 def labeler_names() -> list[str]:

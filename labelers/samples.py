@@ -17,12 +17,12 @@ def merge_samples(labels: Sequence[Label]) -> Label:
     so that a label's parts fit together.
 
     Args:
-        labels: at least one; their distributions, where present, are over the same grades.
+        labels: at least one, each with a grade; their distributions, where present, are over the same grades.
     Source:
         R3A (methods, section 1): with S samples, the mean of the S distributions, and the vote.
     """
     distribution = mean_distribution([label.distribution for label in labels if label.distribution is not None])
-    votes = Counter(label.grade for label in labels)
+    votes = Counter(label.grade for label in labels if label.grade is not None)
     probs = distribution.probs if distribution else ()
     winner = min(votes, key=lambda grade: (-votes[grade], -probs[grade] if probs else 0.0, grade))
     chosen = next(label for label in labels if label.grade == winner)

@@ -13,7 +13,7 @@ import re
 
 from manifests.asks import Answer
 from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Choice, Fragment
+from manifests.formats import AnswerFormat, Choice, Fragment, Lines
 
 _REFUSAL_CHARS = 300
 _REFUSAL = re.compile(
@@ -87,6 +87,10 @@ class Reader:
                     raise _unreadable(
                         answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}"
                     )
+            elif isinstance(section, Lines):
+                count = len(lines_of(content))
+                if not section.least <= count <= section.most:
+                    raise _unreadable(answer, f"{tag} has {count} lines, expected {section.least} to {section.most}")
             elif not content and (isinstance(section, Fragment) or not section.may_be_empty):
                 raise _unreadable(answer, f"{tag} is empty")
             sections[tag] = content
@@ -121,6 +125,11 @@ def require_generated(answer: Answer) -> None:
         raise VerdictError("overlong", answer.detail or "the prompt does not fit")
     if answer.finish == "error":
         raise VerdictError("engine", answer.detail or "the engine failed at this request")
+
+
+def lines_of(content: str) -> list[str]:
+    """The lines of a section, white space at their ends taken off, without blank ones."""
+    return [line for one in content.split("\n") if (line := one.strip())]
 
 
 def is_none(content: str) -> bool:

@@ -40,7 +40,21 @@ class Choice:
     options: tuple[str, ...]
 
 
-Section = Text | Fragment | Choice
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One thing a line, `least` to `most` lines, none empty, each at most `max_line_tokens` tokens long."""
+
+    tag: str
+    least: int
+    most: int
+    max_line_tokens: int
+
+    @property
+    def max_tokens(self) -> int:
+        return self.most * (self.max_line_tokens + 1)
+
+
+Section = Text | Fragment | Choice | Lines
 
 
 @dataclass(frozen=True, slots=True)

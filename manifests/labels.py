@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from manifests.asks import Distribution
@@ -13,7 +14,8 @@ class Pair(NamedTuple):
     """One row of the input.
 
     `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to
-    four high-click documents of the query.
+    four high-click documents of the query. `columns` holds, by name, those of the labeler's `input_columns` that the
+    input has; a null is `""` or `()`.
     """
 
     row_id: int
@@ -22,6 +24,34 @@ class Pair(NamedTuple):
     doc_id: str
     document: str
     context: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = MappingProxyType({})
+
+
+class InputColumn(NamedTuple):
+    """A further column of the input that a labeler looks at where it is there.
+
+    Args:
+        name: as it is called in the input.
+        kind: `string` or `list<string>`.
+        about: what it holds, in a line.
+    """
+
+    name: str
+    kind: str
+    about: str
+
+
+class Reads(NamedTuple):
+    """What a labeler looks at beside the query: what it does not look at is not read, and no part of a label's key.
+
+    Args:
+        context, document: `Pair.context`, `Pair.document`.
+        columns: what it finds in `Pair.columns`.
+    """
+
+    context: bool = False
+    document: bool = True
+    columns: tuple[InputColumn, ...] = ()
 
 
 class Span(NamedTuple):
@@ -52,14 +82,15 @@ class Label:
     """What a labeler read from the answers about one pair.
 
     Args:
-        grade: what the model wrote (or, where it writes nothing, the most probable grade), 0..K-1.
+        grade: what the model wrote (or, where it writes nothing, the most probable grade), 0..K-1; None of a labeler
+            whose `grades` is 0.
         distribution: over the grades at the decision; None where the engine can't give it.
         columns: values of the columns that the labeler declares, by name; one that is not there is null.
         evidence: quoted spans of the document, in the order quoted.
         flags: remarks on this label, each a word of `[a-z_]`.
     """
 
-    grade: int
+    grade: int | None
     distribution: Distribution | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     evidence: tuple[Span, ...] = ()

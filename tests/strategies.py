@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
 from manifests.labels import Pair
 
 SNARES = (
@@ -76,6 +76,9 @@ def pairs() -> st.SearchStrategy[Pair]:
         doc_id=texts(3),
         document=texts(),
         context=st.lists(texts(4), max_size=4).map(tuple),
+        columns=st.fixed_dictionaries(
+            {}, optional={"aspect": texts(3), "previous_queries": st.lists(texts(3), max_size=2).map(tuple)}
+        ),
     )
 
 
@@ -90,11 +93,14 @@ def answer_formats(draw: st.DrawFn) -> AnswerFormat:
     names = draw(st.lists(tags, min_size=1, max_size=6, unique=True))
     sections: list[Section] = []
     for tag in names:
-        kind = draw(st.sampled_from(("text", "fragment", "choice")))
+        kind = draw(st.sampled_from(("text", "fragment", "choice", "lines")))
         if kind == "text":
             sections.append(Text(tag, draw(st.integers(4, 300)), draw(st.booleans())))
         elif kind == "fragment":
             sections.append(Fragment(tag, draw(st.integers(4, 300)), draw(st.booleans())))
+        elif kind == "lines":
+            least = draw(st.integers(1, 3))
+            sections.append(Lines(tag, least, least + draw(st.integers(0, 12)), draw(st.integers(4, 60))))
         else:
             num_options = draw(st.integers(2, 10))
             sections.append(Choice(tag, tuple(map(str, range(num_options)))))
@@ -110,6 +116,10 @@ def contents_of(draw: st.DrawFn, format: AnswerFormat) -> dict[str, str]:
     for section in format.sections:
         if isinstance(section, Choice):
             contents[section.tag] = draw(st.sampled_from(section.options))
+        elif isinstance(section, Lines):
+            line = st.text("abc d", min_size=1, max_size=9).map(lambda text: text.strip() or "x")
+            lines = draw(st.lists(line, min_size=section.least, max_size=section.most))
+            contents[section.tag] = "\n".join(lines)
         else:
             contents[section.tag] = draw(texts(5)).replace("<", "(").strip() or "something"
     return contents

@@ -106,7 +106,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> Gold
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
-    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads_context=False)
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
     with _in_words_of_the_spec():
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()

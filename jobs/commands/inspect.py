@@ -133,13 +133,19 @@ def verify(target: str, day: str | None, output: str) -> int:
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
-    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are none."""
+    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are none; a grade of a
+    labeler that gives none.
+    """
     import numpy as np
 
     grades = int(folder.plan.parts["labeler"]["grades"])
     held = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False)
     where = f"{folder.store.root}/{file.path}"
     values = held["grade"].to_numpy()
+    if not grades:
+        if held["grade"].null_count < len(values) or held["probs"].null_count < len(values):
+            raise ManifestError(f"{where}: holds a grade, of a labeler that gives none.")
+        return
     is_on_scale = not held["grade"].null_count and values.min() >= 0 and values.max() < grades
     if not is_on_scale:
         raise ManifestError(f"{where}: holds a label without a grade of 0 to {grades - 1}.")

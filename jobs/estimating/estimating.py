@@ -21,7 +21,7 @@ from jobs.running.reusing import Reuse, earlier_outputs, label_keys
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.errors import VerdictError
-from manifests.formats import Choice, Text
+from manifests.formats import Choice, Lines, Text
 from manifests.labels import Pair
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
@@ -318,6 +318,8 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
         elif isinstance(section, Text):
             content = "abc " * max(1, min(left // 4, section.max_tokens))
             left -= len(content)
+        elif isinstance(section, Lines):
+            content = "\n".join(f"{number} abc" for number in range(section.least))
         else:
             content = "none"
         pieces.append(f"<{section.tag}>{content.strip()}</{section.tag}>")

@@ -254,12 +254,13 @@ def _open_runs(paths: Sequence[str], storage: Storage) -> list[_Run]:
 def _check_inputs(runs: list[_Run]) -> None:
     first = runs[0]
     for run in runs[1:]:
-        if run.plan.parts["columns"] != first.plan.parts["columns"]:
-            raise ManifestError(
-                f"merge: {run.path} has other columns than {first.path}: {run.plan.parts['columns']} and "
-                f"{first.plan.parts['columns']}. "
-                "One manifest can't describe both; label one of them again."
-            )
+        for part in ("columns", "input_columns"):
+            ours, theirs = run.plan.parts.get(part), first.plan.parts.get(part)
+            if ours != theirs:
+                raise ManifestError(
+                    f"merge: {run.path} has other columns than {first.path}: {ours} and {theirs}. "
+                    "One manifest can't describe both; label one of them again."
+                )
         grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(

@@ -25,9 +25,10 @@ from jobs.planning.spec_places import Places, mark_of, path_of, placed, places_o
 from jobs.planning.spec_variables import spec_variables
 from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
 from labelers.engines.registry import EngineClass, engine_class
-from labelers.registry import Labeler, declared_columns, labeler_class
+from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
 from manifests.errors import ConfigError, UsageError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
+from manifests.labels import Reads
 from manifests.runs.label_keys import BY_CONTENT, stage_digests
 from manifests.runs.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
 from manifests.secrets.redaction import keep_secret, secret_in
@@ -60,6 +61,11 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
 
+    @property
+    def reads(self) -> Reads:
+        """What its labeler looks at."""
+        return declared_reads(self.labeler, name=self.spec.labeler.name)
+
     def open_dataset(self, known: Known | None = None) -> Dataset:
         """Find the input and check its columns.
 
@@ -76,7 +82,7 @@ class Job:
                     f"{self.where}: `output` {self.spec.output} is inside input.path {path}, where its labels would "
                     "be read as input. Give an output elsewhere."
                 )
-        return open_dataset(self.spec.input, self.storage, reads_context=self.labeler.uses_context, known=known)
+        return open_dataset(self.spec.input, self.storage, reads=self.reads, known=known)
 
     def model_digest(self) -> str:
         """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one

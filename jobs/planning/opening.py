@@ -46,7 +46,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         plan, beside = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
-        beside |= known_file(dataset, plan, job.spec.input, reads_context=job.labeler.uses_context)
+        beside |= known_file(dataset, plan, job.spec.input, job.reads)
         if may_write:
             for folder in ("", "plan"):
                 store.sweep(folder)
@@ -76,7 +76,5 @@ def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dat
     if plan is None or known is None:
         return job.open_dataset()
     return job.open_dataset(
-        lambda listed: known_dataset(
-            known, plan, job.spec.input, listed, job.storage, reads_context=job.labeler.uses_context
-        )
+        lambda listed: known_dataset(known, plan, job.spec.input, listed, job.storage, job.reads)
     )

@@ -141,8 +141,9 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
     """
     draw = RowSample(max(1, most))
     grades = run.grades
+    most_nats = math.log(max(grades, 1))  # without grades there is no distribution to be counted
     found = LabelTally(
-        grades, np.zeros(grades, dtype=np.int64), Histogram(math.log(grades)), Histogram(1.0), Counter(), {}, {}, 0
+        grades, np.zeros(grades, dtype=np.int64), Histogram(most_nats), Histogram(1.0), Counter(), {}, {}, 0
     )
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, _NARROW)

@@ -21,9 +21,8 @@ from manifests.storage.filesystems import place_of
 
 
 def label_keys(job: Job, plan: Plan) -> LabelKeys:
-    """Keys of a job's rows. A labeler that does not look at documents says so with `reads_document = False`."""
-    reads_document = bool(getattr(job.labeler, "reads_document", True))
-    return LabelKeys(plan.parts, reads_document=reads_document, reads_context=job.labeler.uses_context)
+    """Keys of a job's rows."""
+    return LabelKeys(plan.parts, job.reads)
 
 
 def earlier_outputs(job: Job) -> list[EarlierOutput]:

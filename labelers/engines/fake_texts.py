@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
 
 CHARS_PER_TOKEN = 4
 """A token of the fake engine."""
@@ -25,6 +25,7 @@ _THOUGHTS = (
     "There is little to hold against the query.",
     "It names the thing but not what is asked of it.",
 )
+_WAYS = ("how to", "what is", "best", "reasons for", "guide to", "examples of", "against", "history of")
 _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 
 
@@ -59,6 +60,8 @@ def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
         elif section.tag == "think":
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
+        elif isinstance(section, Lines):
+            content = _lines(section, query, bits)
         else:
             content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
         bits = bits >> 9 | (bits & 0x1FF) << 55
@@ -86,6 +89,14 @@ def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
     words = query.replace("<", " ").split()
     text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
     return text or ("" if section.may_be_empty else "unclear")
+
+
+def _lines(section: Lines, query: str, bits: int) -> str:
+    """What is asked, said in several ways."""
+    words = " ".join(query.replace("<", " ").split()) or "this"
+    count = section.least + bits % (section.most - section.least + 1)
+    ways = (f"{_WAYS[(bits + place) % len(_WAYS)]}{' more' * (place // len(_WAYS))}" for place in range(count))
+    return "\n".join(f"{way} {words}"[: section.max_line_tokens * CHARS_PER_TOKEN].strip() for way in ways)
 
 
 def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:

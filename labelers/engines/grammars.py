@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
-from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,11 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     if isinstance(section, Text):
         pattern = "[^<]*" if section.may_be_empty or content.strip() else r"[^<\s][^<]*"
         return [f"{name}[max_tokens={section.max_tokens}]: /{pattern}/"]
+    if isinstance(section, Lines):
+        if content:
+            raise ConfigError(f"the prefill begins the lines of <{section.tag}>; it may open them and no more.")
+        more = f'("\\n" {name}l){{{section.least - 1},{section.most - 1}}}'
+        return [f"{name}: {name}l {more}", f"{name}l[max_tokens={section.max_line_tokens}]: /[^<\\s][^<\\n]*/"]
     free = f"{name}[max_tokens={section.max_tokens}]"
     if content:
         return [f"{free}: /[^<]*/"]

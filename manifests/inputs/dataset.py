@@ -26,10 +26,12 @@ import pyarrow.parquet as pq
 
 from manifests.errors import InputError
 from manifests.inputs.column_bytes import leaves_of
+from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input, mark_of
-from manifests.specs import Columns, InputSpec, nearest
+from manifests.labels import Reads
+from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import absolute_path, is_url
@@ -68,6 +70,7 @@ class Dataset:
         marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
+        reads: what the labeler looks at; of its columns those that every file has.
     """
 
     files: tuple[InputFile, ...]
@@ -77,22 +80,23 @@ class Dataset:
     storage: Storage = field(repr=False, compare=False)
     marks: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
+    reads: Reads = Reads()
 
     @property
     def text_columns(self) -> list[str]:
         """What a run reads, query and document ids included."""
-        return _read_columns(self.columns)
+        return _read_columns(self.columns, self.reads)
 
 
 Known = Callable[[list[ListedFile]], Dataset | None]
 
 
-def open_dataset(spec: InputSpec, storage: Storage, *, reads_context: bool, known: Known | None = None) -> Dataset:
+def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = Reads(), known: Known | None = None) -> Dataset:
     """Find the files and check the columns.
 
     Args:
         spec: the job's `input` section.
-        reads_context: whether the labeler looks at context documents; if not, that column is left alone.
+        reads: what the labeler looks at; columns that it does not look at are left alone.
         known: given the files as listed, what an earlier look found if they are still as they were, else None.
     Raises:
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
@@ -113,15 +117,17 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads_context: bool, know
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
+    found = reads
     first_types: dict[str, str] = {}
     marks: list[str] = []
     for (path, mark), look in zip(listed, _looks(paths, storage), strict=True):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
-                columns = _resolve_columns(spec.columns, look.schema, path, reads_context=reads_context)
-            _check_types(columns, look.schema, path, first_types, first_path=paths[0])
-            _check_readable(columns, look, path)
-            groups.append(_group_bytes(look, columns))
+                columns = resolve_columns(spec.columns, look.schema, path, reads_context=reads.context)
+                found = reads._replace(columns=tuple(one for one in reads.columns if one.name in look.schema.names))
+            check_types(columns, found, look.schema, path, first_types, first_path=paths[0])
+            _check_readable(columns, found, look, path)
+            groups.append(_group_bytes(look, columns, found))
         files.append(look.file)
         if mark is not None and mark == look.mark:  # else it was written between its listing and this look
             marks.append(mark)
@@ -141,6 +147,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads_context: bool, know
         storage,
         tuple(marks) if is_marked else (),
         left_out,
+        found,
     )
 
 
@@ -344,97 +351,9 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     return footer_bytes
 
 
-def _resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_context: bool) -> Columns:
-    names = schema.names
-    document = columns.document
-    if not document:
-        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
-        if not document:
-            raise InputError(
-                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
-                f"{', '.join(names)}. Name them in input.columns.document."
-            )
-    context = columns.context or ("context" if "context" in names else None)
-    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
-
-
-def _check_types(
-    columns: Columns, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str
-) -> None:
-    wanted = {
-        "query_id": ([columns.query_id], "a string or an integer", _is_id),
-        "query": ([columns.query], "a string", _is_text),
-        "doc_id": ([columns.doc_id], "a string or an integer", _is_id),
-        "document": (list(columns.document), "a string", _is_text),
-        "context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
-        "gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
-    }
-    for role, (names, allowed, test) in wanted.items():
-        for name in names:
-            count = schema.names.count(name)
-            if count != 1:
-                hint = nearest(name, schema.names)
-                what = "no column" if count == 0 else f"{count} columns named"
-                raise InputError(
-                    f"{path}: {what} `{name}` (input.columns.{role}); it has {', '.join(schema.names)}."
-                    + (f" Did you mean `{hint}`?" if hint and not count else "")
-                )
-            kind = schema.field(name).type
-            if not test(kind):
-                raise InputError(f"{path}: column `{name}` (input.columns.{role}) holds {kind}; {allowed} is wanted.")
-            family = _family(kind)
-            if first_types.setdefault(name, family) != family:
-                raise InputError(
-                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
-                    "the files agree."
-                )
-
-
-def _values(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = _values(kind)
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_null(kind)
-    )
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    return bool(_is_text(kind) or pa.types.is_integer(_values(kind)))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    kind = _values(kind)
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
-
-
-def _is_text_list(kind: pa.DataType) -> bool:
-    if pa.types.is_null(kind):
-        return True
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list and _is_text(kind.value_type))
-
-
-def _family(kind: pa.DataType) -> str:
-    """What must agree between files: text is text, however stored; integers of any width are integers."""
-    for name, test in (
-        ("text", _is_text),
-        ("integers", lambda k: pa.types.is_integer(_values(k))),
-        ("lists of text", _is_text_list),
-    ):
-        if test(kind):
-            return name
-    return str(kind)
-
-
-def _check_readable(columns: Columns, look: _Look, path: str) -> None:
+def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:
     """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
-    for name, leaves in _leaves(look, columns, more=[columns.gold] if columns.gold else []).items():
+    for name, leaves in _leaves(look, columns, reads, more=[columns.gold] if columns.gold else []).items():
         if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
             raise InputError(
                 f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without "
@@ -442,19 +361,20 @@ def _check_readable(columns: Columns, look: _Look, path: str) -> None:
             )
 
 
-def _leaves(look: _Look, columns: Columns, more: Sequence[str] = ()) -> dict[str, list[int]]:
-    return leaves_of(look.metadata, look.schema, [*_read_columns(columns), *more])
+def _leaves(look: _Look, columns: Columns, reads: Reads, more: Sequence[str] = ()) -> dict[str, list[int]]:
+    return leaves_of(look.metadata, look.schema, [*_read_columns(columns, reads), *more])
 
 
-def _read_columns(columns: Columns) -> list[str]:
+def _read_columns(columns: Columns, reads: Reads) -> list[str]:
     """What a run reads, each once."""
     names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
-    return list(dict.fromkeys([*names, columns.context] if columns.context else names))
+    more = [columns.context] if columns.context else []
+    return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
 
 
-def _group_bytes(look: _Look, columns: Columns) -> tuple[tuple[int, int], ...]:
+def _group_bytes(look: _Look, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
     metadata = look.metadata
-    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns).values()))
+    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns, reads).values()))
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

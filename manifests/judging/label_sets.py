@@ -271,7 +271,7 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
     columns = Columns(**plan.parts["columns"])
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
-        found = open_dataset(spec, storage, reads_context=False) if list_files(path, storage) else None
+        found = open_dataset(spec, storage) if list_files(path, storage) else None
     except InputError:
         if not is_url(path) and Path(path).is_dir():
             # grades lie in files: a folder can be nothing else, so what ails it is told

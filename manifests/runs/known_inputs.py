@@ -17,6 +17,7 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import StoreError
 from manifests.inputs.dataset import Dataset
 from manifests.inputs.input_files import ListedFile
+from manifests.labels import Reads
 from manifests.records import checked
 from manifests.runs.plans import Plan
 from manifests.specs import Columns, InputSpec
@@ -38,6 +39,7 @@ class KnownInputs:
         columns: what they were resolved to.
         marks: of each file, as a listing showed it.
         group_bytes: see `Dataset`.
+        more: those of the labeler's input columns that the files have.
     """
 
     inputs: str
@@ -45,16 +47,18 @@ class KnownInputs:
     columns: Columns
     marks: tuple[str, ...]
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    more: tuple[str, ...] = ()
 
 
-def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, *, reads_context: bool) -> dict[str, bytes]:
+def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, reads: Reads) -> dict[str, bytes]:
     """The file that must lie beside a plan (name → bytes); none where some file has no mark."""
     if not dataset.marks:
         return {}
     known = {
         "inputs": plan.parts["inputs"],
-        "asked": _asked(spec, reads_context=reads_context),
+        "asked": _asked(spec, reads),
         "columns": dataset.columns.model_dump(mode="json"),
+        **({"more": [one.name for one in dataset.reads.columns]} if reads.columns else {}),
         "marks": dataset.marks,
         "group_bytes": dataset.group_bytes,
     }
@@ -98,18 +102,19 @@ def known_dataset(
     spec: InputSpec,
     listed: Sequence[ListedFile],
     storage: Storage,
-    *,
-    reads_context: bool,
+    reads: Reads,
 ) -> Dataset | None:
     """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
-    if known.asked != _asked(spec, reads_context=reads_context):
+    if known.asked != _asked(spec, reads):
         return None
     marks = [(absolute_path(file.path), mark) for file, mark in zip(plan.files, known.marks, strict=True)]
     if marks != [(absolute_path(path), mark) for path, mark in listed]:
         return None
     rows = sum(file.rows for file in plan.files)
+    found = reads._replace(columns=tuple(one for one in reads.columns if one.name in known.more))
+    rows_in_use = min(rows, spec.limit or rows)
     return Dataset(
-        tuple(plan.files), known.columns, min(rows, spec.limit or rows), known.group_bytes, storage, known.marks
+        tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.marks, reads=found
     )
 
 
@@ -124,5 +129,6 @@ def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> lis
     ]
 
 
-def _asked(spec: InputSpec, *, reads_context: bool) -> dict[str, Any]:
-    return {"columns": spec.columns.model_dump(mode="json"), "reads_context": reads_context}
+def _asked(spec: InputSpec, reads: Reads) -> dict[str, Any]:
+    more = {"more": [list(one[:2]) for one in reads.columns]} if reads.columns else {}
+    return {"columns": spec.columns.model_dump(mode="json"), "reads_context": reads.context, **more}

@@ -22,7 +22,7 @@ from typing import Any
 
 from manifests.asks import Ask
 from manifests.digests import canonical_json
-from manifests.labels import Pair
+from manifests.labels import Pair, Reads
 from manifests.schemas import KEY_BYTES, NODES
 
 _PERSON_LABEL = b"relabel label 1"
@@ -131,26 +131,26 @@ class LabelKeys:
 
     Args:
         parts: a plan's parts.
-        reads_document, reads_context: whether the labeler looks at them; what it does not look at is no part of the
-            key.
+        reads: what the labeler looks at; what it does not look at is no part of the key.
     """
 
-    def __init__(self, parts: dict[str, Any], *, reads_document: bool, reads_context: bool) -> None:
+    def __init__(self, parts: dict[str, Any], reads: Reads) -> None:
         self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=_PERSON_LABEL)
-        self._reads_document = reads_document
-        self._reads_context = reads_context
+        self._reads = reads
         self._last: tuple[str, tuple[str, ...]] | None = None
         self._head = self._base
 
     def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
         """16 bytes a pair, in order."""
         keys = []
-        last, head, reads_document = self._last, self._head, self._reads_document
-        for _, _, query, _, document, context in pairs:
+        last, head, (_, reads_document, reads_columns) = self._last, self._head, self._reads
+        for _, _, query, _, document, context, columns in pairs:
             if last is None or query != last[0] or context != last[1]:
                 last = query, context
                 head = self._query_head(query, context)
             digest = head.copy()
+            for column in reads_columns:
+                _add_text(digest, repr(columns.get(column.name) or None))
             if reads_document:
                 digest.update(document.encode("utf-8", "surrogatepass"))
             keys.append(digest.digest())
@@ -158,7 +158,7 @@ class LabelKeys:
         return keys
 
     def _query_head(self, query: str, context: tuple[str, ...]) -> blake2b:
-        texts = (normalise_query(query), *(context if self._reads_context else ()))
+        texts = (normalise_query(query), *(context if self._reads.context else ()))
         digest = self._base.copy()
         digest.update(len(texts).to_bytes(8, "little"))
         for text in texts:

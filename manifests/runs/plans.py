@@ -144,6 +144,8 @@ def fingerprint_parts(
         "schema": SCHEMA_VERSION,
         "cut": cut,
     }
+    if dataset.reads.columns:
+        parts["input_columns"] = [one.name for one in dataset.reads.columns]
     plain: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
     return plain
 

@@ -282,10 +282,23 @@ def _pairs(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset)
         if len(texts) == 1
         else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
     )
-    if names.context is None:
+    if names.context is None and not dataset.reads.columns:
         return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
-    contexts = [tuple(text for text in (context or ()) if text)[:4] for context in held[names.context]]
-    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
+    contexts = [_texts(context)[:4] for context in held[names.context]] if names.context else [()] * len(rows)
+    if not dataset.reads.columns:
+        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
+    own = dataset.reads.columns
+    of_rows = zip(*([_READ_AS[one.kind](value) for value in held[one.name]] for one in own), strict=True)
+    columns = [dict(zip((one.name for one in own), values, strict=True)) for values in of_rows]
+    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts, columns)
+
+
+def _texts(values: list[str | None] | None) -> tuple[str, ...]:
+    return tuple(text for text in values or () if text)
+
+
+_READ_AS: dict[str, Callable[[Any], Any]] = {"string": lambda value: value or "", "list<string>": _texts}
+"""By kind of a labeler's input column: its value for a row."""
 
 
 def _as_text(values: list[Any]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from labelers.engines.grammars import GrammarCompiler, render_grammar
 from manifests.errors import ConfigError
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Text
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, make_tokenizer
 
@@ -44,6 +44,24 @@ def accepts(compiler: GrammarCompiler, tokenizer: Any, form: AnswerFormat, text:
 )
 def test_an_answer_has_its_sections_and_nothing_else(text, is_valid, compiler, tokenizer):
     assert accepts(compiler, tokenizer, THINK_SCORE, text) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_valid"),
+    [
+        ("a\nb c", True),
+        ("a\nb\nc", True),
+        ("a", False),
+        ("a\nb\nc\nd", False),
+        ("a\n\nb", False),
+        ("a\n b", False),
+        ("", False),
+        ("a\n<b", False),
+    ],
+)
+def test_lines_are_as_many_as_allowed_and_none_is_empty(lines, is_valid, compiler, tokenizer):
+    form = AnswerFormat((Lines("queries", 2, 3, 20),))
+    assert accepts(compiler, tokenizer, form, f"<queries>{lines}</queries>") is is_valid
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_
             use_dictionary=False,
         )
     assert path.stat().st_size == other.stat().st_size
-    dataset = open_dataset(InputSpec(path=(str(path),)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(path),)), Storage())
     shard = ShardPlan(rows, 0, None, [100] * (rows // 100), 0, 0)
     chunks = read_chunks(dataset, shard, None, range(rows // 100), readings=None)
     seen = [next(chunks)]

@@ -110,7 +110,7 @@ def test_a_file_that_becomes_a_folder_while_it_is_read_ends_the_run_by_its_name(
     write(data)
     if change is into_file:
         into_folder(data)
-    dataset = open_dataset(InputSpec(path=("data.parquet",)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=("data.parquet",)), Storage())
     readings = Readings(LocalRunStore("out"), where="out", block_rows=GROUP, keeps=True)
     shard = ShardPlan(ROWS, 0, None, [GROUP] * 3, 0, 0)
     chunks = read_chunks(dataset, shard, None, range(3), readings=readings)

@@ -23,6 +23,7 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import open_dataset, open_planned
+from manifests.labels import Reads
 from manifests.runs.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
@@ -294,7 +295,7 @@ class Worker:
     """Reads a data set for an output."""
 
     def __init__(self, *, keeps: bool = True, block_rows: int = 4) -> None:
-        self.dataset = open_dataset(InputSpec(path=("pairs.parquet",)), Storage(), reads_context=False)
+        self.dataset = open_dataset(InputSpec(path=("pairs.parquet",)), Storage())
         self.readings = Readings(LocalRunStore("out"), where="out", block_rows=block_rows, keeps=keeps)
 
     def prove(self, groups: list[int], *, block: range | None = None) -> None:

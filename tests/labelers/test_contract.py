@@ -24,8 +24,10 @@ from tests.strategies import SNARES, pairs, texts
 
 pytestmark = pytest.mark.parametrize("name", labeler_names())
 
-QUERY_ONLY = {"complexity"}
+QUERY_ONLY = {"complexity", "variants"}
 """Labelers that never read the document."""
+UNGRADED = {"variants"}
+"""Labelers whose label is no grade."""
 YES_NO = {"complexity", "pointwise"}
 """Labelers whose two grades are no and yes, whatever `grades` might ask for."""
 
@@ -64,15 +66,22 @@ def test_probe_has_the_shape_of_every_ask_of_a_label(name: str) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: repr(pair.document[:12]))
 def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pair) -> None:
     label, asks, _ = walk(labeler(name), pair, fake())
-    assert 0 <= label.grade < labeler_class(name).Options(name=name).grades
     assert json.loads(as_json(label))["grade"] == label.grade
     check_written(label, declared_columns(labeler(name), name=name))
-    assert isinstance(label.distribution, Distribution)
-    assert sum(label.distribution.probs) == pytest.approx(1.0)
+    check_grade(name, label)
+    if name not in UNGRADED:
+        assert isinstance(label.distribution, Distribution)
+        assert sum(label.distribution.probs) == pytest.approx(1.0)
     assert all(flag.replace("_", "").isalpha() and flag.islower() for flag in label.flags)
     for span in label.evidence:
         assert pair.document[span.start : span.end] == span.text
     check_messages(asks, pair, reads_document=name not in QUERY_ONLY)
+
+
+def check_grade(name: str, label: Label) -> None:
+    grades = labeler_class(name).Options(name=name).grades
+    assert (grades == 0) is (name in UNGRADED)
+    assert label.grade is None if name in UNGRADED else label.grade is not None and 0 <= label.grade < grades
 
 
 def check_written(label: Label, declared: tuple[LabelColumn, ...]) -> None:
@@ -176,7 +185,7 @@ def test_an_answer_that_was_never_given_is_named_by_its_finish(name: str, finish
 @given(data=st.data())
 def test_any_text_gives_a_label_below_k_or_a_verdict_error(name: str, data: st.DataObject) -> None:
     subject = labeler(name)
-    _, asks, good = walk(subject, ROSES, fake())
+    _, _, good = walk(subject, ROSES, fake())
     finish = data.draw(st.sampled_from(("stop", "length", "refused")))
     generator = subject.label(ROSES)
     next(generator)
@@ -186,8 +195,7 @@ def test_any_text_gives_a_label_below_k_or_a_verdict_error(name: str, data: st.D
     with pytest.raises((StopIteration, VerdictError)) as ended:
         generator.send(answer)
     if isinstance(ended.value, StopIteration):
-        assert isinstance(ended.value.value.grade, int)
-        assert 0 <= ended.value.value.grade < len(asks[-1].decisions[-1].labels)
+        check_grade(name, ended.value.value)
 
 
 def test_flags_of_the_answer_reach_the_label(name: str) -> None:
@@ -206,6 +214,10 @@ def test_a_prompt_too_long_to_cut_is_overlong(name: str) -> None:
 
 @pytest.mark.parametrize("grades", [2, 3, 5, 10])
 def test_the_number_of_grades_is_an_option(name: str, grades: int) -> None:
+    if name in UNGRADED:
+        with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
+            labeler(name, grades=grades)
+        return
     if name in YES_NO:
         if grades != 2:
             with pytest.raises(ConfigError, match=f"`grades` = {grades}"):

@@ -36,7 +36,7 @@ def planned_run(folder: Path) -> RunFolder:
         "document": ["d"] * 8,
     }
     pq.write_table(pa.table(table), folder / "in.parquet")
-    dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage())
     store = LocalRunStore(folder / "out")
     plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
     write_plan(store, plan, beside)

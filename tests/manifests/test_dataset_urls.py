@@ -42,7 +42,7 @@ def bucket() -> str:
 
 @pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/"])
 def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
-    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), Storage(), reads_context=False)
+    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), Storage())
     plan, _ = make_plan(opened, {}, name="job", shards=2, chunk_rows=3)
     found = [
         pair
@@ -65,21 +65,21 @@ def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: 
         return true(path, storage)
 
     monkeypatch.setattr(dataset, "_look", look)
-    found = open_dataset(InputSpec(path=(bucket,)), Storage(), reads_context=False)
+    found = open_dataset(InputSpec(path=(bucket,)), Storage())
     assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
 
 def test_a_url_that_names_nothing_or_no_filesystem_is_told(bucket: str) -> None:
     for path, message in (("memory://bucket/none.parquet", "no such file"), ("quux://bucket/x.parquet", "quux")):
         with pytest.raises((InputError, ConfigError), match=message):
-            open_dataset(InputSpec(path=(path,)), Storage(), reads_context=False)
+            open_dataset(InputSpec(path=(path,)), Storage())
 
 
 def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(loaded, "s3", raising=False)  # a test before this one may have loaded it
     with pytest.raises(MissingExtraError, match=r"relabel\[s3\]"):
-        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), Storage(), reads_context=False)
+        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), Storage())
 
 
 @pytest.mark.parametrize(

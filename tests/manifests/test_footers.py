@@ -24,4 +24,4 @@ def test_a_column_name_that_is_no_text_any_more_is_told(tmp_path: Path, name: st
     assert name.encode() in whole
     path.write_bytes(whole.replace(name.encode(), b"\xf1" + name.encode()[1:]))
     with pytest.raises(InputError, match="can't be read"):
-        open_dataset(InputSpec(path=(str(path),)), Storage(), reads_context=False)
+        open_dataset(InputSpec(path=(str(path),)), Storage())

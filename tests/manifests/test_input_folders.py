@@ -42,7 +42,7 @@ def test_linked_folders_and_files_are_read_under_the_names_of_their_links(folder
     Path("in/more").symlink_to("../elsewhere")
     Path("in/c.parquet").symlink_to(folder / "elsewhere/deep/b.parquet")
     with pytest.raises(InputError, match=r"in/c\.parquet and in/more/deep/b\.parquet are one file"):
-        open_dataset(InputSpec(path=("in",)), Storage(), reads_context=False)
+        open_dataset(InputSpec(path=("in",)), Storage())
     Path("in/c.parquet").unlink()
     assert listed() == ["in/a.parquet", "in/more/deep/b.parquet"]
     Path("whole").symlink_to("in")
@@ -154,7 +154,7 @@ def test_what_rules_leave_out_is_counted_and_not_looked_into(folder: Path) -> No
     found = list_input("in", Storage())
     assert [file.path for file in found.files] == ["in/a.parquet"]
     assert found.left_out == {"_*": 3, ".*": 2, "_*/": 1, ".*/": 1, "no suffix": 1, "*.csv": 2, "*.PARQUET": 1}
-    assert open_dataset(InputSpec(path=("in",)), Storage(), reads_context=False).left_out[0] == ("_*", 3)
+    assert open_dataset(InputSpec(path=("in",)), Storage()).left_out[0] == ("_*", 3)
 
 
 def test_by_url_the_same_is_left_out_and_counted(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_nothing_but_what_is_left_out_says_so(folder: Path) -> None:
     Path("csv").mkdir()
     Path("csv/a.csv").write_text("")
     with pytest.raises(InputError, match=r"no Parquet file there \(left out: 1 \*\.csv\)"):
-        open_dataset(InputSpec(path=("csv",)), Storage(), reads_context=False)
+        open_dataset(InputSpec(path=("csv",)), Storage())
 
 
 @pytest.mark.parametrize("pattern", ["in", "in/*.parquet", "in/*"])

@@ -147,7 +147,7 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     and chunks.
     """
     dataset = open_dataset(
-        InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage(), reads_context=False
+        InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage()
     )
     store = LocalRunStore(folder / "_out")
     plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
@@ -261,7 +261,7 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
     for order in (list(held), list(reversed(held))):
         pq.write_table(pa.table({at: held[at] for at in order}), tmp_path / "a.parquet", row_group_size=5)
         spec = InputSpec(path=(str(tmp_path / "a.parquet"),), columns=Columns(query_id=name, document=("document",)))
-        dataset = open_dataset(spec, Storage(), reads_context=False)
+        dataset = open_dataset(spec, Storage())
         plan, beside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
         store = LocalRunStore(tmp_path / f"out{order[0]}")
         write_plan(store, plan, beside)

@@ -17,6 +17,7 @@ from manifests.errors import StoreUnreachableError
 from manifests.inputs import dataset as dataset_module
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.input_files import list_files, mark_of
+from manifests.labels import Reads
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
 from manifests.specs import Columns, InputSpec
@@ -44,10 +45,10 @@ class Planned:
             write(self.folder / f"{name}.parquet")
         self.spec = InputSpec(path=(str(self.folder),))
         self.store = LocalRunStore(folder / "out")
-        self.first = open_dataset(self.spec, Storage(), reads_context=False)
+        self.first = open_dataset(self.spec, Storage())
         parts = {"inputs": digest_of([list(file.identity) for file in self.first.files])}
         plan, beside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)
-        write_plan(self.store, plan, beside | known_file(self.first, plan, self.spec, reads_context=False))
+        write_plan(self.store, plan, beside | known_file(self.first, plan, self.spec, Reads()))
 
     @property
     def plan(self) -> Plan:
@@ -60,7 +61,7 @@ class Planned:
         spec = spec or self.spec
         known = load_known(self.store, self.plan)
         listed = [file for pattern in spec.path for file in list_files(pattern, Storage())]
-        return known and known_dataset(known, self.plan, spec, listed, Storage(), reads_context=False)
+        return known and known_dataset(known, self.plan, spec, listed, Storage(), Reads())
 
 
 @pytest.fixture
@@ -80,8 +81,7 @@ def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(
     found = open_dataset(
         planned.spec,
         Storage(),
-        reads_context=False,
-        known=lambda listed: known_dataset(known, planned.plan, planned.spec, listed, Storage(), reads_context=False),
+        known=lambda listed: known_dataset(known, planned.plan, planned.spec, listed, Storage(), Reads()),
     )
     assert found == planned.first
 
@@ -117,7 +117,7 @@ def test_another_file_or_place_or_wish_is_looked_at_again(planned: Planned, tmp_
     planned.folder.rename(tmp_path / "moved")
     moved = InputSpec(path=(str(tmp_path / "moved"),))
     assert planned.shortcut(moved) is None
-    assert [file.identity for file in open_dataset(moved, Storage(), reads_context=False).files] == [
+    assert [file.identity for file in open_dataset(moved, Storage()).files] == [
         file.identity for file in planned.plan.files
     ]
 
@@ -143,10 +143,10 @@ def test_a_shortcut_that_is_damaged_is_never_believed(planned: Planned) -> None:
 def test_a_shortcut_of_another_plan_is_never_believed(planned: Planned, tmp_path: Path) -> None:
     other = Planned(tmp_path / "other")
     write(other.folder / "b.parquet", "green")
-    found = open_dataset(other.spec, Storage(), reads_context=False)
+    found = open_dataset(other.spec, Storage())
     parts = {"inputs": digest_of([list(file.identity) for file in found.files])}
     plan, _ = make_plan(found, parts, name="job", shards=1, chunk_rows=4)
-    planned.store.put(KNOWN_NAME, known_file(found, plan, other.spec, reads_context=False)[KNOWN_NAME])
+    planned.store.put(KNOWN_NAME, known_file(found, plan, other.spec, Reads())[KNOWN_NAME])
     assert load_known(planned.store, planned.plan) is None
 
 
@@ -161,9 +161,9 @@ def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_is_not_ma
         return listed
 
     monkeypatch.setattr(dataset_module, "list_input", listing)
-    found = open_dataset(planned.spec, Storage(), reads_context=False)
+    found = open_dataset(planned.spec, Storage())
     assert found.marks == ()
-    assert known_file(found, planned.plan, planned.spec, reads_context=False) == {}
+    assert known_file(found, planned.plan, planned.spec, Reads()) == {}
 
 
 def test_storage_whose_tags_prove_nothing_gives_no_marks(tmp_path: Path) -> None:

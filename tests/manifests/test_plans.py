@@ -70,7 +70,7 @@ def write(path: Path, query_ids: list[str | int | None], group: int = 7) -> None
 
 
 def dataset_of(path: Path, **options: object) -> Dataset:
-    return open_dataset(InputSpec(path=(str(path),), **options), Storage(), reads_context=False)  # type: ignore[arg-type]
+    return open_dataset(InputSpec(path=(str(path),), **options), Storage())  # type: ignore[arg-type]
 
 
 def plan_of(path: Path, *, shards: int = 3, chunk_rows: int = 4, **options: object):  # type: ignore[no-untyped-def]

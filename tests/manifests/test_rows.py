@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.inputs.dataset import open_dataset
+from manifests.labels import Reads
 from manifests.runs import rows as rows_module
 from manifests.runs.plans import make_plan, shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
@@ -65,7 +66,7 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
                 }
             )
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
-        dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads_context=False)
+        dataset = open_dataset(InputSpec(path=(scratch,)), Storage())
         plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
         store = LocalRunStore(Path(scratch) / "out")
         write_plan(store, plan, beside)
@@ -95,7 +96,7 @@ def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Pat
     text = pa.Array.from_buffers(pa.string(), 2, bad.buffers())
     table = pa.table({"query_id": ["a", "a"], "query": ["q", "q"], "doc_id": ["1", "2"], "document": text})
     pq.write_table(table, tmp_path / "a.parquet")
-    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
     plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
     (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
     assert [pair.document for pair in chunk.pairs] == ["fine", "caf�"]
@@ -113,7 +114,7 @@ def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: 
     )
     pq.write_table(table, tmp_path / "a.parquet")
     for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):
-        dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage(), reads_context=reads_context)
+        dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage(), reads=Reads(context=reads_context))
         plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
         (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
         assert [pair.context for pair in chunk.pairs] == expected

@@ -109,7 +109,7 @@ def forge_run(
         seconds: from one commit to the next, by the receipts' times; chunks go to `workers` in blocks.
     """
     columns = Columns(gold=gold)
-    dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(pairs),), columns=columns), Storage())
     parts = fingerprint_parts(
         dataset,
         limit=None,

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labelers.variants import Variants
 from manifests.asks import Ask, Message
 from manifests.digests import digest_of
-from manifests.labels import Pair
+from manifests.labels import Pair, Reads
 from manifests.runs.label_keys import AnswerKeys, LabelKeys, normalise_query
 from manifests.runs.reuse import KeyIndex
 from tests.reuse.conftest import Days, rows_of
@@ -27,21 +28,23 @@ PARTS: dict[str, Any] = {
     "engine": {"name": "fake", "seed": 1},
     "overlong": "truncate",
 }
+COLUMNS = Variants.input_columns
 
 
 def key(pair: Pair, parts: dict[str, Any] = PARTS, *, document: bool = True, context: bool = True) -> bytes:
-    return LabelKeys(parts, reads_document=document, reads_context=context).keys([pair])[0]
+    return LabelKeys(parts, Reads(context, document, COLUMNS)).keys([pair])[0]
 
 
 @given(st.lists(pairs(), max_size=8))
 def test_a_key_does_not_depend_on_the_rows_around_it(rows: list[Pair]) -> None:
-    assert LabelKeys(PARTS, reads_document=True, reads_context=True).keys(rows) == [key(row) for row in rows]
+    assert LabelKeys(PARTS, Reads(True, True, COLUMNS)).keys(rows) == [key(row) for row in rows]
 
 
 @given(pairs(), pairs())
 def test_keys_are_equal_only_for_the_same_query_document_and_context(one: Pair, other: Pair) -> None:
     def texts_of(pair: Pair) -> tuple[Any, ...]:
-        return normalise_query(pair.query), pair.document, pair.context
+        more = (pair.columns.get(column.name) or None for column in COLUMNS)
+        return normalise_query(pair.query), pair.document, pair.context, *more
 
     assert (key(one) == key(other)) == (texts_of(one) == texts_of(other))
 

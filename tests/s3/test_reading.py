@@ -51,7 +51,7 @@ def table() -> pa.Table:
 
 
 def planned(url: str, *, shards: int) -> tuple[Dataset, Plan, dict[str, bytes]]:
-    dataset = open_dataset(InputSpec(path=(url,)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(url,)), Storage())
     plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=64)
     return dataset, plan, beside
 

@@ -1,0 +1,33 @@
+"""A search that goes on for several rounds: what `variants` and `review` are told of the rounds before, and when it is
+over.
+
+Source: R2RAG, section 3.3 (papers); the columns' names are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from manifests.labels import InputColumn
+from manifests.specs import LabelerOptions
+
+ASPECT = InputColumn("aspect", "string", "The side of the question that this round searches.")
+PREVIOUS_QUERIES = InputColumn("previous_queries", "list<string>", "Queries of the rounds before.")
+
+
+class OnceAQueryOptions(LabelerOptions):
+    """Options of a labeler whose one answer is about a whole query: rows can't vote on their parts of it."""
+
+    samples: Literal[1] = 1
+    """One: all rows of a query take their label from the same answer."""
+    temperature: float = Field(0.6, ge=0.0, le=5.0)
+    """As in the paper; 0 is greedy."""
+    top_p: float = Field(0.95, gt=0.0, le=1.0)
+    """As in the paper; 1.0 is off."""
+
+
+def folded(query: str) -> str:
+    """A query in which case and white space do not count."""
+    return " ".join(query.casefold().split())

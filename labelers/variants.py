@@ -1,0 +1,97 @@
+"""`variants`: several search queries for one question. Asked once a query, for every row of it; no document reaches the
+prompt, and rows get no grade.
+
+Source: R2RAG (papers, section 3.2 and appendix A.2): two to n queries, n 3 for a simple question and 5 for a complex
+    one. The sentences are ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from labelers.prompts import BUILT_IN, Prompts, Turn
+from labelers.searches import ASPECT, PREVIOUS_QUERIES, OnceAQueryOptions, folded
+from labelers.verdicts import Reader, lines_of, token_budget
+from manifests.asks import Answer, Ask, Sampling
+from manifests.errors import VerdictError
+from manifests.formats import AnswerFormat, Lines, Text
+from manifests.labels import Label, LabelColumn, Pair
+from manifests.specs import LabelerOptions
+
+_FEWEST = 2
+
+
+class VariantsOptions(OnceAQueryOptions):
+    """Options of `variants`."""
+
+    name: str = "variants"
+    """A registered labeler."""
+    grades: Literal[0] = 0
+    """None: the label is a list of queries."""
+    max_variants: int = Field(3, ge=_FEWEST, le=20)
+    """Most queries for one question: 3 suit a simple one, 5 a complex one."""
+
+
+class Variants:
+    """Asks for queries that lead to an answer together. Flags: those of the answer."""
+
+    Options: ClassVar[type[LabelerOptions]] = VariantsOptions
+    columns = (LabelColumn("variants", "list<string>", "The queries, as written, without repetitions."),)
+    input_columns = (ASPECT, PREVIOUS_QUERIES)
+    uses_context = False
+    reads_document = False
+
+    def __init__(self, options: VariantsOptions) -> None:
+        prompts = Prompts(BUILT_IN / "variants", options.templates)
+        self._settings = {"most": options.max_variants}
+        self._system = prompts.turn("system", "system.j2", data=(), settings=self._settings).message()
+        self._turn = functools.lru_cache(maxsize=64)(functools.partial(self._make_turn, prompts))
+        for shape in ((False, 0), (True, 1)):  # a bad template fails here
+            self._turn(*shape)
+        self._digests = prompts.digests
+        queries = Lines("queries", _FEWEST, options.max_variants, options.max_text_tokens)
+        self._format = AnswerFormat((Text("think", options.max_think_tokens), queries))
+        self._reader = Reader(self._format)
+        self._max_tokens = token_budget(self._format)
+        self._sampling = Sampling(options.temperature, options.top_p)
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, the same for all rows of the query.
+
+        Raises:
+            VerdictError: the answer is out of format, or holds fewer than two queries that are not the question.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        variants: dict[str, str] = {}
+        for line in lines_of(sections["queries"]):
+            variants.setdefault(folded(line), line)
+        variants.pop(folded(pair.query), None)
+        if len(variants) < _FEWEST:
+            raise VerdictError("format", f"{len(variants)} queries that differ from the question, expected {_FEWEST}")
+        return Label(None, None, {"variants": list(variants.values())}, reasoning=sections["think"], flags=list(answer.flags))
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "how to prune roses", "d", ""))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        aspect, previous = pair.columns.get(ASPECT.name, ""), pair.columns.get(PREVIOUS_QUERIES.name, ())
+        turn = self._turn(bool(aspect), len(previous))
+        user = turn.message(pair.query, *((aspect,) if aspect else ()), *previous)
+        messages = (self._system, user)
+        return Ask(
+            "variants", messages, self._format, self._max_tokens, shared_by=pair.query_id, sampling=self._sampling
+        )
+
+    def _make_turn(self, prompts: Prompts, has_aspect: bool, num_previous: int) -> Turn:
+        data = ("query", *(("aspect",) if has_aspect else ()), *(("previous_queries",) if num_previous else ()))
+        settings = {**self._settings, "has_aspect": has_aspect, "num_previous": num_previous}
+        return prompts.turn("user", "user.j2", data=data, settings=settings, counts={"previous_queries": num_previous})

@@ -1,0 +1,119 @@
+"""Which columns of a file a job reads, and whether each holds what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from manifests.errors import InputError
+from manifests.labels import Reads
+from manifests.specs import Columns, nearest
+
+
+def resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_context: bool) -> Columns:
+    """The columns by name: which hold the document, and the context where it is wanted and there.
+
+    Raises:
+        InputError: nothing there can be the document.
+    """
+    names = schema.names
+    document = columns.document
+    if not document:
+        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+        if not document:
+            raise InputError(
+                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
+                f"{', '.join(names)}. Name them in input.columns.document."
+            )
+    context = columns.context or ("context" if "context" in names else None)
+    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+
+
+def check_types(
+    columns: Columns, reads: Reads, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str
+) -> None:
+    """Refuse a file without one of the columns, with two of one name, or with one of another type.
+
+    Args:
+        first_types: of the files before, by column; filled in here.
+    Raises:
+        InputError: which, what it holds and what is wanted.
+    """
+    wanted: dict[str, tuple[list[str], str, Callable[[pa.DataType], bool]]] = {
+        "input.columns.query_id": ([columns.query_id], "a string or an integer", _is_id),
+        "input.columns.query": ([columns.query], "a string", _is_text),
+        "input.columns.doc_id": ([columns.doc_id], "a string or an integer", _is_id),
+        "input.columns.document": (list(columns.document), "a string", _is_text),
+        "input.columns.context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
+        "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
+        **{f"the labeler's {one.name}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
+    }
+    for role, (names, allowed, test) in wanted.items():
+        for name in names:
+            count = schema.names.count(name)
+            if count != 1:
+                hint = nearest(name, schema.names)
+                what = "no column" if count == 0 else f"{count} columns named"
+                raise InputError(
+                    f"{path}: {what} `{name}` ({role}); it has {', '.join(schema.names)}."
+                    + (f" Did you mean `{hint}`?" if hint and not count else "")
+                )
+            kind = schema.field(name).type
+            if not test(kind):
+                raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
+            family = _family(kind)
+            if first_types.setdefault(name, family) != family:
+                raise InputError(
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
+                    "the files agree."
+                )
+
+
+def _values(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or pa.types.is_integer(_values(kind)))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    kind = _values(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and _is_text(kind.value_type))
+
+
+INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
+    "string": ("a string", _is_text),
+    "list<string>": ("a list of strings", _is_text_list),
+}
+"""By kind of a labeler's input column: what it holds, in words and as a test."""
+
+
+def _family(kind: pa.DataType) -> str:
+    """What must agree between files: text is text, however stored; integers of any width are integers."""
+    for name, test in (
+        ("text", _is_text),
+        ("integers", lambda k: pa.types.is_integer(_values(k))),
+        ("lists of text", _is_text_list),
+    ):
+        if test(kind):
+            return name
+    return str(kind)
