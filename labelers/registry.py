@@ -26,6 +26,7 @@ LABELERS: dict[str, str] = {
     "pointwise": "labelers.pointwise:Pointwise",
     "r1": "labelers.r1:R1",
     "r3a": "labelers.r3a:R3A",
+    "review": "labelers.review:Review",
     "umbrela": "labelers.umbrela:Umbrela",
     "variants": "labelers.variants:Variants",
 }
@@ -40,7 +41,8 @@ class Labeler(Protocol):
     """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at
     `Pair.document` either says so with `reads_document = False`, so that a label outlives a change of the document. One
     that looks at further columns of the input names them as `input_columns`, a tuple of `InputColumn`
-    (`declared_reads`). One whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn`
+    (`declared_reads`). One that looks at all documents of the query (`Pair.siblings`) says so with `uses_siblings =
+    True`. One whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn`
     (`declared_columns`).
     """
 
@@ -112,7 +114,8 @@ def declared_reads(labeler: Labeler, *, name: str) -> Reads:
                 f"labeler {name}: input column `{column.name}` is of kind {column.kind!r}; there are "
                 f"{', '.join(INPUT_KINDS)}."
             )
-    return Reads(labeler.uses_context, bool(getattr(labeler, "reads_document", True)), columns)
+    reads_document = bool(getattr(labeler, "reads_document", True))
+    return Reads(labeler.uses_context, reads_document, columns, bool(getattr(labeler, "uses_siblings", False)))
 
 
 def labeler_names() -> list[str]:

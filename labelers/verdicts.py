@@ -13,7 +13,7 @@ import re
 
 from manifests.asks import Answer
 from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Choice, Fragment, Lines
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Text
 
 _REFUSAL_CHARS = 300
 _REFUSAL = re.compile(
@@ -87,12 +87,22 @@ class Reader:
                     raise _unreadable(
                         answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}"
                     )
+            elif isinstance(section, Indices):
+                numbers = indices_of(content)
+                if not all(1 <= number <= section.most for number in numbers):
+                    raise _unreadable(answer, f"{tag} is {_shown(content)}, expected numbers of 1 to {section.most}")
             elif isinstance(section, Lines):
                 count = len(lines_of(content))
                 if not section.least <= count <= section.most:
                     raise _unreadable(answer, f"{tag} has {count} lines, expected {section.least} to {section.most}")
             elif not content and (isinstance(section, Fragment) or not section.may_be_empty):
                 raise _unreadable(answer, f"{tag} is empty")
+            if isinstance(section, Text) and section.only_with is not None:
+                other, said = section.only_with
+                is_wanted = sections[other] == said if said else bool(sections[other])
+                if is_wanted is not bool(content):
+                    what = "empty" if is_wanted else "not empty"
+                    raise _unreadable(answer, f"{tag} is {what} where {other} is {_shown(sections[other])}")
             sections[tag] = content
         if at < len(text) and not text[at:].isspace():
             raise _unreadable(answer, "text is after the last section")
@@ -130,6 +140,13 @@ def require_generated(answer: Answer) -> None:
 def lines_of(content: str) -> list[str]:
     """The lines of a section, white space at their ends taken off, without blank ones."""
     return [line for one in content.split("\n") if (line := one.strip())]
+
+
+def indices_of(content: str) -> list[int]:
+    """The numbers of a section, in their order; 0 stands for anything that is none."""
+    if not content:
+        return []
+    return [int(one) if (one := part.strip()).isascii() and one.isdigit() and len(one) < 10 else 0 for part in content.split(",")]
 
 
 def is_none(content: str) -> bool:

@@ -8,16 +8,22 @@ a document that differs from ask to ask: that text travels in `Ask.fragment_sour
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Free text, at most `max_tokens` tokens long. Its closing tag is the first one that follows."""
+    """Free text, at most `max_tokens` tokens long. Its closing tag is the first one that follows.
+
+    `only_with` names a section before it and what that says, `""` for anything at all: the text stands there if and
+    only if it says that. A reader holds it to this, no grammar does.
+    """
 
     tag: str
     max_tokens: int
     may_be_empty: bool = True
+    only_with: tuple[str, str] | None = field(default=None, repr=False)  # keys of kept answers hold a format's repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,27 @@ class Lines:
         return self.most * (self.max_line_tokens + 1)
 
 
-Section = Text | Fragment | Choice | Lines
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """Whole numbers from 1 to `most`, separated by commas; or nothing. While decoding, `MOST_INDICES` at most."""
+
+    tag: str
+    most: int
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.most, MOST_INDICES) * (len(str(self.most)) + 2)
+
+
+MOST_INDICES = 64
+"""So that a list ends: no answer names more."""
+
+Section = Text | Fragment | Choice | Lines | Indices
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The sections of one answer, in order. Tags are unique and hold only a-z and `_`."""
+    """The sections of one answer, in order. Tags are unique and hold only a-z, `_` and `-`."""
 
     sections: tuple[Section, ...]
 
@@ -68,5 +89,5 @@ class AnswerFormat:
         if len(set(tags)) != len(tags):
             raise ValueError(f"an answer format names a tag twice: {tags}")
         for tag in tags:
-            if not tag.replace("_", "").isalpha() or not tag.islower() or not tag.isascii():
-                raise ValueError(f"tag {tag!r} holds something other than a-z and _")
+            if not re.fullmatch("[a-z_-]*[a-z][a-z_-]*", tag):
+                raise ValueError(f"tag {tag!r} holds something other than a-z, _ and -")

@@ -15,7 +15,8 @@ class Pair(NamedTuple):
 
     `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to
     four high-click documents of the query. `columns` holds, by name, those of the labeler's `input_columns` that the
-    input has; a null is `""` or `()`.
+    input has; a null is `""` or `()`. `siblings` holds all rows of the query that the input has, this one too, in row
+    order, for labelers with `uses_siblings`; they have no siblings of their own.
     """
 
     row_id: int
@@ -25,6 +26,7 @@ class Pair(NamedTuple):
     document: str
     context: tuple[str, ...] = ()
     columns: Mapping[str, Any] = MappingProxyType({})
+    siblings: tuple[Pair, ...] = ()
 
 
 class InputColumn(NamedTuple):
@@ -47,11 +49,13 @@ class Reads(NamedTuple):
     Args:
         context, document: `Pair.context`, `Pair.document`.
         columns: what it finds in `Pair.columns`.
+        siblings: `Pair.siblings`. Chunks then hold whole queries, however large.
     """
 
     context: bool = False
     document: bool = True
     columns: tuple[InputColumn, ...] = ()
+    siblings: bool = False
 
 
 class Span(NamedTuple):

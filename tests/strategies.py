@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
 from manifests.labels import Pair
 
 SNARES = (
@@ -93,11 +93,13 @@ def answer_formats(draw: st.DrawFn) -> AnswerFormat:
     names = draw(st.lists(tags, min_size=1, max_size=6, unique=True))
     sections: list[Section] = []
     for tag in names:
-        kind = draw(st.sampled_from(("text", "fragment", "choice", "lines")))
+        kind = draw(st.sampled_from(("text", "fragment", "choice", "lines", "indices")))
         if kind == "text":
             sections.append(Text(tag, draw(st.integers(4, 300)), draw(st.booleans())))
         elif kind == "fragment":
             sections.append(Fragment(tag, draw(st.integers(4, 300)), draw(st.booleans())))
+        elif kind == "indices":
+            sections.append(Indices(tag, draw(st.integers(0, 3000))))
         elif kind == "lines":
             least = draw(st.integers(1, 3))
             sections.append(Lines(tag, least, least + draw(st.integers(0, 12)), draw(st.integers(4, 60))))
@@ -116,6 +118,9 @@ def contents_of(draw: st.DrawFn, format: AnswerFormat) -> dict[str, str]:
     for section in format.sections:
         if isinstance(section, Choice):
             contents[section.tag] = draw(st.sampled_from(section.options))
+        elif isinstance(section, Indices):
+            numbers = st.lists(st.integers(1, section.most), max_size=5) if section.most else st.just([])
+            contents[section.tag] = draw(st.sampled_from((",", ", ", " ,\n"))).join(map(str, draw(numbers)))
         elif isinstance(section, Lines):
             line = st.text("abc d", min_size=1, max_size=9).map(lambda text: text.strip() or "x")
             lines = draw(st.lists(line, min_size=section.least, max_size=section.most))

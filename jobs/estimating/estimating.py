@@ -21,7 +21,7 @@ from jobs.running.reusing import Reuse, earlier_outputs, label_keys
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.errors import VerdictError
-from manifests.formats import Choice, Lines, Text
+from manifests.formats import Choice, Indices, Lines, Text
 from manifests.labels import Pair
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
@@ -310,11 +310,17 @@ def _walk(
 
 def _made_up(ask: Ask, num_tokens: float) -> Answer:
     """An answer that reads, about as long as this stage's answers are."""
-    pieces = []
+    pieces, said = [], dict[str, str]()
     left = int(num_tokens * 4)
     for section in ask.format.sections if ask.format is not None else ():
         if isinstance(section, Choice):
             content = section.options[0]
+        elif isinstance(section, Indices):
+            content = ""
+        elif isinstance(section, Text) and section.only_with is not None and said.get(section.only_with[0]) != (
+            section.only_with[1] or None
+        ):
+            content = ""
         elif isinstance(section, Text):
             content = "abc " * max(1, min(left // 4, section.max_tokens))
             left -= len(content)
@@ -322,6 +328,7 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
             content = "\n".join(f"{number} abc" for number in range(section.least))
         else:
             content = "none"
+        said[section.tag] = content
         pieces.append(f"<{section.tag}>{content.strip()}</{section.tag}>")
     even = {name: Distribution(tuple(1 / len(labels) for _ in labels), 0.0) for name, _, labels in ask.decisions}
     return Answer(-1, "\n".join(pieces).removeprefix(ask.prefill), "stop", even)

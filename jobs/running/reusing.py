@@ -110,7 +110,7 @@ class Reuse:
         seen: set[tuple[Any, ...]] = set()
         for index in indexes:
             pair = work.pairs[index]
-            group = (pair.query_id, pair.query, pair.context)
+            group = (pair.query_id, pair.query, pair.context, repr(pair.columns))
             if group in seen:
                 continue
             seen.add(group)

@@ -43,6 +43,7 @@ _NOISE_SHARE = (
 )
 _LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
 _WORDS_OF_A_LONG_QUERY = 16
+_PLANS_KEPT = 1024  # a labeler has a handful of formats, or one for each number of documents
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -345,6 +346,8 @@ class Fake:
     def _plan(self, format: AnswerFormat) -> AnswerPlan:
         plan = self._plans.get(id(format))
         if plan is None:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
             plan = self._plans[id(format)] = AnswerPlan(format)
         return plan
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
 
 CHARS_PER_TOKEN = 4
 """A token of the fake engine."""
@@ -32,11 +32,12 @@ _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 class AnswerPlan:
     """What there is to know of a format before the first ask in it."""
 
-    __slots__ = ("format", "has_short_texts", "steps")
+    __slots__ = ("format", "has_short_texts", "places", "steps")
 
     def __init__(self, format: AnswerFormat) -> None:
         self.format = format  # kept alive: plans are found by the format's id
         self.steps = tuple((section, f"<{section.tag}>", f"</{section.tag}>\n") for section in format.sections)
+        self.places = {section.tag: place for place, section in enumerate(format.sections)}
         short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
         self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
 
@@ -60,8 +61,14 @@ def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
         elif section.tag == "think":
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
+        elif isinstance(section, Indices):
+            content = _indices(section, bits)
         elif isinstance(section, Lines):
             content = _lines(section, query, bits)
+        elif section.only_with is not None:
+            said = contents[plan.places[section.only_with[0]]]
+            is_wanted = said == section.only_with[1] if section.only_with[1] else bool(said)
+            content = _lines(Lines(section.tag, 1, 1, section.max_tokens), query, bits) if is_wanted else ""
         else:
             content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
         bits = bits >> 9 | (bits & 0x1FF) << 55
@@ -89,6 +96,12 @@ def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
     words = query.replace("<", " ").split()
     text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
     return text or ("" if section.may_be_empty else "unclear")
+
+
+def _indices(section: Indices, bits: int) -> str:
+    """Up to three numbers, none twice."""
+    chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
+    return ", ".join(map(str, list(chosen)[: bits % 4]))
 
 
 def _lines(section: Lines, query: str, bits: int) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
-from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Section, Text
+from manifests.formats import MOST_INDICES, AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,13 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     if isinstance(section, Text):
         pattern = "[^<]*" if section.may_be_empty or content.strip() else r"[^<\s][^<]*"
         return [f"{name}[max_tokens={section.max_tokens}]: /{pattern}/"]
+    if isinstance(section, Indices):
+        if content:
+            raise ConfigError(f"the prefill begins the numbers of <{section.tag}>; it may open them and no more.")
+        if not section.most:
+            return [f'{name}: ""']
+        one = _numbers(section.most)
+        return [f"{name}: /(({one})(, ?({one})){{0,{MOST_INDICES - 1}}})?/"]
     if isinstance(section, Lines):
         if content:
             raise ConfigError(f"the prefill begins the lines of <{section.tag}>; it may open them and no more.")
@@ -85,6 +92,17 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
         f"{term}Q: /[^<\\s][^<]*/ & {term}",
         f'{term}: %regex {{ "substring_chars": {json.dumps(source)} }}',
     ]
+
+
+def _numbers(most: int) -> str:
+    """A regular expression of the numbers from 1 to `most`, as they are written without leading zeros."""
+    digits = str(most)
+    found = [f"[1-9][0-9]{{{length - 1}}}" for length in range(1, len(digits))]
+    for place, digit in enumerate(digits):  # as `most` before this place, and less at it
+        least = 1 if place == 0 else 0
+        if int(digit) > least:
+            found.append(f"{digits[:place]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
+    return "|".join([*found, digits])
 
 
 def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Section], str | None]:

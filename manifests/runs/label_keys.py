@@ -137,18 +137,21 @@ class LabelKeys:
     def __init__(self, parts: dict[str, Any], reads: Reads) -> None:
         self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=_PERSON_LABEL)
         self._reads = reads
-        self._last: tuple[str, tuple[str, ...]] | None = None
+        self._last: tuple[str, tuple[str, ...], tuple[Pair, ...]] | None = None
+        self._places: dict[int, int] = {}
         self._head = self._base
 
     def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
         """16 bytes a pair, in order."""
         keys = []
-        last, head, (_, reads_document, reads_columns) = self._last, self._head, self._reads
-        for _, _, query, _, document, context, columns in pairs:
-            if last is None or query != last[0] or context != last[1]:
-                last = query, context
-                head = self._query_head(query, context)
+        last, head, (_, reads_document, reads_columns, reads_siblings) = self._last, self._head, self._reads
+        for row_id, _, query, _, document, context, columns, siblings in pairs:
+            if last is None or query != last[0] or context != last[1] or siblings is not last[2]:
+                last = query, context, siblings
+                head = self._query_head(query, context, siblings)
             digest = head.copy()
+            if reads_siblings:
+                _add_text(digest, str(self._places.get(row_id)))
             for column in reads_columns:
                 _add_text(digest, repr(columns.get(column.name) or None))
             if reads_document:
@@ -157,12 +160,20 @@ class LabelKeys:
         self._last, self._head = last, head
         return keys
 
-    def _query_head(self, query: str, context: tuple[str, ...]) -> blake2b:
+    def _query_head(self, query: str, context: tuple[str, ...], siblings: tuple[Pair, ...]) -> blake2b:
         texts = (normalise_query(query), *(context if self._reads.context else ()))
         digest = self._base.copy()
         digest.update(len(texts).to_bytes(8, "little"))
         for text in texts:
             _add_text(digest, text)
+        if self._reads.siblings:
+            self._places = {sibling.row_id: place for place, sibling in enumerate(siblings)}
+            digest.update(len(siblings).to_bytes(8, "little"))
+            for sibling in siblings:
+                _add_text(digest, sibling.doc_id)
+                _add_text(digest, sibling.document)
+                for column in self._reads.columns:
+                    _add_text(digest, repr(sibling.columns.get(column.name) or None))
         return digest
 
 

@@ -146,11 +146,15 @@ def fingerprint_parts(
     }
     if dataset.reads.columns:
         parts["input_columns"] = [one.name for one in dataset.reads.columns]
+    if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
+        parts["whole_queries"] = True
     plain: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
     return plain
 
 
-def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int) -> Cut:
+def cut_queries(
+    sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int, whole: bool = False
+) -> Cut:
     """Cut queries, in their order, into shards of nearly equal weight and chunks of whole queries.
 
     Args:
@@ -158,6 +162,7 @@ def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chun
         weights_Q: estimated tokens per query, float64.
         shards: how many; with fewer queries than shards some stay empty.
         chunk_rows: most rows a chunk; only a query larger than that is split over chunks.
+        whole: not even that one is split; it is a chunk of its own.
     Returns:
         `bounds` of length shards + 1 over the rows in query order, the chunks' row counts per shard, and the shards'
         weights.
@@ -168,14 +173,14 @@ def cut_queries(sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chun
     query_bounds_S = np.searchsorted(shard_of_Q, np.arange(shards + 1))
     rows_before_Q = np.concatenate([[0], np.cumsum(sizes_Q)])
     chunks = [
-        _cut_chunks(sizes_Q[start:stop].tolist(), chunk_rows)
+        _cut_chunks(sizes_Q[start:stop].tolist(), chunk_rows, whole=whole)
         for start, stop in zip(query_bounds_S[:-1].tolist(), query_bounds_S[1:].tolist(), strict=True)
     ]
     weights_before_Q = np.concatenate([[0.0], np.cumsum(weights_Q)])
     return Cut(rows_before_Q[query_bounds_S].tolist(), chunks, np.diff(weights_before_Q[query_bounds_S]).tolist())
 
 
-def _cut_chunks(sizes: list[int], chunk_rows: int) -> list[int]:
+def _cut_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
     chunks: list[int] = []
     filled = 0
     for size in sizes:
@@ -183,7 +188,7 @@ def _cut_chunks(sizes: list[int], chunk_rows: int) -> list[int]:
             chunks.append(filled)
             filled = 0
         filled += size
-        while filled > chunk_rows:
+        while filled > chunk_rows and not whole:
             chunks.append(chunk_rows)
             filled -= chunk_rows
     if filled:
@@ -204,7 +209,13 @@ def make_plan(
     found = _scan_queries(dataset)
     # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever
     # shards are counted
-    cut = cut_queries(found.sizes_Q, found.weights_Q, shards=min(shards, len(found.sizes_Q)), chunk_rows=chunk_rows)
+    cut = cut_queries(
+        found.sizes_Q,
+        found.weights_Q,
+        shards=min(shards, len(found.sizes_Q)),
+        chunk_rows=chunk_rows,
+        whole=dataset.reads.siblings,
+    )
     is_scattered = found.num_runs != len(found.sizes_Q)
     order_R = _rows_by_query(dataset) if is_scattered else None
     group_starts, group_bytes = _groups(dataset)

@@ -75,8 +75,19 @@ def read_chunks(
         else _from_spill(dataset, readings, row_ids, spans)
     )
     for chunk, pairs in found:
+        if dataset.reads.siblings:
+            pairs = _with_siblings(pairs)
         keep = wanted.get(chunk) if wanted is not None else None
         yield ChunkRows(chunk, pairs if keep is None else [pair for pair in pairs if pair.row_id in keep])
+
+
+def _with_siblings(pairs: list[Pair]) -> list[Pair]:
+    """The pairs of a chunk of whole queries, each with its query's."""
+    found: list[Pair] = []
+    for _, rows in itertools.groupby(pairs, key=lambda pair: pair.query_id):
+        siblings = tuple(rows)
+        found += [pair._replace(siblings=siblings) for pair in siblings]
+    return found
 
 
 def _from_range(

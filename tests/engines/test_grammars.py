@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from labelers.engines.grammars import GrammarCompiler, render_grammar
+from labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
 from manifests.errors import ConfigError
-from manifests.formats import AnswerFormat, Choice, Fragment, Lines, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Text
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, make_tokenizer
 
@@ -44,6 +45,23 @@ def accepts(compiler: GrammarCompiler, tokenizer: Any, form: AnswerFormat, text:
 )
 def test_an_answer_has_its_sections_and_nothing_else(text, is_valid, compiler, tokenizer):
     assert accepts(compiler, tokenizer, THINK_SCORE, text) is is_valid
+
+
+@pytest.mark.parametrize("most", [1, 9, 10, 19, 100, 234, 3000])
+def test_numbers_are_those_from_one_to_the_most(most):
+    pattern = re.compile(_numbers(most))
+    assert [number for number in range(most + 200) if pattern.fullmatch(str(number))] == list(range(1, most + 1))
+    assert not any(pattern.fullmatch(text) for text in ("01", "", "-1", "1 "))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "most", "is_valid"),
+    [("", 12, True), ("1, 12", 12, True), ("3,3", 12, True), ("13", 12, False), ("1,", 12, False), ("", 0, True),
+     ("1", 0, False), ("0", 12, False)],
+)  # fmt: skip
+def test_a_list_of_numbers_keeps_within_its_bound(numbers, most, is_valid, compiler, tokenizer):
+    form = AnswerFormat((Indices("useful-docs", most),))
+    assert accepts(compiler, tokenizer, form, f"<useful-docs>{numbers}</useful-docs>") is is_valid
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def test_a_killed_retry_called_again_equals_an_undisturbed_retry(new_place: Plac
 
 
 @pytest.mark.parametrize(
-    ("labeler", "samples"), [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1)]
+    ("labeler", "samples"),
+    [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1), ("review", 1)],
 )
 def test_every_labeler_and_many_samples_survive_a_kill(local_place: Places, labeler: str, samples: int) -> None:
     options = {"name": labeler, "attempts": 2, "samples": samples, "temperature": 0.0 if samples == 1 else 0.8}

@@ -29,9 +29,9 @@ COMPARED = ("direct", "graph-grpo", "r1", "r3a", "umbrela")
 nothing else may hint.
 """
 YES_NO = ("complexity", "pointwise")
-ABOUT_QUERIES = ("variants",)
+ABOUT_QUERIES = ("review", "variants")
 """Labelers that answer another question."""
-TAG = re.compile(r"<([a-z_]+)>")
+TAG = re.compile(r"<([a-z_-]+)>")
 HINTS = re.compile(
     r"\bwords\b[^.\n]*\b(?:shares?|alike|overlap|common)|look alike|superficial|lexical|truly offers", re.IGNORECASE
 )

@@ -39,6 +39,15 @@ def test_cut_keeps_every_row_once_and_every_query_whole(sizes: list[int], shards
 
 
 @given(sizes=SIZES, chunk_rows=st.integers(1, 30))
+def test_where_siblings_are_wanted_no_chunk_cuts_a_query(sizes: list[int], chunk_rows: int) -> None:
+    (chunks,) = cut_queries(np.array(sizes), np.array(sizes) * 1.0, shards=1, chunk_rows=chunk_rows, whole=True).chunks
+    ends = np.cumsum(sizes).tolist()
+    assert set(np.cumsum(chunks).tolist()) <= set(ends)
+    assert sum(chunks) == sum(sizes)
+    assert all(rows <= chunk_rows or rows in sizes for rows in chunks)
+
+
+@given(sizes=SIZES, chunk_rows=st.integers(1, 30))
 def test_only_a_query_larger_than_a_chunk_is_split(sizes: list[int], chunk_rows: int) -> None:
     cut = cut_queries(np.array(sizes), np.array(sizes) * 1.0, shards=1, chunk_rows=chunk_rows)
     ends = set(np.cumsum(cut.chunks[0]).tolist())

@@ -4,6 +4,7 @@ stands in the files.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -46,7 +47,14 @@ def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int, batch_r
         check_chunks(layout, keep)
 
 
-def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
+@settings(deadline=None, max_examples=50)
+@given(layout=layouts(), keep=st.integers(0, 2**20))
+def test_siblings_are_all_rows_of_the_query_in_row_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
+    """However small the chunks, however scattered the rows, and however few of them are asked again."""
+    check_chunks(layout, keep, Reads(siblings=True))
+
+
+def check_chunks(layout: tuple, keep: int, reads: Reads = Reads()) -> None:  # type: ignore[type-arg] # noqa: B008
     files, group, shards, chunk_rows = layout
     flat = [row for rows in files for row in rows]
     with tempfile.TemporaryDirectory() as scratch:
@@ -66,7 +74,7 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
                 }
             )
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
-        dataset = open_dataset(InputSpec(path=(scratch,)), Storage())
+        dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads=reads)
         plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
         store = LocalRunStore(Path(scratch) / "out")
         write_plan(store, plan, beside)
@@ -77,8 +85,14 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
                 [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
             )
             bounds = np.cumsum([0, *shard.chunks])
-            found = list(read_chunks(dataset, shard, planned if shard.row_ids else None, pending, readings=None))
+            read = functools.partial(
+                read_chunks, dataset, shard, planned if shard.row_ids else None, pending, readings=None
+            )
+            found = list(read())
             assert [chunk.chunk for chunk in found] == pending
+            again = {chunk: {int(planned[bounds[chunk]])} for chunk in pending}
+            for whole, part in zip(found, read(wanted=again), strict=True):
+                assert part.pairs == whole.pairs[:1]
             for chunk in found:
                 assert [pair.row_id for pair in chunk.pairs] == planned[
                     bounds[chunk.chunk] : bounds[chunk.chunk + 1]
@@ -87,6 +101,9 @@ def check_chunks(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
                     query_id, title, body = flat[pair.row_id]
                     assert (pair.query_id, pair.query) == (query_id, f"q {query_id}")
                     assert pair.document == "\n\n".join(text for text in (title, body) if text)
+                    rows_of_query = [row for row, (name, _, _) in enumerate(flat) if name == query_id]
+                    assert [one.row_id for one in pair.siblings] == (rows_of_query if reads.siblings else [])
+                    assert all(not one.siblings for one in pair.siblings)
                     seen.append(pair.row_id)
         assert len(seen) == len(set(seen))
 

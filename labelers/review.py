@@ -1,0 +1,197 @@
+"""`review`: do the documents found for a question suffice, which of them matter, and what should be searched next?
+Asked once a query, of all its documents together; every row takes its part of the answer.
+
+Source: R2RAG (papers, section 3.3 and appendix A.4), with the paper's tags. The sentences are ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from labelers.prompts import BUILT_IN, Prompts, Turn
+from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, OnceAQueryOptions, folded
+from labelers.shown import CHARS_PER_TOKEN, LEAST_CHARS, Shown, documents_within
+from labelers.verdicts import Reader, indices_of, token_budget
+from manifests.asks import Answer, Ask, Decision, Message, Sampling
+from manifests.errors import VerdictError
+from manifests.formats import AnswerFormat, Choice, Indices, Text
+from manifests.labels import Label, LabelColumn, Pair
+from manifests.specs import LabelerOptions
+
+WORDS = ("no", "yes")
+
+
+class ReviewOptions(OnceAQueryOptions):
+    """Options of `review`. `max_think_tokens` has no effect."""
+
+    name: str = "review"
+    """A registered labeler."""
+    grades: Literal[2] = 2
+    """Two: a row's document was named as one that matters (1), or it was shown and not named (0)."""
+    window_tokens: int = Field(25_000, ge=256)
+    """Room for documents, at four characters a token; those that do not fit are left out from the end. Where
+    `engine.max_prompt_tokens` is less, that is the limit.
+    """
+
+
+class Review:
+    """Asks whether a query's documents suffice. Flags: `document_truncated`, `documents_left_out`, `kept_before` (the
+    row's document stands in `previous_docs`), `no_distribution`, and the answer's own.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = ReviewOptions
+    columns = (
+        LabelColumn("is_sufficient", "bool", "Whether the documents suffice to answer the query."),
+        LabelColumn("sufficient_probs", "list<float32>", "Probabilities of no and yes to that."),
+        LabelColumn("sufficient_outside_mass", "float32", "Probability of everything but no and yes there."),
+        LabelColumn("new_query", "string", "What should be searched next; null where the documents suffice."),
+        LabelColumn("useful", "list<string>", "Ids of the documents that matter, the most important first."),
+        LabelColumn("summary", "string", "What those documents are about; null where none matters."),
+    )
+    input_columns = (ASPECT, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, PREVIOUS_DOCS)
+    uses_context = False
+    uses_siblings = True
+
+    def __init__(self, options: ReviewOptions) -> None:
+        self._options = options
+        prompts = Prompts(BUILT_IN / "review", options.templates)
+        self._turns = functools.lru_cache(maxsize=64)(functools.partial(_make_turns, prompts))
+        for count in (0, 1):  # a bad template fails here
+            self._turns(bool(count), count, count, count, bool(count))
+        self._digests = prompts.digests
+        self._formats = functools.lru_cache(maxsize=256)(self._make_format)
+        self._decisions = (Decision("sufficient", "<is-sufficient>", WORDS),)
+        self._sampling = Sampling(options.temperature, options.top_p)
+        # Rows of a query follow each other: what they share is put together once for all of them.
+        self._last: tuple[Any, int, Ask, Shown] | None = None
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, the same for all rows of the query; another with fewer documents while the engine finds it too long.
+
+        Raises:
+            VerdictError: the answer is out of format or at odds with itself (see `check`); `overlong` for a row of
+                whose document nothing was shown.
+        """
+        if not pair.siblings:
+            pair = pair._replace(siblings=(pair,))
+        ask, shown = self._ask(pair, self._options.window_tokens * CHARS_PER_TOKEN)
+        while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
+            ask, shown = self._ask(pair, shown.fewer_chars)
+        assert ask.format is not None
+        sections = Reader(ask.format).read(answer)
+        useful = indices_of(sections["useful-docs"])
+        shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
+        check(sections, useful, shown_ids, pair.columns)
+        place = next(number for number, one in enumerate(pair.siblings, start=1) if one.row_id == pair.row_id)
+        if place > len(shown_ids):
+            raise VerdictError("overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}")
+        flags = [flag for flag in shown.flags if flag != "document_truncated" or place == len(shown_ids)]
+        flags += [flag for flag in answer.flags if flag not in flags]
+        if pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ()):
+            flags.append("kept_before")
+        distribution = answer.distributions.get("sufficient")
+        if distribution is None:
+            flags.append("no_distribution")
+        columns = {
+            "is_sufficient": sections["is-sufficient"] == "yes",
+            "sufficient_probs": list(distribution.probs) if distribution else None,
+            "sufficient_outside_mass": distribution.outside_mass if distribution else None,
+            "new_query": sections["new-query"] or None,
+            "useful": [shown_ids[number - 1] for number in useful],
+            "summary": sections["useful-docs-summary"] or None,
+        }
+        return Label(int(place in useful), None, columns, flags=flags)
+
+    def probe(self) -> list[Ask]:
+        row = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+        return [self._ask(row._replace(siblings=(row,)), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
+
+    def _ask(self, pair: Pair, num_chars: int) -> tuple[Ask, Shown]:
+        told = (pair.query, pair.siblings, pair.columns)
+        last = self._last
+        if last is not None and num_chars == last[1] and all(map(_is_same, told, last[0])):
+            return last[2], last[3]
+        shown = documents_within([sibling.document for sibling in pair.siblings], num_chars)
+        has_text = any(text.strip() for text in shown.texts)
+        format = self._formats(len(shown.texts), has_text)
+        ask = Ask(
+            "review",
+            self._messages(pair, shown),
+            format,
+            token_budget(format),
+            self._decisions,
+            shared_by=pair.query_id,
+            sampling=self._sampling,
+        )
+        self._last = told, num_chars, ask, shown
+        return ask, shown
+
+    def _messages(self, pair: Pair, shown: Shown) -> tuple[Message, ...]:
+        aspect = pair.columns.get(ASPECT.name, "")
+        queries = pair.columns.get(PREVIOUS_QUERIES.name, ())
+        summaries = pair.columns.get(PREVIOUS_SUMMARIES.name, ())
+        kept_ids = set(pair.columns.get(PREVIOUS_DOCS.name, ()))
+        places = enumerate(pair.siblings[: len(shown.texts)], start=1)
+        kept = ", ".join(str(number) for number, sibling in places if sibling.doc_id in kept_ids)
+        system, user = self._turns(bool(aspect), len(queries), len(summaries), len(shown.texts), bool(kept))
+        said = (*((aspect,) if aspect else ()), *queries, *summaries, *shown.texts, *((kept,) if kept else ()))
+        return system.message(), user.message(pair.query, *said)
+
+    def _make_format(self, num_shown: int, has_text: bool) -> AnswerFormat:
+        """Of documents without any text none can suffice."""
+        return AnswerFormat(
+            (
+                Choice("is-sufficient", WORDS if has_text else WORDS[:1]),
+                Text("new-query", self._options.max_text_tokens, only_with=("is-sufficient", "no")),
+                Indices("useful-docs", num_shown),
+                Text("useful-docs-summary", self._options.max_text_tokens, only_with=("useful-docs", "")),
+            )
+        )
+
+
+def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], told: Mapping[str, Any]) -> None:
+    """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
+
+    Raises:
+        VerdictError: `format`: a new query was searched before, or a document is named twice or was kept before.
+    """
+    previous = {folded(query) for query in told.get(PREVIOUS_QUERIES.name, ())}
+    if sections["new-query"] and folded(sections["new-query"]) in previous:
+        raise VerdictError("format", f"the new query was searched before: {sections['new-query'][:60]!r}")
+    if len(set(useful)) < len(useful):
+        raise VerdictError("format", f"a document is named twice: {sections['useful-docs'][:60]!r}")
+    kept = set(told.get(PREVIOUS_DOCS.name, ()))
+    if again := [number for number in useful if shown_ids[number - 1] in kept]:
+        raise VerdictError("format", f"document {again[0]} was kept in an earlier round")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, str | dict) and one == other)
+
+
+def _make_turns(
+    prompts: Prompts, has_aspect: bool, num_queries: int, num_summaries: int, num_documents: int, has_kept: bool
+) -> tuple[Turn, Turn]:
+    counts = {
+        "previous_queries": num_queries,
+        "previous_summaries": num_summaries,
+        "documents": num_documents,
+    }
+    settings = {
+        "has_aspect": has_aspect,
+        "has_kept": has_kept,
+        "num_previous_queries": num_queries,
+        "num_previous_summaries": num_summaries,
+    }
+    fields = [("query", True), ("aspect", has_aspect), *((name, count > 0) for name, count in counts.items())]
+    data = tuple(name for name, is_there in [*fields, ("kept", has_kept)] if is_there)
+    system = prompts.turn("system", "system.j2", data=(), settings=settings)
+    return system, prompts.turn("user", "user.j2", data=data, settings=settings, counts=counts)

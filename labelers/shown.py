@@ -1,0 +1,62 @@
+"""Which documents of a query one prompt shows: as many as fit, in row order, the last of them perhaps in part.
+
+A labeler knows no tokenizer, so room is counted in characters first; where the engine answers that the prompt does not
+fit, less is shown and it is asked again, which costs the engine the counting and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+CHARS_PER_TOKEN = 4
+"""Characters that a token of room stands for at first: English has 4 to 5. Fewer only mean that it is asked again."""
+CHARS_PER_DOCUMENT = 16
+"""Room that a document takes beside its text: its number and line breaks."""
+LEAST_CHARS = 200
+"""A document is cut to no less: what fits of the next one is left out where it is shorter."""
+SHRINK = 0.8
+"""Of what was shown, what is shown after the engine said that it does not fit."""
+
+
+class Shown(NamedTuple):
+    """The first documents of a query, as far as one prompt shows them.
+
+    Args:
+        texts: of the documents shown, in row order.
+        num_chars: room that they take.
+        is_cut: the last of them is not whole.
+        num_left_out: documents after them.
+    """
+
+    texts: tuple[str, ...]
+    num_chars: int
+    is_cut: bool
+    num_left_out: int
+
+    @property
+    def flags(self) -> list[str]:
+        return ["document_truncated"] * self.is_cut + ["documents_left_out"] * (self.num_left_out > 0)
+
+    @property
+    def fewer_chars(self) -> int:
+        """Room for the next, smaller prompt."""
+        return int(self.num_chars * SHRINK)
+
+
+def documents_within(documents: Sequence[str], num_chars: int) -> Shown:
+    """The first documents that fit into so many characters. The one at which the room ends is cut if `LEAST_CHARS` of
+    it or more fit, and left out with all after it if not.
+    """
+    texts: list[str] = []
+    left = num_chars
+    for document in documents:
+        room = left - CHARS_PER_DOCUMENT
+        if len(document) > room:
+            if room >= LEAST_CHARS:
+                texts.append(document[:room])
+                return Shown(tuple(texts), num_chars, True, len(documents) - len(texts))
+            break
+        texts.append(document)
+        left = room - len(document)
+    return Shown(tuple(texts), num_chars - left, False, len(documents) - len(texts))
