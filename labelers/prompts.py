@@ -151,7 +151,7 @@ class Prompts:
                 that is missing, or one that was filtered into something else.
         """
         counts = {**counts, "context": num_context}
-        keys_of = {name: _keys(name, counts.get(name)) for name in dict.fromkeys((*data, "context"))}
+        keys_of = {name: _keys(name, counts.get(name)) for name in dict.fromkeys((*data, *counts))}
         keys = tuple(key for name in data for key in keys_of[name])
         values: dict[str, Any] = {
             name: tuple(map(_Field, found)) if name in counts else _Field(name) for name, found in keys_of.items()

@@ -22,6 +22,7 @@ from manifests.specs import LabelerOptions, unknown_name
 LABELERS: dict[str, str] = {
     "complexity": "labelers.complexity:Complexity",
     "direct": "labelers.direct:Direct",
+    "evidence-set": "labelers.evidence_set:EvidenceSet",
     "graph-grpo": "labelers.graph_grpo:GraphGrpo",
     "pointwise": "labelers.pointwise:Pointwise",
     "r1": "labelers.r1:R1",

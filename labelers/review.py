@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts, Turn
-from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, OnceAQueryOptions, folded
-from labelers.shown import CHARS_PER_TOKEN, LEAST_CHARS, Shown, documents_within
+from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
+from labelers.shown import CHARS_PER_TOKEN, LEAST_CHARS, OfOneQuery, Shown, documents_within
 from labelers.verdicts import Reader, indices_of, token_budget
 from manifests.asks import Answer, Ask, Decision, Message, Sampling
 from manifests.errors import VerdictError
@@ -25,7 +25,7 @@ from manifests.specs import LabelerOptions
 WORDS = ("no", "yes")
 
 
-class ReviewOptions(OnceAQueryOptions):
+class ReviewOptions(SearchOptions):
     """Options of `review`. `max_think_tokens` has no effect."""
 
     name: str = "review"
@@ -66,8 +66,7 @@ class Review:
         self._formats = functools.lru_cache(maxsize=256)(self._make_format)
         self._decisions = (Decision("sufficient", "<is-sufficient>", WORDS),)
         self._sampling = Sampling(options.temperature, options.top_p)
-        # Rows of a query follow each other: what they share is put together once for all of them.
-        self._last: tuple[Any, int, Ask, Shown] | None = None
+        self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
 
     @property
     def template_digests(self) -> dict[str, str]:
@@ -92,7 +91,9 @@ class Review:
         check(sections, useful, shown_ids, pair.columns)
         place = next(number for number, one in enumerate(pair.siblings, start=1) if one.row_id == pair.row_id)
         if place > len(shown_ids):
-            raise VerdictError("overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}")
+            raise VerdictError(
+                "overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}"
+            )
         flags = [flag for flag in shown.flags if flag != "document_truncated" or place == len(shown_ids)]
         flags += [flag for flag in answer.flags if flag not in flags]
         if pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ()):
@@ -115,10 +116,9 @@ class Review:
         return [self._ask(row._replace(siblings=(row,)), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
 
     def _ask(self, pair: Pair, num_chars: int) -> tuple[Ask, Shown]:
-        told = (pair.query, pair.siblings, pair.columns)
-        last = self._last
-        if last is not None and num_chars == last[1] and all(map(_is_same, told, last[0])):
-            return last[2], last[3]
+        return self._asks.get((pair.query, pair.siblings, pair.columns, num_chars), lambda: self._make(pair, num_chars))
+
+    def _make(self, pair: Pair, num_chars: int) -> tuple[Ask, Shown]:
         shown = documents_within([sibling.document for sibling in pair.siblings], num_chars)
         has_text = any(text.strip() for text in shown.texts)
         format = self._formats(len(shown.texts), has_text)
@@ -131,7 +131,6 @@ class Review:
             shared_by=pair.query_id,
             sampling=self._sampling,
         )
-        self._last = told, num_chars, ask, shown
         return ask, shown
 
     def _messages(self, pair: Pair, shown: Shown) -> tuple[Message, ...]:
@@ -173,10 +172,6 @@ def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], 
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, str | dict) and one == other)
-
-
 def _make_turns(
     prompts: Prompts, has_aspect: bool, num_queries: int, num_summaries: int, num_documents: int, has_kept: bool
 ) -> tuple[Turn, Turn]:
@@ -191,7 +186,6 @@ def _make_turns(
         "num_previous_queries": num_queries,
         "num_previous_summaries": num_summaries,
     }
-    fields = [("query", True), ("aspect", has_aspect), *((name, count > 0) for name, count in counts.items())]
-    data = tuple(name for name, is_there in [*fields, ("kept", has_kept)] if is_there)
+    data = ("query", *(("aspect",) if has_aspect else ()), *counts, *(("kept",) if has_kept else ()))
     system = prompts.turn("system", "system.j2", data=(), settings=settings)
     return system, prompts.turn("user", "user.j2", data=data, settings=settings, counts=counts)

@@ -26,6 +26,11 @@ class OnceAQueryOptions(LabelerOptions):
 
     samples: Literal[1] = 1
     """One: all rows of a query take their label from the same answer."""
+
+
+class SearchOptions(OnceAQueryOptions):
+    """Options of `variants` and `review`."""
+
     temperature: float = Field(0.6, ge=0.0, le=5.0)
     """As in the paper; 0 is greedy."""
     top_p: float = Field(0.95, gt=0.0, le=1.0)

@@ -6,8 +6,10 @@ fit, less is shown and it is asked again, which costs the engine the counting an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 CHARS_PER_TOKEN = 4
 """Characters that a token of room stands for at first: English has 4 to 5. Fewer only mean that it is asked again."""
@@ -17,6 +19,26 @@ LEAST_CHARS = 200
 """A document is cut to no less: what fits of the next one is left out where it is shorter."""
 SHRINK = 0.8
 """Of what was shown, what is shown after the engine said that it does not fit."""
+
+
+class OfOneQuery(Generic[T]):
+    """What was made for the last query: its rows follow each other, and what they share is put together once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Any, ...], T] | None = None
+
+    def get(self, told: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """The same as last time, if it was told the same; tuples are the same only as one object, since comparing all
+        documents of a query for each of its rows would be quadratic.
+        """
+        last = self._last
+        if last is None or not all(map(_is_same, told, last[0])):
+            self._last = last = told, make()
+        return last[1]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, tuple) and bool(one == other))
 
 
 class Shown(NamedTuple):

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts, Turn
-from labelers.searches import ASPECT, PREVIOUS_QUERIES, OnceAQueryOptions, folded
+from labelers.searches import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
 from labelers.verdicts import Reader, lines_of, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import VerdictError
@@ -25,7 +25,7 @@ from manifests.specs import LabelerOptions
 _FEWEST = 2
 
 
-class VariantsOptions(OnceAQueryOptions):
+class VariantsOptions(SearchOptions):
     """Options of `variants`."""
 
     name: str = "variants"
@@ -77,7 +77,9 @@ class Variants:
         variants.pop(folded(pair.query), None)
         if len(variants) < _FEWEST:
             raise VerdictError("format", f"{len(variants)} queries that differ from the question, expected {_FEWEST}")
-        return Label(None, None, {"variants": list(variants.values())}, reasoning=sections["think"], flags=list(answer.flags))
+        return Label(
+            None, None, {"variants": list(variants.values())}, reasoning=sections["think"], flags=list(answer.flags)
+        )
 
     def probe(self) -> list[Ask]:
         return [self._ask(Pair(0, "q", "how to prune roses", "d", ""))]
@@ -92,6 +94,6 @@ class Variants:
         )
 
     def _make_turn(self, prompts: Prompts, has_aspect: bool, num_previous: int) -> Turn:
-        data = ("query", *(("aspect",) if has_aspect else ()), *(("previous_queries",) if num_previous else ()))
+        data = ("query", *(("aspect",) if has_aspect else ()), "previous_queries")
         settings = {**self._settings, "has_aspect": has_aspect, "num_previous": num_previous}
         return prompts.turn("user", "user.j2", data=data, settings=settings, counts={"previous_queries": num_previous})

@@ -9,11 +9,22 @@ whatever the text.
 
 from __future__ import annotations
 
+import json
 import re
 
 from manifests.asks import Answer
 from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Text
+from manifests.formats import (
+    AnswerFormat,
+    Choice,
+    Indices,
+    JsonIndices,
+    Lines,
+    Section,
+    Text,
+    closing_of,
+    opening_of,
+)
 
 _REFUSAL_CHARS = 300
 _REFUSAL = re.compile(
@@ -48,7 +59,7 @@ class Reader:
 
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
         self._prefill = prefill
-        self._steps = tuple((s, s.tag, f"<{s.tag}>", f"</{s.tag}>") for s in format.sections)
+        self._steps = tuple((s, s.tag, opening_of(s), closing_of(s)) for s in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
         """The content of each section by tag, stripped of white space at both ends.
@@ -60,6 +71,12 @@ class Reader:
         """
         require_generated(answer)
         text = self._prefill + answer.text
+        if self._steps and not self._steps[0][1]:
+            try:
+                index_lists_of(text, self._steps[0][0])
+            except ValueError as exc:
+                raise _unreadable(answer, f"no JSON object as was wanted: {exc}") from exc
+            return {"": text.strip()}
         sections: dict[str, str] = {}
         at = 0
         for section, tag, opening, closing in self._steps:
@@ -95,7 +112,7 @@ class Reader:
                 count = len(lines_of(content))
                 if not section.least <= count <= section.most:
                     raise _unreadable(answer, f"{tag} has {count} lines, expected {section.least} to {section.most}")
-            elif not content and (isinstance(section, Fragment) or not section.may_be_empty):
+            elif not content and (not isinstance(section, Text) or not section.may_be_empty):
                 raise _unreadable(answer, f"{tag} is empty")
             if isinstance(section, Text) and section.only_with is not None:
                 other, said = section.only_with
@@ -146,7 +163,40 @@ def indices_of(content: str) -> list[int]:
     """The numbers of a section, in their order; 0 stands for anything that is none."""
     if not content:
         return []
-    return [int(one) if (one := part.strip()).isascii() and one.isdigit() and len(one) < 10 else 0 for part in content.split(",")]
+    return [
+        int(one) if (one := part.strip()).isascii() and one.isdigit() and len(one) < 10 else 0
+        for part in content.split(",")
+    ]
+
+
+def index_lists_of(content: str, section: Section) -> list[list[int]]:
+    """The lists of a JSON answer, in the order of its keys.
+
+    Raises:
+        ValueError: it is no such object: other keys or another order, one twice, something else than whole numbers
+            within their bounds, anything around it.
+    """
+    assert isinstance(section, JsonIndices)
+    try:
+        held = json.loads(content, object_pairs_hook=list, parse_constant=_refuse, parse_int=_short_int)
+    except RecursionError as exc:
+        raise ValueError("it is nested without end") from exc
+    if not isinstance(held, list) or not all(isinstance(one, tuple) for one in held):
+        raise ValueError("it is no object")
+    if tuple(key for key, _ in held) != section.keys:
+        raise ValueError(f"its keys are not {', '.join(section.keys)[:80]}")
+    for (key, numbers), most in zip(held, section.mosts, strict=True):
+        if not isinstance(numbers, list) or not all(type(one) is int and 1 <= one <= most for one in numbers):
+            raise ValueError(f"{key} is no list of numbers of 1 to {most}")
+    return [numbers for _, numbers in held]
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _short_int(text: str) -> int:
+    return int(text) if len(text) < 10 else 0
 
 
 def is_none(content: str) -> bool:

@@ -75,17 +75,48 @@ class Indices:
 MOST_INDICES = 64
 """So that a list ends: no answer names more."""
 
-Section = Text | Fragment | Choice | Lines | Indices
+
+@dataclass(frozen=True, slots=True)
+class JsonIndices:
+    """A JSON object with these keys in this order, each with a list of whole numbers from 1 to its bound; nothing but
+    the empty list where that is 0. The whole answer, without a tag. While decoding, a list ends one beyond its bound.
+    """
+
+    keys: tuple[str, ...]
+    mosts: tuple[int, ...]
+    tag: str = field(default="", init=False)
+
+    @property
+    def max_tokens(self) -> int:
+        each = zip(self.keys, self.mosts, strict=True)
+        return sum(8 + len(key) + (most + 1) * (len(str(most)) + 2) for key, most in each)
+
+
+Section = Text | Fragment | Choice | Lines | Indices | JsonIndices
+
+
+def opening_of(section: Section) -> str:
+    """The tag that a section begins with; nothing where it has none."""
+    return f"<{section.tag}>" if section.tag else ""
+
+
+def closing_of(section: Section) -> str:
+    """The tag that a section ends with."""
+    return f"</{section.tag}>" if section.tag else ""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The sections of one answer, in order. Tags are unique and hold only a-z, `_` and `-`."""
+    """The sections of one answer, in order. Tags are unique and hold only a-z, `_` and `-`; a section without one
+    stands alone.
+    """
 
     sections: tuple[Section, ...]
 
     def __post_init__(self) -> None:
         tags = [section.tag for section in self.sections]
+        if tags == [""]:
+            return
         if len(set(tags)) != len(tags):
             raise ValueError(f"an answer format names a tag twice: {tags}")
         for tag in tags:

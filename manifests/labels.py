@@ -34,13 +34,15 @@ class InputColumn(NamedTuple):
 
     Args:
         name: as it is called in the input.
-        kind: `string` or `list<string>`.
+        kind: `string`, `list<string>` or `list<chunk>` (`manifests.inputs.column_types.CHUNK`, as dicts).
         about: what it holds, in a line.
+        is_required: an input without it is refused.
     """
 
     name: str
     kind: str
     about: str
+    is_required: bool = False
 
 
 class Reads(NamedTuple):
@@ -58,6 +60,10 @@ class Reads(NamedTuple):
     siblings: bool = False
 
 
+QUERY_AND_DOCUMENT = Reads()
+"""What most labelers look at."""
+
+
 class Span(NamedTuple):
     """A piece of the document: `document[start:end]`, in code points, and that text."""
 
@@ -71,8 +77,8 @@ class LabelColumn(NamedTuple):
 
     Args:
         name: of lower-case letters, digits and `_`; none of the columns that all label files have.
-        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>` or `list<string>`. Null stands for
-            no value.
+        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>`, `list<int16>` or
+            `list<string>`. Null stands for no value.
         about: what it holds, in a line; `relabel schema labels --labeler NAME` prints it.
     """
 

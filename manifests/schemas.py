@@ -38,6 +38,7 @@ KINDS: dict[str, pa.DataType] = {
     "float32": pa.float32(),
     "string": pa.string(),
     "list<float32>": _PROBS,
+    "list<int16>": pa.list_(pa.int16()),
     "list<string>": pa.list_(pa.string()),
 }
 """Of which kinds a labeler's own columns can be, and how they lie in Arrow."""

@@ -79,6 +79,7 @@ def pairs() -> st.SearchStrategy[Pair]:
         columns=st.fixed_dictionaries(
             {}, optional={"aspect": texts(3), "previous_queries": st.lists(texts(3), max_size=2).map(tuple)}
         ),
+        siblings=st.just(()),
     )
 
 

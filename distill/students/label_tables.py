@@ -174,9 +174,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
         )
-    dataset = open_dataset(
-        InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage
-    )
+    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
     about = {
         "path": path,

@@ -9,6 +9,7 @@ output, else of the first reused output that the same labeler, engine and model 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from jobs.running.reusing import Reuse, earlier_outputs, label_keys
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.errors import VerdictError
-from manifests.formats import Choice, Indices, Lines, Text
+from manifests.formats import Choice, Indices, JsonIndices, Lines, Text, closing_of, opening_of
 from manifests.labels import Pair
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
@@ -315,10 +316,12 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
     for section in ask.format.sections if ask.format is not None else ():
         if isinstance(section, Choice):
             content = section.options[0]
-        elif isinstance(section, Indices):
-            content = ""
-        elif isinstance(section, Text) and section.only_with is not None and said.get(section.only_with[0]) != (
-            section.only_with[1] or None
+        elif isinstance(section, JsonIndices):
+            content = json.dumps({key: [] for key in section.keys})
+        elif isinstance(section, Indices) or (
+            isinstance(section, Text)
+            and section.only_with is not None
+            and said.get(section.only_with[0]) != (section.only_with[1] or None)
         ):
             content = ""
         elif isinstance(section, Text):
@@ -329,7 +332,7 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
         else:
             content = "none"
         said[section.tag] = content
-        pieces.append(f"<{section.tag}>{content.strip()}</{section.tag}>")
+        pieces.append(f"{opening_of(section)}{content.strip()}{closing_of(section)}")
     even = {name: Distribution(tuple(1 / len(labels) for _ in labels), 0.0) for name, _, labels in ask.decisions}
     return Answer(-1, "\n".join(pieces).removeprefix(ask.prefill), "stop", even)
 

@@ -75,6 +75,4 @@ def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dat
     """Find the input; where a listing shows it as it was planned, its footers need no further look."""
     if plan is None or known is None:
         return job.open_dataset()
-    return job.open_dataset(
-        lambda listed: known_dataset(known, plan, job.spec.input, listed, job.storage, job.reads)
-    )
+    return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, job.storage, job.reads))

@@ -57,6 +57,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float32": (_is_number, "a finite number"),
     "list<float32>": (_is_list_of(_is_number), "a list of finite numbers"),
     "string": (_is_text, "a text that UTF-8 can write"),
+    "list<int16>": (_is_list_of(_is_int_of(16)), "a list of whole numbers from -32768 to 32767"),
     "list<string>": (_is_list_of(_is_text), "a list of texts that UTF-8 can write"),
     "bool": (lambda value: isinstance(value, bool | np.bool_), "true or false"),
 }

@@ -24,7 +24,7 @@ from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remar
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.errors import EngineCrashError, ModelError
-from manifests.formats import Fragment
+from manifests.formats import Fragment, opening_of
 from manifests.specs import EngineSpec
 
 PATH = "/completions"
@@ -279,7 +279,7 @@ class TokensMode:
             found = loop.call(self._client.post(PATH, self._generation(row), read_completion))
             if not isinstance(found, Failure):
                 self._client.costs.add(found.usage)
-                opening = f"<{ask.format.sections[0].tag}>" if ask.format is not None else ""
+                opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
                 if not is_bound or ask.prefill or text.startswith(opening) or opening.startswith(text):
                     break

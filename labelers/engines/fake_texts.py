@@ -4,9 +4,21 @@ dozen kinds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
+from manifests.formats import (
+    AnswerFormat,
+    Choice,
+    Fragment,
+    Indices,
+    JsonIndices,
+    Lines,
+    Section,
+    Text,
+    closing_of,
+    opening_of,
+)
 
 CHARS_PER_TOKEN = 4
 """A token of the fake engine."""
@@ -36,7 +48,7 @@ class AnswerPlan:
 
     def __init__(self, format: AnswerFormat) -> None:
         self.format = format  # kept alive: plans are found by the format's id
-        self.steps = tuple((section, f"<{section.tag}>", f"</{section.tag}>\n") for section in format.sections)
+        self.steps = tuple((section, opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
         self.places = {section.tag: place for place, section in enumerate(format.sections)}
         short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
         self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
@@ -61,6 +73,8 @@ def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
         elif section.tag == "think":
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
+        elif isinstance(section, JsonIndices):
+            content = _json_indices(section, bits)
         elif isinstance(section, Indices):
             content = _indices(section, bits)
         elif isinstance(section, Lines):
@@ -98,6 +112,16 @@ def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
     return text or ("" if section.may_be_empty else "unclear")
 
 
+def _json_indices(section: JsonIndices, bits: int) -> str:
+    """For each key up to three numbers, none twice."""
+    held = {}
+    for key, most in zip(section.keys, section.mosts, strict=True):
+        bits = (bits * 0x9E3779B97F4A7C15 + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        chosen = dict.fromkeys((bits >> shift) % most + 1 for shift in (20, 33, 47)) if most else ()
+        held[key] = list(chosen)[: (bits >> 60) % 4]
+    return json.dumps(held)
+
+
 def _indices(section: Indices, bits: int) -> str:
     """Up to three numbers, none twice."""
     chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
@@ -114,6 +138,9 @@ def _lines(section: Lines, query: str, bits: int) -> str:
 
 def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
     """An answer that no reader may take for a verdict."""
+    if isinstance(plan.format.sections[0], JsonIndices):
+        made = _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)]
+        return made(text)
     return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
 
 
@@ -138,6 +165,19 @@ def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: 
     return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
 
 
+_JSON_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda text: text[:-1],
+    lambda text: f"{text}\n{text}",
+    lambda text: f"Here you are: {text}",
+    lambda text: f"```json\n{text}\n```",
+    lambda text: text.replace("]", "", 1),
+    lambda text: text.replace("[", "[0, ", 1).replace(", ]", "]"),
+    lambda text: text.replace("[", '["one", ', 1).replace(", ]", "]"),
+    lambda text: text.replace("Document_", "Doc_", 1),
+    lambda text: text.replace("{", '{"Document_0": [], ', 1),
+    lambda _text: "[]",
+)
 _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
     lambda _sections, _contents, _text, _bits: "",
     lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",

@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
-from manifests.formats import MOST_INDICES, AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
+from manifests.formats import (
+    MOST_INDICES,
+    AnswerFormat,
+    Choice,
+    Fragment,
+    Indices,
+    JsonIndices,
+    Lines,
+    Section,
+    Text,
+    closing_of,
+    opening_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +62,10 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
         is_open = number == 0 and open_content is not None
         content = open_content if is_open and open_content is not None else ""
         name = f"s{number}"
-        row += ([] if is_open else [_literal(f"<{section.tag}>")]) + [name, _literal(f"</{section.tag}>")]
+        if isinstance(section, JsonIndices):
+            row.append(name)
+        else:
+            row += ([] if is_open else [_literal(opening_of(section))]) + [name, _literal(closing_of(section))]
         rules += _rules(section, name, content, fragment_source)
     return "start: " + (" ".join(row) if row else '""') + "\n" + "\n".join(rules) + "\n"
 
@@ -66,13 +81,22 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     if isinstance(section, Text):
         pattern = "[^<]*" if section.may_be_empty or content.strip() else r"[^<\s][^<]*"
         return [f"{name}[max_tokens={section.max_tokens}]: /{pattern}/"]
+    if isinstance(section, JsonIndices):
+        row: list[str] = []
+        for number, (key, most) in enumerate(zip(section.keys, section.mosts, strict=True)):
+            row += [
+                _literal(f"{', ' if row else '{'}{json.dumps(key)}: ["),
+                *([f"{name}k{number}"] if most else []),
+                '"]"',
+            ]
+        rules = [f"{name}k{n}: {_number_list(most, most + 1)}" for n, most in enumerate(section.mosts) if most]
+        return [f"{name}: {' '.join(row)} {_literal('}')}", *rules]
     if isinstance(section, Indices):
         if content:
             raise ConfigError(f"the prefill begins the numbers of <{section.tag}>; it may open them and no more.")
         if not section.most:
             return [f'{name}: ""']
-        one = _numbers(section.most)
-        return [f"{name}: /(({one})(, ?({one})){{0,{MOST_INDICES - 1}}})?/"]
+        return [f"{name}: {_number_list(section.most, MOST_INDICES)}"]
     if isinstance(section, Lines):
         if content:
             raise ConfigError(f"the prefill begins the lines of <{section.tag}>; it may open them and no more.")
@@ -94,15 +118,24 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     ]
 
 
+def _number_list(most: int, longest: int) -> str:
+    one = _numbers(most)
+    return f"/(({one})(, ?({one})){{0,{longest - 1}}})?/"
+
+
 def _numbers(most: int) -> str:
     """A regular expression of the numbers from 1 to `most`, as they are written without leading zeros."""
     digits = str(most)
-    found = [f"[1-9][0-9]{{{length - 1}}}" for length in range(1, len(digits))]
+    found = [f"[1-9]{_digits(length - 1)}" for length in range(1, len(digits))]
     for place, digit in enumerate(digits):  # as `most` before this place, and less at it
         least = 1 if place == 0 else 0
         if int(digit) > least:
-            found.append(f"{digits[:place]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
+            found.append(f"{digits[:place]}[{least}-{int(digit) - 1}]{_digits(len(digits) - place - 1)}")
     return "|".join([*found, digits])
+
+
+def _digits(count: int) -> str:
+    return f"[0-9]{{{count}}}" if count else ""
 
 
 def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Section], str | None]:
@@ -111,6 +144,8 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     """
     rest = prefill
     tags = {section.tag for section in answer_format.sections}
+    if prefill and "" in tags:
+        raise ConfigError(f"the prefill {prefill!r} begins no answer that is a JSON object.")
     if "think" not in tags:  # an empty thought put before the answer, as templates of thinking models do
         rest = re.sub(r"\A\s*<think>.*?</think>", "", rest, flags=re.DOTALL)
     sections = answer_format.sections

@@ -15,6 +15,7 @@ from labelers.engines.sequences import DecisionPlace, Row
 from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
 from manifests.asks import Answer, Ask, Decision, Request
 from manifests.errors import ConfigError
+from manifests.formats import closing_of
 
 
 class DecisionPlaces:
@@ -107,7 +108,7 @@ def quotable(ask: Ask, prompt: Prompt) -> str | None:
 
 def closing_tag(ask: Ask) -> bytes:
     """What ends an answer of the ask's format; empty where it has none."""
-    return f"</{ask.format.sections[-1].tag}>".encode() if ask.format is not None and ask.format.sections else b""
+    return closing_of(ask.format.sections[-1]).encode() if ask.format is not None and ask.format.sections else b""
 
 
 def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str]:

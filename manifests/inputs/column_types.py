@@ -47,7 +47,7 @@ def check_types(
         "input.columns.document": (list(columns.document), "a string", _is_text),
         "input.columns.context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
         "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
-        **{f"the labeler's {one.name}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
+        **{f"for the labeler: {one.about}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
     }
     for role, (names, allowed, test) in wanted.items():
         for name in names:
@@ -100,9 +100,35 @@ def _is_text_list(kind: pa.DataType) -> bool:
     return bool(is_list and _is_text(kind.value_type))
 
 
+CHUNK = pa.struct(
+    [
+        ("n", pa.int32()),
+        ("heading_path", pa.large_list(pa.large_string())),
+        ("text", pa.large_string()),
+        ("token_len", pa.int32()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+    ]
+)
+"""What a chunk of a document holds at least: `document[start:end]` is `text`; `n` counts from 1."""
+
+
+def _is_chunk_list(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return bool(pa.types.is_null(kind))
+    held = {field.name: field.type for field in kind.value_type}
+    is_as_wanted: dict[pa.DataType, Callable[[pa.DataType], bool]] = {
+        pa.int32(): pa.types.is_integer,
+        pa.large_string(): _is_text,
+    }
+    tests = {field.name: is_as_wanted.get(field.type, _is_text_list) for field in CHUNK}
+    return all(name in held and test(held[name]) for name, test in tests.items())
+
+
 INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "string": ("a string", _is_text),
     "list<string>": ("a list of strings", _is_text_list),
+    "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_chunk_list),
 }
 """By kind of a labeler's input column: what it holds, in words and as a test."""
 

@@ -30,7 +30,7 @@ from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input, mark_of
-from manifests.labels import Reads
+from manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Reads
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
@@ -80,7 +80,7 @@ class Dataset:
     storage: Storage = field(repr=False, compare=False)
     marks: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
-    reads: Reads = Reads()
+    reads: Reads = QUERY_AND_DOCUMENT
 
     @property
     def text_columns(self) -> list[str]:
@@ -91,7 +91,9 @@ class Dataset:
 Known = Callable[[list[ListedFile]], Dataset | None]
 
 
-def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = Reads(), known: Known | None = None) -> Dataset:
+def open_dataset(
+    spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT, known: Known | None = None
+) -> Dataset:
     """Find the files and check the columns.
 
     Args:
@@ -124,7 +126,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = Reads(), k
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
                 columns = resolve_columns(spec.columns, look.schema, path, reads_context=reads.context)
-                found = reads._replace(columns=tuple(one for one in reads.columns if one.name in look.schema.names))
+                found = reads._replace(columns=_columns_there(reads, look.schema))
             check_types(columns, found, look.schema, path, first_types, first_path=paths[0])
             _check_readable(columns, found, look, path)
             groups.append(_group_bytes(look, columns, found))
@@ -349,6 +351,11 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
             f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again."
         )
     return footer_bytes
+
+
+def _columns_there(reads: Reads, schema: pa.Schema) -> tuple[InputColumn, ...]:
+    """Of the labeler's columns those that a file has, and those that it must have."""
+    return tuple(one for one in reads.columns if one.is_required or one.name in schema.names)
 
 
 def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:

@@ -113,9 +113,7 @@ def known_dataset(
     rows = sum(file.rows for file in plan.files)
     found = reads._replace(columns=tuple(one for one in reads.columns if one.name in known.more))
     rows_in_use = min(rows, spec.limit or rows)
-    return Dataset(
-        tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.marks, reads=found
-    )
+    return Dataset(tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.marks, reads=found)
 
 
 def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from manifests.errors import DiskFullError
 from manifests.inputs.column_bytes import ColumnBytes
+from manifests.inputs.column_types import CHUNK
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import stamp_of
@@ -74,9 +75,8 @@ def read_chunks(
         if row_ids is None
         else _from_spill(dataset, readings, row_ids, spans)
     )
-    for chunk, pairs in found:
-        if dataset.reads.siblings:
-            pairs = _with_siblings(pairs)
+    for chunk, rows in found:
+        pairs = _with_siblings(rows) if dataset.reads.siblings else rows
         keep = wanted.get(chunk) if wanted is not None else None
         yield ChunkRows(chunk, pairs if keep is None else [pair for pair in pairs if pair.row_id in keep])
 
@@ -275,6 +275,8 @@ def _plain(column: pa.Array) -> pa.Array:
     if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind) or pa.types.is_integer(kind):
         return column.cast(pa.large_string())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if pa.types.is_struct(kind.value_type):
+            return pa.array(column.to_pylist(), pa.large_list(CHUNK))
         return column.cast(pa.large_list(pa.large_string()))
     return column
 
@@ -308,7 +310,19 @@ def _texts(values: list[str | None] | None) -> tuple[str, ...]:
     return tuple(text for text in values or () if text)
 
 
-_READ_AS: dict[str, Callable[[Any], Any]] = {"string": lambda value: value or "", "list<string>": _texts}
+def _chunks(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
+    """With numbers and a text in each: 0 and `""` where it has none."""
+    return tuple(
+        {name: chunk[name] or nothing for name, nothing in _NO_CHUNK.items()} for chunk in values or () if chunk
+    )
+
+
+_NO_CHUNK: dict[str, Any] = {"n": 0, "heading_path": [], "text": "", "token_len": 0, "start": 0, "end": 0}
+_READ_AS: dict[str, Callable[[Any], Any]] = {
+    "string": lambda value: value or "",
+    "list<string>": _texts,
+    "list<chunk>": _chunks,
+}
 """By kind of a labeler's input column: its value for a row."""
 
 

@@ -36,9 +36,7 @@ def open_run_input(root: str, store: RunStore, plan: Plan, storage: Storage) -> 
     """
     wanted = Columns(**plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
     try:
-        dataset = open_dataset(
-            InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), storage
-        )
+        dataset = open_dataset(InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), storage)
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
     changed = changed_files(plan.files, dataset.files)

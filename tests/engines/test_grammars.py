@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
+from labelers.verdicts import Reader, token_budget
+from manifests.asks import Answer
 from manifests.errors import ConfigError
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, Text
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, make_tokenizer
 
@@ -62,6 +65,61 @@ def test_numbers_are_those_from_one_to_the_most(most):
 def test_a_list_of_numbers_keeps_within_its_bound(numbers, most, is_valid, compiler, tokenizer):
     form = AnswerFormat((Indices("useful-docs", most),))
     assert accepts(compiler, tokenizer, form, f"<useful-docs>{numbers}</useful-docs>") is is_valid
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ('{"Document_1": [1, 3], "Document_2": []}', True),
+        ('{"Document_1": [3,3], "Document_2": []}', True),
+        ('{"Document_1": [], "Document_2": []}', True),
+        ('{"Document_1": [4], "Document_2": []}', False),
+        ('{"Document_1": [1], "Document_2": [1]}', False),
+        ('{"Document_1": [1, 2, 3, 1, 2], "Document_2": []}', False),
+        ('{"Document_2": [], "Document_1": []}', False),
+        ('{"Document_1": []}', False),
+        ("{}", False),
+    ],
+)
+def test_a_json_answer_has_its_keys_in_order_and_numbers_within_their_bounds(text, is_valid, compiler, tokenizer):
+    form = AnswerFormat((JsonIndices(("Document_1", "Document_2"), (3, 0)),))
+    assert accepts(compiler, tokenizer, form, text) is is_valid
+
+
+def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokenizer):
+    """Whatever a model would rather say: each token is drawn from those that the grammar admits."""
+    dice = np.random.default_rng(7)
+    seen = set()
+    for shape in range(40):
+        mosts = tuple(dice.choice([0, 1, 2, 4, 9, 12, 30, 130], size=1 + shape % 4).tolist())
+        form = AnswerFormat((JsonIndices(tuple(f"Document_{n}" for n in range(1, len(mosts) + 1)), mosts),))
+        budget = token_budget(form)
+        reader = Reader(form)
+        for _ in range(250):
+            text, num_tokens = random_walk(compiler, form, dice, tokenizer.eos_token_id)
+            assert num_tokens <= budget * 4  # this vocabulary spells a key byte by byte
+            assert reader.read(Answer(0, text, "stop")) == {"": text}
+            seen.add(text)
+    assert len(seen) > 3000
+
+
+def random_walk(compiler: GrammarCompiler, form: AnswerFormat, dice: Any, end: int) -> tuple[str, int]:
+    matcher, written, count = compiler.matcher(form), b"", 0
+    while not matcher.is_stopped():
+        forced = matcher.compute_ff_tokens()
+        if forced:
+            assert matcher.consume_tokens(forced)
+            written += b"".join(map(compiler.token_bytes, forced))
+            count += len(forced)
+            continue
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+        token = int(allowed[dice.integers(len(allowed))])
+        if token == end:
+            break
+        assert matcher.consume_token(token)
+        written += compiler.token_bytes(token)
+        count += 1
+    return written.decode(), count
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from labelers.engines.sequences import Row
+from labelers.verdicts import Reader
 from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
 from manifests.specs import EngineSpec
 from manifests.storage.context import Storage
+from tests.labelers.driving import ROSES, labeler
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
 
@@ -366,3 +368,17 @@ def test_memory_that_runs_out_is_worth_another_try_and_a_fault_of_ours_is_not(st
         monkeypatch.setattr(engine._batch, "step", fail)
         with pytest.raises(wanted):
             engine.poll()
+
+
+@pytest.mark.parametrize("name", ["variants", "evidence-set"])
+def test_what_a_labeler_of_whole_queries_asks_is_answered_in_its_format(name: str, start: Any) -> None:
+    """Whatever a random model would rather say: lines and JSON keep to their grammar up to the answer's end."""
+    engine = start(max_prompt_tokens=3500)
+    caps = {"max_think_tokens": 8, "max_text_tokens": 8} if name == "variants" else {}
+    subject = labeler(name, **caps, temperature=1.0)
+    ask = next(subject.label(ROSES))
+    assert ask.format is not None
+    reader = Reader(ask.format)
+    for answer in run_all(engine, [Request(number, ask, number) for number in range(12)]):
+        assert answer.finish == "stop"
+        assert reader.read(answer)

@@ -23,7 +23,6 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import open_dataset, open_planned
-from manifests.labels import Reads
 from manifests.runs.readings import FOLDER, Readings, blocks_of
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

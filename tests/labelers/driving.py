@@ -11,6 +11,14 @@ from manifests.asks import Answer, Ask, Engine, Request
 from manifests.labels import Label, Pair
 from manifests.specs import EngineSpec, validate_spec
 
+
+def chunked(pair: Pair) -> Pair:
+    """The pair with its document as one chunk, for the labeler that reads chunks."""
+    whole = pair.document
+    chunk = {"n": 1, "heading_path": [], "text": whole, "token_len": len(whole) // 4, "start": 0, "end": len(whole)}
+    return pair._replace(columns={**pair.columns, "chunks": (chunk,) if whole else ()})
+
+
 ROSES = Pair(
     7,
     "q1",
@@ -19,6 +27,7 @@ ROSES = Pair(
     "Climbing roses want pruning late.\n\nCut   to an outward bud.",
     ("Roses in winter", "Tools"),
 )
+ROSES = chunked(ROSES)
 
 
 def labeler(name: str, **options: Any) -> Labeler:
@@ -40,7 +49,7 @@ def answer_of(engine: Engine, ask: Ask, seed: int = 0) -> Answer:
 
 def walk(subject: Labeler, pair: Pair, engine: Engine, seed: int = 0) -> tuple[Label, list[Ask], list[Answer]]:
     """The label with all asks and answers on the way; VerdictError as the labeler raises it."""
-    generator = subject.label(pair)
+    generator = subject.label(pair if pair.siblings else chunked(pair))
     asks = [next(generator)]
     answers: list[Answer] = []
     while True:
@@ -53,7 +62,7 @@ def walk(subject: Labeler, pair: Pair, engine: Engine, seed: int = 0) -> tuple[L
 
 def replay(subject: Labeler, pair: Pair, answers: Sequence[Answer]) -> tuple[Label | None, list[Ask]]:
     """The label (None if the answers end before it) and the asks that these answers lead to."""
-    generator = subject.label(pair)
+    generator = subject.label(pair if pair.siblings else chunked(pair))
     asks = [next(generator)]
     for answer in answers:
         try:

@@ -28,10 +28,13 @@ QUERY_ONLY = {"complexity", "variants"}
 """Labelers that never read the document."""
 UNGRADED = {"variants"}
 """Labelers whose label is no grade."""
-SIBLINGS = {"review"}
+SIBLINGS = {"evidence-set", "review"}
 """Labelers that are asked about all documents of a query at once: a row's grade is its part of the answer."""
 YES_NO = {"complexity", "pointwise", "review"}
 """Labelers whose two grades are no and yes, whatever `grades` might ask for."""
+TWO_GRADES = {*YES_NO, "evidence-set"}
+CHUNKS_ONLY = {"evidence-set"}
+"""Labelers that show chunks whole or not at all."""
 
 PAIRS = [
     ROSES,
@@ -178,9 +181,9 @@ def test_garbage_never_becomes_a_label(name: str) -> None:
 def test_an_answer_that_was_never_given_is_named_by_its_finish(name: str, finish: str, status: str) -> None:
     generator = labeler(name).label(ROSES)
     next(generator)
+    sent = reply("", finish=finish, detail="why")
     with pytest.raises(VerdictError) as caught:
-        for _ in range(40 if name in SIBLINGS else 1):  # these show less and ask again while they are overlong
-            generator.send(reply("", finish=finish, detail="why"))
+        all(generator.send(sent) for _ in range(40 if name in SIBLINGS else 1))  # these show less while it is overlong
     assert (caught.value.status, caught.value.reason) == (status, "why")
 
 
@@ -203,7 +206,13 @@ def test_any_text_gives_a_label_below_k_or_a_verdict_error(name: str, data: st.D
 
 def test_flags_of_the_answer_reach_the_label(name: str) -> None:
     engine = fake(max_prompt_tokens=900)
-    label, _, _ = walk(labeler(name), ROSES._replace(document="roses " * 4000), engine)
+    pair = ROSES._replace(document="roses " * 4000)
+    if name in CHUNKS_ONLY:
+        with pytest.raises(VerdictError) as caught:
+            walk(labeler(name), pair, engine)
+        assert caught.value.status == "overlong"
+        return
+    label, _, _ = walk(labeler(name), pair, engine)
     assert ("document_truncated" in label.flags) is (name not in QUERY_ONLY)
 
 
@@ -221,10 +230,12 @@ def test_the_number_of_grades_is_an_option(name: str, grades: int) -> None:
         with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
             labeler(name, grades=grades)
         return
-    if name in YES_NO:
+    if name in TWO_GRADES:
         if grades != 2:
             with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
                 labeler(name, grades=grades)
+            return
+        if name not in YES_NO:
             return
         decision = labeler(name, grades=2).probe()[0].decisions[0]
         assert decision.labels == ("no", "yes")

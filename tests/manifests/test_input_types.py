@@ -146,9 +146,7 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     """What a run would read of the files of a folder: query id, query, document id and document by row, through shards
     and chunks.
     """
-    dataset = open_dataset(
-        InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage()
-    )
+    dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage())
     store = LocalRunStore(folder / "_out")
     plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
     write_plan(store, plan, beside)

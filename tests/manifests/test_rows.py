@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.inputs.dataset import open_dataset
-from manifests.labels import Reads
+from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.runs import rows as rows_module
 from manifests.runs.plans import make_plan, shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
@@ -54,7 +54,7 @@ def test_siblings_are_all_rows_of_the_query_in_row_order(layout: tuple, keep: in
     check_chunks(layout, keep, Reads(siblings=True))
 
 
-def check_chunks(layout: tuple, keep: int, reads: Reads = Reads()) -> None:  # type: ignore[type-arg] # noqa: B008
+def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) -> None:  # type: ignore[type-arg]
     files, group, shards, chunk_rows = layout
     flat = [row for rows in files for row in rows]
     with tempfile.TemporaryDirectory() as scratch:

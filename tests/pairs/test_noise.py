@@ -211,7 +211,8 @@ def test_the_command_makes_noise_that_a_job_reads(
     assert {key: done.json[key] for key in ("noisy", "seed", "replaced", "context_documents")} == {
         "noisy": 0.5, "seed": 3, "replaced": 8, "context_documents": 16,
     }  # fmt: skip
-    assert open_dataset(InputSpec(path=("half.parquet",)), Storage(), reads=Reads(context=True)).columns.context == "context"
+    opened = open_dataset(InputSpec(path=("half.parquet",)), Storage(), reads=Reads(context=True))
+    assert opened.columns.context == "context"
     relabel(*command, "--to", "again.parquet", "--noisy", "0.5", "--seed", "3")
     assert (folder / "again.parquet").read_bytes() == (folder / "half.parquet").read_bytes()
     text = relabel("pairs", "context", "half.parquet", "--to", "all.parquet", "--corpus", "c.parquet", "--noisy", "1")

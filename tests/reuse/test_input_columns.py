@@ -47,7 +47,7 @@ def test_documents_are_no_part_of_it(days: Days) -> None:
 def test_a_column_of_another_type_is_refused(days: Days, column: str, value: Any) -> None:
     code, message = days.call("run", days.job("mon", told(rows_of(2, 2), **{column: value}), labeler=VARIANTS))
     assert code == Exit.BAD_INPUT
-    assert f"column `{column}` (the labeler's {column}) holds" in message
+    assert f"column `{column}` (for the labeler: " in message
 
 
 def test_a_labeler_that_does_not_name_a_column_does_not_read_it(days: Days) -> None:

@@ -1,0 +1,183 @@
+"""`evidence-set`: the smallest set of chunks of a query's documents that suffices to answer it. Asked once a query, of
+all its documents together; every row takes its own document's part.
+
+Source: RES-RAG (papers, sections 3.1 and 3.2, appendix C). Chunks are numbered from 1. The sentences are ours.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from labelers.prompts import BUILT_IN, Prompts
+from labelers.searches import OnceAQueryOptions
+from labelers.shown import SHRINK, OfOneQuery
+from labelers.verdicts import Reader, index_lists_of, token_budget
+from manifests.asks import Answer, Ask, Sampling
+from manifests.errors import VerdictError
+from manifests.formats import AnswerFormat, JsonIndices
+from manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from manifests.metrics.evidence_sets import over_budget
+from manifests.specs import LabelerOptions
+
+CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
+TOKENS_PER_CHUNK = 8
+"""Room that a chunk takes beside its text: its number, its headings' marks and a line break."""
+
+Chunk = dict[str, Any]
+
+
+class EvidenceSetOptions(OnceAQueryOptions):
+    """Options of `evidence-set`. `max_think_tokens` and `max_text_tokens` have no effect."""
+
+    name: str = "evidence-set"
+    """A registered labeler."""
+    grades: Literal[2] = 2
+    """Two: a row's document gave chunks (1), or it was shown and gave none (0)."""
+    window_tokens: int = Field(7000, ge=256)
+    """Room for chunks, by their `token_len`. More than fits is left out from the end of whichever document is longest.
+    Where `engine.max_prompt_tokens` is less, that is the limit.
+    """
+    max_documents: int = Field(100, ge=1, le=1000)
+    """Most documents of a query that are shown, in row order."""
+
+
+class EvidenceSet:
+    """Asks for the chunks that suffice. Flags: `chunks_left_out` (of the row's document), `chunk_twice`, and the
+    answer's own.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = EvidenceSetOptions
+    columns = (
+        LabelColumn("selected", "list<int16>", "Numbers of the chunks chosen, most important first, as written."),
+        LabelColumn("shown", "int32", "How many chunks of the document were shown."),
+        LabelColumn("num_chunks", "int32", "How many it has."),
+        LabelColumn("selected_tokens", "int32", "Tokens of the chunks chosen, each once."),
+        LabelColumn("over_budget", "float32", "0 up to the root of the chunks shown, 0.5 up to all of them, else 1."),
+    )
+    input_columns = (CHUNKS,)
+    uses_context = False
+    uses_siblings = True
+
+    def __init__(self, options: EvidenceSetOptions) -> None:
+        self._options = options
+        self._prompts = Prompts(BUILT_IN / "evidence-set", options.templates)
+        self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
+        self._sampling = Sampling(options.temperature, options.top_p)
+        self._asks: OfOneQuery[tuple[Ask, ShownChunks]] = OfOneQuery()
+        self.probe()  # a bad template fails here
+        self._digests = self._prompts.digests
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, the same for all rows of the query; another with fewer chunks while the engine finds it too long.
+
+        Raises:
+            VerdictError: the row's chunks are not of its document; the answer is not the JSON object wanted; `overlong`
+                for a row of whose document nothing was shown.
+        """
+        if not pair.siblings:
+            pair = pair._replace(siblings=(pair,))
+        chunks = _chunks_of(pair)
+        _check_chunks(chunks, pair.document)
+        ask, shown = self._ask(pair, self._options.window_tokens)
+        while (answer := (yield ask)).finish == "overlong" and any(shown.counts):
+            ask, shown = self._ask(pair, int(shown.num_tokens * SHRINK))
+        assert ask.format is not None
+        content = Reader(ask.format).read(answer)[""]
+        place = next(place for place, one in enumerate(pair.siblings) if one.row_id == pair.row_id)
+        num_shown = shown.counts[place] if place < len(shown.counts) else 0
+        if num_shown == 0 and (chunks or place >= len(shown.counts)):
+            raise VerdictError("overlong", f"the prompt had no room for document {place + 1} of {len(pair.siblings)}")
+        selected = index_lists_of(content, ask.format.sections[0])[place]
+        chosen = [chunks[number - 1] for number in dict.fromkeys(selected)]
+        flags = ["chunks_left_out"] * (num_shown < len(chunks)) + ["chunk_twice"] * (len(chosen) < len(selected))
+        columns = {
+            "selected": selected,
+            "shown": num_shown,
+            "num_chunks": len(chunks),
+            "selected_tokens": sum(chunk["token_len"] for chunk in chosen),
+            "over_budget": over_budget(len(selected), num_shown),
+        }
+        evidence = tuple(Span(one["start"], one["end"], pair.document[one["start"] : one["end"]]) for one in chosen)
+        return Label(int(bool(selected)), None, columns, evidence, flags=[*flags, *answer.flags])
+
+    def probe(self) -> list[Ask]:
+        text = "Cut back to an outward bud in late winter."
+        chunk = {"n": 1, "heading_path": ["Roses"], "text": text, "token_len": 9, "start": 0, "end": len(text)}
+        row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk,)})
+        return [self._ask(row._replace(siblings=(row,)), self._options.window_tokens)[0]]
+
+    def _ask(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
+        return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
+
+    def _make(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
+        documents = [_chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
+        shown = chunks_within([[one["token_len"] + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
+        texts = [_text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
+        ends = list(itertools.accumulate(shown.counts))
+        settings = {"documents": list(zip([0, *ends], ends, strict=False))}
+        counts = {"chunks": len(texts)}
+        turn = self._prompts.turn("user", "user.j2", data=("query", "chunks"), settings=settings, counts=counts)
+        keys = tuple(f"Document_{number}" for number in range(1, len(documents) + 1))
+        format = AnswerFormat((JsonIndices(keys, shown.counts),))
+        messages = (self._system, turn.message(pair.query, *texts))
+        ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
+        return ask, shown
+
+
+class ShownChunks(NamedTuple):
+    """How many chunks of each document are shown, and the room that they take, in tokens."""
+
+    counts: tuple[int, ...]
+    num_tokens: int
+
+
+def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> ShownChunks:
+    """What fits into so many tokens: chunks go from the end of the document that is longest just then, of equals the
+    last one.
+
+    Args:
+        sizes: tokens of each chunk, by document.
+    """
+    counts, totals = [len(one) for one in sizes], [sum(one) for one in sizes]
+    longest = [(-total, -place) for place, total in enumerate(totals) if counts[place]]
+    heapq.heapify(longest)
+    num_tokens = sum(totals)
+    while num_tokens > room and longest:
+        place = -heapq.heappop(longest)[1]
+        counts[place] -= 1
+        size = sizes[place][counts[place]]
+        totals[place] -= size
+        num_tokens -= size
+        if counts[place]:
+            heapq.heappush(longest, (-totals[place], -place))
+    return ShownChunks(tuple(counts), num_tokens)
+
+
+def _chunks_of(pair: Pair) -> tuple[Chunk, ...]:
+    chunks: tuple[Chunk, ...] = pair.columns.get(CHUNKS.name, ())
+    return chunks
+
+
+def _text_of(chunk: Chunk) -> str:
+    return "\n".join(filter(None, (" > ".join(chunk["heading_path"] or ()), chunk["text"])))
+
+
+def _check_chunks(chunks: Sequence[Chunk], document: str) -> None:
+    """Chunks are numbered from 1, and each is a piece of the document."""
+    for number, one in enumerate(chunks, start=1):
+        start, end = one["start"], one["end"]
+        if one["n"] != number or not 0 <= start <= end <= len(document) or document[start:end] != one["text"]:
+            raise VerdictError(
+                "format",
+                f"chunk {number} is not the document's characters {start} to {end}: both must come from one "
+                "`relabel pairs chunk`",
+            )

@@ -1,0 +1,207 @@
+"""`evidence-set`: which chunks are shown, which answers are read, and what each row takes of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
+from labelers.evidence_set import TOKENS_PER_CHUNK, chunks_within
+from labelers.verdicts import Reader
+from manifests.asks import Ask
+from manifests.errors import VerdictError
+from manifests.formats import AnswerFormat, JsonIndices
+from manifests.labels import Label, Pair
+from manifests.runs.receipts import ChunkId
+from manifests.schemas import LabelRow, QuarantineRow
+from tests.labelers.driving import fake, labeler, replay, reply
+from tests.strategies import texts
+
+
+def document_of(pieces: list[str], token_len: int = 10) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """A document, and its chunks: the pieces, each in a line under a heading."""
+    text, chunks = "", []
+    for number, piece in enumerate(pieces, start=1):
+        text += "# Part\n"
+        start = len(text)
+        text += f"{piece}\n"
+        chunks.append(
+            {
+                "n": number,
+                "heading_path": ["Guide", "Part"],
+                "text": piece,
+                "token_len": token_len,
+                "start": start,
+                "end": start + len(piece),
+            }
+        )
+    return text, tuple(chunks)
+
+
+def query_of(counts: list[int], token_len: int = 10) -> list[Pair]:
+    """The rows of a query whose documents have so many chunks."""
+    rows = []
+    for number, count in enumerate(counts, start=1):
+        text, chunks = document_of([f"piece {number}.{place}" for place in range(1, count + 1)], token_len)
+        rows.append(Pair(number - 1, "q1", "pruning roses", f"d{number}", text, (), {"chunks": chunks}))
+    return [row._replace(siblings=tuple(rows)) for row in rows]
+
+
+def labels_of(rows: list[Pair], answer: Any, **options: Any) -> list[Label]:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    found = [replay(labeler("evidence-set", **options), row, [reply(text)])[0] for row in rows]
+    return [label for label in found if label is not None]
+
+
+def asked(pair: Pair, **options: Any) -> Ask:
+    return next(labeler("evidence-set", **options).label(pair))
+
+
+def run_loop(pairs: list[Pair], **engine: Any) -> tuple[list[LabelRow | QuarantineRow], int]:
+    done: list[ChunkWork] = []
+    subject, progress = labeler("evidence-set"), Progress()
+    loop = RunLoop(
+        subject,
+        subject._options,
+        fake(**engine),
+        lambda work: done.append(work) is None,
+        seed=3,
+        progress=progress,
+        stop=Stop(),
+    )
+    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
+    return [row for row in done[0].rows if row is not None], progress.requests
+
+
+def test_each_row_takes_its_documents_chunks_as_evidence() -> None:
+    rows = query_of([4, 9, 0])
+    labels = labels_of(rows, {"Document_1": [2, 1], "Document_2": [3, 4, 5, 3], "Document_3": []})
+    assert [label.grade for label in labels] == [1, 1, 0]
+    assert [label.columns for label in labels] == [
+        {"selected": [2, 1], "shown": 4, "num_chunks": 4, "selected_tokens": 20, "over_budget": 0.0},
+        {"selected": [3, 4, 5, 3], "shown": 9, "num_chunks": 9, "selected_tokens": 30, "over_budget": 0.5},
+        {"selected": [], "shown": 0, "num_chunks": 0, "selected_tokens": 0, "over_budget": 0.0},
+    ]
+    assert [span.text for span in labels[0].evidence] == ["piece 1.2", "piece 1.1"]
+    assert [len(label.evidence) for label in labels] == [2, 3, 0]
+    assert [label.flags for label in labels] == [[], ["chunk_twice"], []]
+    for row, label in zip(rows, labels, strict=True):
+        assert all(row.document[span.start : span.end] == span.text for span in label.evidence)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "[1]",
+        "null",
+        '{"Document_1": [1]}',
+        '{"Document_2": [1], "Document_1": []}',
+        '{"Document_1": [3], "Document_2": []}',
+        '{"Document_1": [0], "Document_2": []}',
+        '{"Document_1": [1.0], "Document_2": []}',
+        '{"Document_1": [true], "Document_2": []}',
+        '{"Document_1": ["1"], "Document_2": []}',
+        '{"Document_1": 1, "Document_2": []}',
+        '{"Document_1": [1], "Document_2": [], "Document_3": []}',
+        '{"Document_1": [1], "Document_1": [1], "Document_2": []}',
+        '{"Document_1": [1], "Document_2": []} Done.',
+        'Sure: {"Document_1": [1], "Document_2": []}',
+        '{"Document_1": [[1]], "Document_2": []}',
+        '{"Document_1": {"a": 1}, "Document_2": []}',
+        '{"Document_1": [NaN], "Document_2": []}',
+        '{"Document_1": [1' + "0" * 5000 + '], "Document_2": []}',
+        "[" * 100_000,
+        "<think>t</think>",
+    ],
+)
+def test_what_is_not_the_object_wanted_is_no_label(answer: str) -> None:
+    with pytest.raises(VerdictError) as caught:
+        labels_of(query_of([2, 2]), answer)
+    assert caught.value.status == "format"
+
+
+@given(texts())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    format = AnswerFormat((JsonIndices(("Document_1",), (3,)),))
+    with contextlib.suppress(VerdictError):
+        assert json.loads(Reader(format).read(reply(text))[""]).keys() == {"Document_1"}
+
+
+def test_a_query_is_asked_once_over_all_its_rows_and_the_fake_engine_is_read() -> None:
+    rows, asks = run_loop(query_of([5] * 12))
+    assert asks == 1
+    assert len([row for row in rows if isinstance(row, LabelRow)]) == 12
+    assert {row.grade for row in rows if isinstance(row, LabelRow)} == {0, 1}
+
+
+def test_numbers_and_names_are_template_and_texts_are_data() -> None:
+    rows = query_of([2, 1])
+    snare = rows[0]._replace(query="<|im_end|>")
+    user = asked(snare).messages[1]
+    assert user.parts[1::2] == (
+        "<|im_end|>",
+        "Guide > Part\npiece 1.1",
+        "Guide > Part\npiece 1.2",
+        "Guide > Part\npiece 2.1",
+    )
+    template = "|".join(user.parts[::2])
+    assert template.index("Document_1:") < template.index("[1]") < template.index("[2]") < template.index("Document_2:")
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=8), min_size=1, max_size=6), st.integers(0, 400))
+def test_chunks_go_from_the_end_of_the_longest_document_until_they_fit(sizes: list[list[int]], room: int) -> None:
+    shown = chunks_within(sizes, room)
+    left = [one[:count] for one, count in zip(sizes, shown.counts, strict=True)]
+    assert shown.num_tokens == sum(map(sum, left)) <= max(room, 0)
+    rest = [list(one) for one in sizes]
+    while sum(map(sum, rest)) > room:  # the rule, word for word
+        longest = max(range(len(rest)), key=lambda place: (sum(rest[place]), place))
+        rest[longest].pop()
+    assert left == rest
+
+
+def test_chunks_that_do_not_fit_are_no_choice_and_their_rows_say_so() -> None:
+    rows = query_of([30, 2, 3], token_len=92)  # with their numbers 100 tokens each
+    options = {"window_tokens": 800}
+    ask = asked(rows[0], **options)
+    assert ask.format is not None
+    assert ask.format.sections == (JsonIndices(("Document_1", "Document_2", "Document_3"), (3, 2, 3)),)
+    assert TOKENS_PER_CHUNK == 8
+    labels = labels_of(rows, {"Document_1": [], "Document_2": [1], "Document_3": []}, **options)
+    assert [label.flags for label in labels] == [["chunks_left_out"], [], []]
+    assert [label.columns["shown"] for label in labels] == [3, 2, 3]
+    with pytest.raises(VerdictError):
+        labels_of(rows, {"Document_1": [4], "Document_2": [1], "Document_3": []}, **options)
+
+
+@pytest.mark.parametrize(("counts", "token_len"), [([1] * 300, 60), ([450], 250), ([2, 900, 2], 200), ([1, 1], 9000)])
+def test_a_query_too_large_stays_within_the_prompt_and_rows_that_were_not_shown_have_no_grade(
+    counts: list[int], token_len: int
+) -> None:
+    pairs = query_of(counts, token_len)
+    rows, asks = run_loop(pairs, max_prompt_tokens=2000)
+    assert asks < 40
+    assert [row.row_id for row in rows] == list(range(len(counts)))
+    for row in rows:
+        if isinstance(row, LabelRow):
+            assert row.columns["shown"] > 0
+            assert ("chunks_left_out" in row.flags) is (row.columns["shown"] < row.columns["num_chunks"])
+        else:
+            assert row.status == "overlong"
+    assert any(isinstance(row, QuarantineRow) for row in rows) or counts == [450] or counts == [2, 900, 2]
+
+
+def test_chunks_of_another_document_are_found_out_before_anything_is_asked() -> None:
+    rows, asks = run_loop([row._replace(document="edited " + row.document) for row in query_of([2])])
+    assert [row.status for row in rows] == ["format"]
+    assert asks == 0
