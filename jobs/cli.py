@@ -46,7 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("jobs.commands.export:export", "Export a student to a bundle: ONNX, checked against it on real pairs."),
     "build-engine": ("jobs.commands.export:build_engine", "Build a TensorRT engine of a bundle, for this machine."),
     "bench": ("jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
-    "pairs": ("jobs.commands.pairs:pairs", "Build pairs: from citations, and their context documents by BM25."),
+    "pairs": (
+        "jobs.commands.pairs:pairs",
+        "Build pairs: from citations; context by BM25; documents cut into chunks.",
+    ),
     "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
     "pull": ("jobs.commands.pull:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
     "channel": ("jobs.commands.channels:channel", "Point a channel at a published version."),

@@ -1,9 +1,12 @@
-"""`pairs`: build pairs from citations, and give pairs their context documents."""
+"""`pairs`: build pairs from citations, give pairs their context documents, and cut documents into chunks."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,9 +20,10 @@ FORCE_HELP = "Replace the file if it is there."
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
 def pairs() -> None:
-    """Build query-document pairs: from the citations of generated answers, and their context by BM25.
+    """Build query-document pairs: from the citations of generated answers, their context by BM25, and the chunks of
+    their documents.
 
-    Needs the extra `pairs` (polars, bm25s).
+    Needs the extra `pairs` (polars, bm25s, lxml, markdown-it-py).
     """
 
 
@@ -188,6 +192,92 @@ def context(
             )
         )
     emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
+    return Exit.DONE
+
+
+@pairs.command(
+    short_help="Clean the documents and cut them into chunks to choose evidence from.",
+    epilog="Example: relabel pairs chunk pages.parquet --to chunked.parquet --format html",
+)
+@click.argument("pairs_file", metavar="PAIRS")
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "markdown", "text"]),
+    default="html",
+    show_default=True,
+    help="What the documents are.",
+)
+@click.option("--column", metavar="NAME", help="Column of the documents. Default: html, document, or title and body.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of a chunk at most."
+)
+@click.option(
+    "--tokenizer",
+    metavar="MODEL",
+    help="Count by this model's tokenizer: a directory, hf:org/name, ... Default: 6 letters are a token, and any other "
+    "character.",
+)
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def chunk(
+    pairs_file: str,
+    to: str,
+    form: Any,
+    column: str | None,
+    max_tokens: int,
+    tokenizer: str | None,
+    force: bool,
+    output: str,
+) -> int:
+    """Write the cleaned text of each document as `document`, its chunks as `chunks`, and its JSON-LD as `jsonld`.
+
+    A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
+    long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
+    """
+    from jobs.files.tables import check_target
+    from jobs.pairs.chunking import ChunkRule, chunk_pairs
+    from jobs.pairs.token_counts import token_counter
+    from jobs.planning.job_files import CACHE_VARIABLE
+
+    started, storage = time.perf_counter(), Storage()
+    check_target(to, (pairs_file,), storage, force=force)
+    cache = os.environ.get(CACHE_VARIABLE)
+    count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
+    counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
+    for number, what in (
+        (counts.without_chunks, "documents hold no text, so no chunk"),
+        (counts.unreadable_json_ld, "scripts of JSON-LD can't be read, left out"),
+    ):
+        if number:
+            _say(f"{number:,} {what}")
+    num_chunks = sum(counts.chunks.values())
+    result = {
+        "output": to,
+        "pairs": counts.pairs,
+        "format": form,
+        "max_tokens": max_tokens,
+        "tokenizer": tokenizer,
+        "chunks": num_chunks,
+        **{f"{kind}_chunks": count for kind, count in counts.chunks.items()},
+        "tokens": counts.tokens,
+        "duplicates_left_out": counts.duplicates,
+        "documents_without_chunks": counts.without_chunks,
+        "json_ld": counts.json_ld,
+        "json_ld_unreadable": counts.unreadable_json_ld,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.chunks.items())
+    lines = [
+        ("chunks", f"{num_chunks:,}: {kinds}; {counts.duplicates:,} duplicates left out"),
+        (
+            "tokens",
+            f"{counts.tokens:,}, by {tokenizer or 'the rule without a tokenizer'}",
+        ),
+        ("JSON-LD", f"{counts.json_ld:,} objects"),
+    ]
+    emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
     return Exit.DONE
 
 

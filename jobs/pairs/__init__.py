@@ -1,6 +1,6 @@
-"""Builds query-document pairs to label or to train on: from the citations of generated answers, and context documents
-by BM25.
+"""Builds query-document pairs to label or to train on: from the citations of generated answers, context documents by
+BM25, and documents cut into chunks.
 
-Works on Parquet files with polars and bm25s (extra `pairs`), which load when a function here is called. Never asks a
-model and never looks at a grade. Read `citations.py` first.
+Works on Parquet files with polars, bm25s, lxml and markdown-it-py (extra `pairs`), which load when a function here is
+called. Never asks a model and never looks at a grade. Read `citations.py` first; for chunks, `pages.py`.
 """

@@ -42,14 +42,16 @@ class TokenizerFolder(NamedTuple):
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def load(self) -> Any:
+    def load(self, purpose: str = "The tokens mode of the openai engine") -> Any:
         """The tokenizer.
 
+        Args:
+            purpose: who needs it, for the message where transformers is not there.
         Raises:
             ModelError: it can't be loaded, or has no fast version.
             MissingExtraError: transformers is not installed.
         """
-        library = require("transformers", extra="cpu", purpose="The tokens mode of the openai engine")
+        library = require("transformers", extra="cpu", purpose=purpose)
         return load_tokenizer(library, ResolvedModel(self.path, self.digest, self.reference))
 
     def control_texts(self) -> frozenset[str]:
@@ -67,16 +69,23 @@ def find_tokenizer(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None
     Raises:
         ModelError: there is no such model, or it has no tokenizer.
     """
-    if spec.model is None:
-        return None
-    path = Path(spec.model).expanduser()
-    if not path.is_dir():  # a local folder may hold a tokenizer alone
-        path = resolve_model(spec.model, cache_dir=Path(args.cache_dir) if args.cache_dir else None).path
+    return None if spec.model is None else tokenizer_folder(spec.model, args.cache_dir)
+
+
+def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerFolder:
+    """The folder that a model reference names; a local one may hold a tokenizer alone.
+
+    Raises:
+        ModelError: there is no such model, or it has no tokenizer.
+    """
+    path = Path(reference).expanduser()
+    if not path.is_dir():
+        path = resolve_model(reference, cache_dir=Path(cache_dir) if cache_dir else None).path
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
-            f"model {spec.model!r}: {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
+            f"model {reference!r}: {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
         )
-    return TokenizerFolder(path, spec.model)
+    return TokenizerFolder(path, reference)
 
 
 def served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:

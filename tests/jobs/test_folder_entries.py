@@ -43,6 +43,7 @@ LINES = {
         "Wrote {rows} pairs",
     ),
     "pairs context pairs_file": ("pairs context {folder} --to {out}.parquet", "Wrote {rows} pairs"),
+    "pairs chunk pairs_file": ("pairs chunk {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "{rows} distinct"),
 }
 LATER = {
@@ -82,7 +83,7 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench "
     "to, merge to, "
-    "export to, build-engine to, pairs cited to, pairs context to, convert target",
+    "export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, convert target",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),

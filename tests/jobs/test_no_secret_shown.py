@@ -87,6 +87,7 @@ BASES = {
     "bench": "bundle",
     "pairs cited": "pairs.parquet --docs pairs.parquet --to made/{n}.parquet",
     "pairs context": "pairs.parquet --to made/{n}.parquet",
+    "pairs chunk": "pairs.parquet --to made/{n}.parquet",
     "publish": "bundle store",
     "pull": "store/ecom made/{n}",
     "channel set": "store/ecom stable 1.0",

@@ -48,6 +48,10 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
     "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
     "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],
+    "pairs chunk": [
+        ("pairs chunk cited.parquet --to chunked.parquet", DONE),
+        ("pairs chunk cited.parquet --to chunked.parquet --force --format markdown --tokenizer encoder", DONE),
+    ],
     "publish": [
         ("publish out/bundle models --channel stable", DONE),
         ("publish second models --channel stable --version two", DONE),
