@@ -20,6 +20,7 @@ from manifests.storage.context import Storage
 Duplicates = Literal["error", "mean", "first"]
 GradeMap = Mapping[int, int]
 SHOWN = 5
+MOST_GRADE = 999
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,8 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
             )
         if key in found:
             raise UsageError(f"{option} {text}: grade {key} stands twice.")
-        if value < 0:
-            raise UsageError(f"{option} {text}: grade {key} would become {value}; grades start at 0.")
+        if not 0 <= value <= MOST_GRADE:
+            raise UsageError(f"{option} {text}: grade {key} would become {value}; grades go from 0 to {MOST_GRADE}.")
         found[key] = value
     return found
 
