@@ -84,7 +84,7 @@ def test_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str],
     }
     assert "2 documents hold no text" in done.err
     assert "1 scripts of JSON-LD can't be read" in done.err
-    dataset = open_dataset(InputSpec(path=("out.parquet",)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=("out.parquet",)), Storage())
     assert dataset.columns.document == ("document",)
     before = (folder / "out.parquet").read_bytes()
     assert relabel("pairs", "chunk", "p.parquet", "--to", "out.parquet", "--force").code == 0

@@ -240,7 +240,7 @@ def test_a_hostile_page_takes_linear_time(name: str) -> None:
     started = time.process_time()
     page = read_page([(html, "html")])
     chunks, _ = chunk_page(page, 256, count_pieces)
-    assert time.process_time() - started < 2 + 6 * megabytes  # most take 0.1 to 2 s a megabyte
+    assert time.process_time() - started < 10 + 6 * megabytes  # most take 0.1 to 2 s a megabyte
     assert all(page.text[chunk.start : chunk.end] == chunk.text for chunk in chunks)
     assert sum(len(heading) for chunk in chunks for heading in chunk.heading_path) < 100 * len(html) + 1000
 
@@ -250,7 +250,7 @@ def test_hostile_markdown_takes_linear_time(name: str) -> None:
     megabytes = 2.0 if IS_FULL else 0.03
     started = time.process_time()
     page = read_page([(hostile_markdown(megabytes)[name], "markdown")])
-    assert time.process_time() - started < 2 + 60 * megabytes  # 2 to 20 s a megabyte
+    assert time.process_time() - started < 30 + 60 * megabytes  # 2 to 20 s a megabyte, with a full heap more
     assert_sound(page)
 
 
