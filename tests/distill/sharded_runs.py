@@ -24,6 +24,7 @@ import distill.students.loop
 from distill.students.specs import DistillSpec
 from manifests import failpoints
 from manifests.specs import validate_spec
+from manifests.storage.context import Storage
 
 
 class Killed(BaseException):
@@ -84,7 +85,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
         report = distill.students.distilling.distill(
-            spec, start=entry.get("start", "new"), say=said.append, is_writer=is_first
+            spec, Storage(), start=entry.get("start", "new"), say=said.append, is_writer=is_first
         )
         seen["metrics"] = report.manifest["metrics"]
     except Killed:
