@@ -15,7 +15,7 @@ from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts
 from labelers.searches import OnceAQueryOptions
-from labelers.shown import SHRINK, OfOneQuery
+from labelers.shown import SHRINK, OfOneQuery, place_among_siblings, with_siblings
 from labelers.verdicts import Reader, index_lists_of, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import VerdictError
@@ -83,8 +83,7 @@ class EvidenceSet:
             VerdictError: the row's chunks are not of its document; the answer is not the JSON object wanted; `overlong`
                 for a row of whose document nothing was shown.
         """
-        if not pair.siblings:
-            pair = pair._replace(siblings=(pair,))
+        pair = with_siblings(pair)
         chunks = _chunks_of(pair)
         _check_chunks(chunks, pair.document)
         ask, shown = self._ask(pair, self._options.window_tokens)
@@ -92,7 +91,7 @@ class EvidenceSet:
             ask, shown = self._ask(pair, int(shown.num_tokens * SHRINK))
         assert ask.format is not None
         content = Reader(ask.format).read(answer)[""]
-        place = next(place for place, one in enumerate(pair.siblings) if one.row_id == pair.row_id)
+        place = place_among_siblings(pair)
         num_shown = shown.counts[place] if place < len(shown.counts) else 0
         if num_shown == 0 and (chunks or place >= len(shown.counts)):
             raise VerdictError("overlong", f"the prompt had no room for document {place + 1} of {len(pair.siblings)}")
@@ -113,7 +112,7 @@ class EvidenceSet:
         text = "Cut back to an outward bud in late winter."
         chunk = {"n": 1, "heading_path": ["Roses"], "text": text, "token_len": 9, "start": 0, "end": len(text)}
         row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk,)})
-        return [self._ask(row._replace(siblings=(row,)), self._options.window_tokens)[0]]
+        return [self._ask(with_siblings(row), self._options.window_tokens)[0]]
 
     def _ask(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
         return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))

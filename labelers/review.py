@@ -14,7 +14,15 @@ from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts, Turn
 from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
-from labelers.shown import CHARS_PER_TOKEN, LEAST_CHARS, OfOneQuery, Shown, documents_within
+from labelers.shown import (
+    CHARS_PER_TOKEN,
+    LEAST_CHARS,
+    OfOneQuery,
+    Shown,
+    documents_within,
+    place_among_siblings,
+    with_siblings,
+)
 from labelers.verdicts import Reader, indices_of, token_budget
 from manifests.asks import Answer, Ask, Decision, Message, Sampling
 from manifests.errors import VerdictError
@@ -79,8 +87,7 @@ class Review:
             VerdictError: the answer is out of format or at odds with itself (see `check`); `overlong` for a row of
                 whose document nothing was shown.
         """
-        if not pair.siblings:
-            pair = pair._replace(siblings=(pair,))
+        pair = with_siblings(pair)
         ask, shown = self._ask(pair, self._options.window_tokens * CHARS_PER_TOKEN)
         while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
             ask, shown = self._ask(pair, shown.fewer_chars)
@@ -89,7 +96,7 @@ class Review:
         useful = indices_of(sections["useful-docs"])
         shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
         check(sections, useful, shown_ids, pair.columns)
-        place = next(number for number, one in enumerate(pair.siblings, start=1) if one.row_id == pair.row_id)
+        place = 1 + place_among_siblings(pair)
         if place > len(shown_ids):
             raise VerdictError(
                 "overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}"
@@ -113,7 +120,7 @@ class Review:
 
     def probe(self) -> list[Ask]:
         row = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
-        return [self._ask(row._replace(siblings=(row,)), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
+        return [self._ask(with_siblings(row), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
 
     def _ask(self, pair: Pair, num_chars: int) -> tuple[Ask, Shown]:
         return self._asks.get((pair.query, pair.siblings, pair.columns, num_chars), lambda: self._make(pair, num_chars))

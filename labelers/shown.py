@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from manifests.labels import Pair
+
 T = TypeVar("T")
 
 CHARS_PER_TOKEN = 4
@@ -19,6 +21,16 @@ LEAST_CHARS = 200
 """A document is cut to no less: what fits of the next one is left out where it is shorter."""
 SHRINK = 0.8
 """Of what was shown, what is shown after the engine said that it does not fit."""
+
+
+def with_siblings(pair: Pair) -> Pair:
+    """The pair; one that came alone, without its query's other rows, is its own only sibling."""
+    return pair if pair.siblings else pair._replace(siblings=(pair,))
+
+
+def place_among_siblings(pair: Pair) -> int:
+    """From 0."""
+    return next(place for place, sibling in enumerate(pair.siblings) if sibling.row_id == pair.row_id)
 
 
 class OfOneQuery(Generic[T]):

@@ -59,15 +59,20 @@ def built_beside(slot: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def leaves_folder(name: str) -> bool:
+    """Whether a name inside an archive or bucket, as a path below a folder, would lead out of it or name nothing."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name
+
+
 def _safe_relative(name: str, reference: str) -> Path:
-    """A path inside an archive or bucket as a path below the target.
+    """A name inside a bucket as a path below the target.
 
     Raises:
         ModelError: it would leave the target.
     """
-    pure = PurePosixPath(name.replace("\\", "/"))
-    if not pure.parts or pure.is_absolute() or ".." in pure.parts or ":" in pure.parts[0] or "\0" in name:
+    if leaves_folder(name):
         raise ModelError(
             f"model {reference!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
         )
-    return Path(*pure.parts)
+    return Path(*PurePosixPath(name.replace("\\", "/")).parts)

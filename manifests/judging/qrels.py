@@ -145,7 +145,7 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     keys, start_P = np.unique(key_N[order], return_index=True)
     grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
     if len(keys) < len(order):
-        grades, num_conflicts = _settled(qrels, order, start_P, duplicates)
+        grades, num_conflicts = _settled(qrels, grades, order, start_P, duplicates)
     begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
     return PairGrades(
         query.dictionary,
@@ -160,14 +160,16 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     )
 
 
-def _settled(qrels: Qrels, order: np.ndarray, start_P: np.ndarray, duplicates: Duplicates) -> tuple[pa.Int64Array, int]:
+def _settled(
+    qrels: Qrels, grades: pa.Int64Array, order: np.ndarray, start_P: np.ndarray, duplicates: Duplicates
+) -> tuple[pa.Int64Array, int]:
     """One grade of each pair, and how many pairs have several that differ.
 
     Args:
+        grades: of the qrels, in this order.
         order: rows of the qrels by pair, in the file's order within one.
         start_P: where each pair's begin.
     """
-    grades = qrels.grades.take(pa.array(order))
     has_N = grades.is_valid().to_numpy(zero_copy_only=False)
     value_M, pair_M = grades.drop_null().to_numpy(), (np.cumsum(np.bincount(start_P, minlength=len(order))) - 1)[has_N]
     present, start, count = np.unique(pair_M, return_index=True, return_counts=True)

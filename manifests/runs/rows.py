@@ -317,7 +317,8 @@ def _chunks(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any],
     )
 
 
-_NO_CHUNK: dict[str, Any] = {"n": 0, "heading_path": [], "text": "", "token_len": 0, "start": 0, "end": 0}
+_NOTHING: dict[pa.DataType, Any] = {pa.int32(): 0, pa.large_string(): "", pa.large_list(pa.large_string()): []}
+_NO_CHUNK: dict[str, Any] = {one.name: _NOTHING[one.type] for one in CHUNK}
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "string": lambda value: value or "",
     "list<string>": _texts,

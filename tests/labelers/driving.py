@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
 from labelers.engines.fake import Fake, FakeArgs
 from labelers.registry import Labeler, labeler_class
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.labels import Label, Pair
+from manifests.runs.receipts import ChunkId
+from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineSpec, validate_spec
 
 
@@ -75,3 +81,22 @@ def replay(subject: Labeler, pair: Pair, answers: Sequence[Answer]) -> tuple[Lab
 def reply(text: str, **fields: Any) -> Answer:
     """An answer with this text."""
     return Answer(0, text, fields.pop("finish", "stop"), **fields)
+
+
+def run_loop(name: str, pairs: list[Pair], **engine: Any) -> tuple[list[LabelRow | QuarantineRow], int]:
+    """The rows of one chunk, labelled by the run loop with the fake engine, and how many of its answers were no refusal
+    for length.
+    """
+    done: list[ChunkWork] = []
+    subject, progress = labeler(name), Progress()
+    loop = RunLoop(
+        subject,
+        subject._options,
+        fake(**engine),
+        lambda work: done.append(work) is None,
+        seed=3,
+        progress=progress,
+        stop=Stop(),
+    )
+    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
+    return [row for row in done[0].rows if row is not None], progress.requests

@@ -10,19 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
 from labelers.evidence_set import TOKENS_PER_CHUNK, chunks_within
 from labelers.verdicts import Reader
 from manifests.asks import Ask
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, JsonIndices
 from manifests.labels import Label, Pair
-from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
-from tests.labelers.driving import fake, labeler, replay, reply
+from tests.labelers.driving import labeler, replay, reply, run_loop
 from tests.strategies import texts
 
 
@@ -63,22 +58,6 @@ def labels_of(rows: list[Pair], answer: Any, **options: Any) -> list[Label]:
 
 def asked(pair: Pair, **options: Any) -> Ask:
     return next(labeler("evidence-set", **options).label(pair))
-
-
-def run_loop(pairs: list[Pair], **engine: Any) -> tuple[list[LabelRow | QuarantineRow], int]:
-    done: list[ChunkWork] = []
-    subject, progress = labeler("evidence-set"), Progress()
-    loop = RunLoop(
-        subject,
-        subject._options,
-        fake(**engine),
-        lambda work: done.append(work) is None,
-        seed=3,
-        progress=progress,
-        stop=Stop(),
-    )
-    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
-    return [row for row in done[0].rows if row is not None], progress.requests
 
 
 def test_each_row_takes_its_documents_chunks_as_evidence() -> None:
@@ -138,7 +117,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_a_query_is_asked_once_over_all_its_rows_and_the_fake_engine_is_read() -> None:
-    rows, asks = run_loop(query_of([5] * 12))
+    rows, asks = run_loop("evidence-set", query_of([5] * 12))
     assert asks == 1
     assert len([row for row in rows if isinstance(row, LabelRow)]) == 12
     assert {row.grade for row in rows if isinstance(row, LabelRow)} == {0, 1}
@@ -189,7 +168,7 @@ def test_a_query_too_large_stays_within_the_prompt_and_rows_that_were_not_shown_
     counts: list[int], token_len: int
 ) -> None:
     pairs = query_of(counts, token_len)
-    rows, asks = run_loop(pairs, max_prompt_tokens=2000)
+    rows, asks = run_loop("evidence-set", pairs, max_prompt_tokens=2000)
     assert asks < 40
     assert [row.row_id for row in rows] == list(range(len(counts)))
     for row in rows:
@@ -202,6 +181,6 @@ def test_a_query_too_large_stays_within_the_prompt_and_rows_that_were_not_shown_
 
 
 def test_chunks_of_another_document_are_found_out_before_anything_is_asked() -> None:
-    rows, asks = run_loop([row._replace(document="edited " + row.document) for row in query_of([2])])
+    rows, asks = run_loop("evidence-set", [row._replace(document="edited " + row.document) for row in query_of([2])])
     assert [row.status for row in rows] == ["format"]
     assert asks == 0

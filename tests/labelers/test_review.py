@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
 from labelers.searches import is_search_over
 from labelers.shown import CHARS_PER_DOCUMENT, documents_within
 from manifests.asks import Ask, Distribution
 from manifests.errors import VerdictError
 from manifests.labels import Label, Pair
-from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
-from tests.labelers.driving import fake, labeler, replay, reply
+from tests.labelers.driving import labeler, replay, reply, run_loop
 
 
 def query_of(documents: list[str], query_id: str = "q1", first: int = 0, **columns: Any) -> list[Pair]:
@@ -41,23 +36,6 @@ def label_of(pair: Pair, text: str, **fields: Any) -> Label:
     label, _ = replay(labeler("review"), pair, [reply(text, **fields)])
     assert label is not None
     return label
-
-
-def run_loop(pairs: list[Pair], **engine: Any) -> tuple[list[LabelRow | QuarantineRow], int]:
-    """The rows of one chunk, asked of the fake engine, and how many of its answers were no refusal for length."""
-    done: list[ChunkWork] = []
-    subject, progress, answers = labeler("review"), Progress(), fake(**engine)
-    loop = RunLoop(
-        subject,
-        subject._options,
-        answers,
-        lambda work: done.append(work) is None,
-        seed=3,
-        progress=progress,
-        stop=Stop(),
-    )
-    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
-    return [row for row in done[0].rows if row is not None], progress.requests
 
 
 NEW = {"": "", "fresh": "rose pruning month", "previous": " When to  PRUNE roses"}
@@ -108,7 +86,7 @@ def test_each_row_takes_its_own_part_and_the_distribution_is_that_of_no_and_yes(
 
 def test_a_query_is_asked_once_over_all_its_rows() -> None:
     pairs = [*query_of([f"text {i}" for i in range(12)]), *query_of(["other"] * 9, "q2", first=20)]
-    rows, asks = run_loop(pairs)
+    rows, asks = run_loop("review", pairs)
     assert asks == 2
     labels = [row for row in rows if isinstance(row, LabelRow)]
     assert len(labels) == 21
@@ -148,7 +126,7 @@ def test_documents_without_text_leave_no_way_but_no() -> None:
 )
 def test_a_query_too_large_stays_within_the_prompt_and_says_what_is_not_shown(documents: list[str]) -> None:
     pairs = query_of(documents)
-    rows, asks = run_loop(pairs, max_prompt_tokens=2000)
+    rows, asks = run_loop("review", pairs, max_prompt_tokens=2000)
     assert asks < 20
     shown = [row for row in rows if isinstance(row, LabelRow)]
     dropped = [row for row in rows if isinstance(row, QuarantineRow)]
@@ -196,7 +174,7 @@ def test_a_search_ends_when_it_has_enough_or_is_told_so_or_after_five_rounds(
 
 
 def test_a_prompt_that_never_fits_is_given_up() -> None:
-    rows, asks = run_loop([query_of(["short"])[0]._replace(query="long " * 9000)], max_prompt_tokens=2000)
+    rows, asks = run_loop("review", [query_of(["short"])[0]._replace(query="long " * 9000)], max_prompt_tokens=2000)
     assert [row.status for row in rows] == ["overlong"]
     assert asks == 1
 
