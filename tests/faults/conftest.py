@@ -32,17 +32,17 @@ IS_LONG = LEVEL == "long"
 IS_FULL = LEVEL == "full" or IS_LONG
 AT_A_TIME = 2
 SHOWN = 3
-TOTAL_S = 540.0
-"""What the sweeps of the full suite may take together, seconds, so that all of it ends within fifteen minutes."""
-ALL_SHARES = 2.4 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-"""The shares of all sweeps of one process, added up. What one does not need goes to those after it."""
-STARTED_S = time.monotonic()
+TOTAL_S = 450.0
+"""What the sweeps of the full suite may take of each process, seconds, so that all of it ends within fifteen
+minutes."""
+ALL_SHARES = 3.5
+"""The shares of all sweeps, added up."""
+PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 AFTER_ALL = 1.05
 """Instants are drawn up to so much of an undisturbed run's time, so that some come after the end."""
 REPORT = Path("out/faults.json")
 ItemT = TypeVar("ItemT")
 _numbers = itertools.count()
-_shares_taken: list[float] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Figures(config.rootpath / REPORT, LEVEL), "fault-figures")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         bench = getattr(item, "callspec", None) and item.callspec.params.get("bench")  # type: ignore[attr-defined]
@@ -195,10 +196,8 @@ def sweep(record_property: Callable[[str, Any], None]) -> Sweep:
         at_a_time: int = AT_A_TIME,
         share: float = 0.03,
     ) -> None:
-        now = time.monotonic()
-        part = share / max(share, ALL_SHARES - sum(_shares_taken))
-        _shares_taken.append(share)
-        deadline = now + part * max(0.0, STARTED_S + TOTAL_S - now) if IS_FULL and not IS_LONG else math.inf
+        may_take_s = TOTAL_S * PROCESSES * share / ALL_SHARES if IS_FULL and not IS_LONG else math.inf
+        deadline = time.monotonic() + may_take_s
         failures: list[str] = []
 
         def one(schedule: Any) -> bool:

@@ -121,8 +121,9 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still lives."""
-        if self.is_alive():
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+            if self.is_alive():
+                os.kill(self.pid, number)
 
     def is_alive(self) -> bool:
         with _is_looking:
