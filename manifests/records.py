@@ -13,6 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 RecordT = TypeVar("RecordT")
 
 
+LEFT_OUT = {"is_left_out": True}
+"""Metadata of a dataclass's field that JSON does without where it is None: `field(default=None, metadata=LEFT_OUT)`."""
+
+
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
@@ -30,10 +34,15 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
 
 def plain(record: Any) -> Any:
     """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth,
-    fields in order.
+    fields in order. A name that Python keeps for itself has an underscore behind it here (`from_`), and none in JSON.
     """
     if is_dataclass(record):
-        return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+        held = [(field, getattr(record, field.name)) for field in fields(record)]
+        return {
+            field.name.removesuffix("_"): plain(value)
+            for field, value in held
+            if value is not None or not field.metadata.get("is_left_out")
+        }
     if isinstance(record, dict):
         return {key: plain(value) for key, value in record.items()}
     if isinstance(record, list | tuple):

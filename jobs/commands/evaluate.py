@@ -13,6 +13,8 @@ from jobs.output import emit
 from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jobs.evaluate.judging import JudgingOptions
     from manifests.metrics.gates import Gate, GateVerdict
 
@@ -156,30 +158,32 @@ def _judge(
 ) -> int:
     """One set, or several as one, by gold grades."""
     from jobs.evaluate.judging import judge
+    from jobs.evaluate.results import JudgedLabels
     from jobs.evaluate.text import evaluation_text
     from manifests.metrics import evaluation
     from manifests.metrics.gates import judge_gates
+    from manifests.records import plain
 
     judging = judge(labels, options, Storage())
     found = evaluation.evaluate(
         judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
     )
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
-    code = _code(verdicts)
-    result = {
-        "labels": judging.sources,
-        "qrels": options.qrels,
-        "joined_by": judging.joined_by,
-        "counts": judging.counts,
-        "resamples": resamples,
-        "seed": seed,
-        **found.plain(),
-        "gates": [verdict.plain() for verdict in verdicts],
-        "notes": [*judging.notes, *found.notes],
-        "exit_code": int(code),
-    }
-    emit(result, evaluation_text(result), output)
-    return _concluded(verdicts, code)
+    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
+    result = JudgedLabels(
+        labels=judging.sources,
+        qrels=options.qrels,
+        joined_by=judging.joined_by,
+        counts=judging.counts,
+        resamples=resamples,
+        seed=seed,
+        **{**vars(found), "notes": [*judging.notes, *found.notes]},
+        gates=verdicts,
+        exit_code=int(code),
+    )
+    emit(plain(result), evaluation_text(result), output)
+    _say_refused(verdicts)
+    return code
 
 
 def _compare(
@@ -188,34 +192,19 @@ def _compare(
     """Every other set beside the teacher's."""
     from jobs.evaluate.comparing import compare_sets
     from jobs.evaluate.comparison_text import comparison_text
+    from manifests.records import plain
 
     found = compare_sets(labels, options, gates, Storage(), resamples=resamples, seed=seed)
-    verdicts = [verdict for comparison in found.comparisons for verdict in comparison.gates]
-    code = _code(verdicts)
-    result = {
-        "sets": found.sets,
-        "qrels": options.qrels,
-        "grades": found.grades,
-        "resamples": resamples,
-        "seed": seed,
-        "comparisons": [comparison.plain() for comparison in found.comparisons],
-        "notes": found.notes,
-        "exit_code": int(code),
-    }
-    emit(result, comparison_text(result), output)
-    return _concluded(verdicts, code)
+    emit(plain(found), comparison_text(found), output)
+    _say_refused(verdict for comparison in found.comparisons for verdict in comparison.gates)
+    return found.exit_code
 
 
-def _code(verdicts: list[GateVerdict]) -> Exit:
-    return Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
-
-
-def _concluded(verdicts: list[GateVerdict], code: Exit) -> int:
+def _say_refused(verdicts: Iterable[GateVerdict]) -> None:
     """Say on stderr which gates refused."""
     for verdict in verdicts:
         if not verdict.has_passed:
             log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
-    return code
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

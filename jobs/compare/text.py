@@ -93,9 +93,7 @@ def _counts(result: RunComparison) -> list[tuple[str, str]]:
 def _figures(figures: dict[str, MetricValue]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append(
-            (name_of(name), value_text(figure.value), interval_text(vars(figure)), f"{figure.over:,} {figure.unit}")
-        )
+        rows.append((name_of(name), value_text(figure.value), interval_text(figure), f"{figure.over:,} {figure.unit}"))
     return aligned(rows)
 
 

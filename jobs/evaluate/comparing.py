@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set, scale_of, seen_by
+from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
+from jobs.exits import Exit
 from manifests.errors import InputError, UsageError
 from manifests.inputs.dataset import changed_files
 from manifests.judging.joins import SHOWN, gather
 from manifests.judging.label_columns import map_labels
 from manifests.judging.label_sets import LabelSet
 from manifests.judging.qrels import check_scale, taken
-from manifests.metrics.gates import TEACHER, Gate, GateVerdict, judge_gates
+from manifests.metrics.gates import TEACHER, Gate, judge_gates
 from manifests.metrics.triangle import BY_IDS, Labelled, Match, Triangle, compare, match_rows
 from manifests.storage.context import Storage
 
@@ -37,51 +38,6 @@ class NamedSet(NamedTuple):
     labels: LabelSet
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One student beside the teacher.
-
-    Args:
-        joined_by: how rows met gold grades; None where nobody judges.
-        gates: verdicts on this student.
-    """
-
-    teacher: str
-    student: str
-    triangle: Triangle
-    joined_by: str | None
-    gates: list[GateVerdict]
-
-    def plain(self) -> dict[str, Any]:
-        found = self.triangle
-        humans = None
-        if found.teacher is not None and found.student is not None:
-            difference = {name: vars(one) for name, one in found.difference.items()}
-            humans = {"teacher": found.teacher.plain(), "student": found.student.plain(), "difference": difference}
-        return {
-            "teacher": self.teacher,
-            "student": self.student,
-            "matched_by": found.matched_by,
-            "joined_by": self.joined_by,
-            "counts": found.counts,
-            "against_teacher": {name: vars(figure) for name, figure in found.against_teacher.items()},
-            "confusion": found.confusion,
-            "against_humans": humans,
-            "gates": [verdict.plain() for verdict in self.gates],
-            "notes": found.notes,
-        }
-
-
-@dataclass(frozen=True)
-class Comparing:
-    """All students beside one teacher."""
-
-    grades: int
-    sets: list[dict[str, Any]]
-    comparisons: list[Comparison]
-    notes: list[str]
-
-
 def compare_sets(
     arguments: tuple[str, ...],
     options: JudgingOptions,
@@ -90,7 +46,7 @@ def compare_sets(
     *,
     resamples: int,
     seed: int,
-) -> Comparing:
+) -> SetsBeside:
     """Compare every set with the teacher.
 
     Args:
@@ -114,11 +70,19 @@ def compare_sets(
         theirs = _gathered(student.labels, grades, options)
         drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
         triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, drawn)
-        comparisons.append(
-            Comparison(teacher.name, student.name, triangle, joined_by, judge_gates(gates, *_figures(triangle)))
-        )
-    about = [_about(one, "teacher" if one is teacher else "student") for one in (teacher, *students)]
-    return Comparing(grades, about, comparisons, [*(note for one in sets for note in one.notes), *notes])
+        verdicts = judge_gates(gates, *_figures(triangle))
+        comparisons.append(StudentBeside.of((teacher.name, student.name), triangle, joined_by, verdicts))
+    has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
+    return SetsBeside(
+        sets=[_beside(one, "teacher" if one is teacher else "student") for one in (teacher, *students)],
+        qrels=options.qrels,
+        grades=grades,
+        resamples=resamples,
+        seed=seed,
+        comparisons=comparisons,
+        notes=[*(note for one in sets for note in one.notes), *notes],
+        exit_code=int(Exit.DONE if has_passed else Exit.GATE),
+    )
 
 
 class _Humans:
@@ -169,17 +133,10 @@ def _triangle(
     return triangle, joined_by
 
 
-def _about(one: NamedSet, role: str) -> dict[str, Any]:
+def _beside(one: NamedSet, role: Literal["teacher", "student"]) -> SetBeside:
     labels = one.labels
-    more = {key: value for key, value in labels.about.items() if key != "name"}
-    return {
-        "name": one.name,
-        "role": role,
-        "path": labels.where,
-        "kind": labels.kind,
-        "quarantined": labels.num_quarantined,
-        **more,
-    }
+    origin = {**vars(labels.origin), "name": one.name}
+    return SetBeside(role=role, path=labels.where, kind=labels.kind, quarantined=labels.num_quarantined, **origin)
 
 
 def _opened(arguments: tuple[str, ...], options: JudgingOptions, storage: Storage) -> list[NamedSet]:

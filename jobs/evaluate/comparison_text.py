@@ -4,69 +4,54 @@ grades.
 
 from __future__ import annotations
 
-from typing import Any
-
+from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
 from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
 from jobs.output import table
+from manifests.metrics.evaluation import Difference
+from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import title_of
 from manifests.metrics.triangle import AGAINST_TEACHER
 
 
-def comparison_text(result: dict[str, Any]) -> str:
-    """The report of one comparison.
-
-    Args:
-        result: what `--output json` prints.
-    """
-    kinds = {one["name"]: one["kind"] for one in result["sets"]}
+def comparison_text(result: SetsBeside) -> str:
+    """The report of one comparison."""
+    kinds = {one.name: one.kind for one in result.sets}
     blocks = []
-    for one in result["comparisons"]:
-        teacher, student = (f"{one[role]} ({kinds[one[role]]})" for role in ("teacher", "student"))
+    for one in result.comparisons:
+        teacher, student = (f"{name} ({kinds[name]})" for name in (one.teacher, one.student))
         blocks += [
             f"teacher {teacher}, student {student}\n" + table(_counts(one, result)),
-            "student against teacher\n" + _against_teacher(one["against_teacher"]),
-            _confusion(one["confusion"]),
+            "student against teacher\n" + _against_teacher(one.against_teacher),
+            _confusion(one.confusion),
         ]
-        if one["against_humans"]:
-            blocks.append(f"both against {result['qrels']}\n" + _against_humans(one["against_humans"]))
-        blocks += [gates_text(one["gates"]), notes_text(one["notes"])]
-    return "\n\n".join(filter(None, [*blocks, notes_text(result["notes"])]))
+        if one.against_humans:
+            blocks.append(f"both against {result.qrels}\n" + _against_humans(one.against_humans))
+        blocks += [gates_text(one.gates), notes_text(one.notes)]
+    return "\n\n".join(filter(None, [*blocks, notes_text(result.notes)]))
 
 
-def _counts(one: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
-    counts = one["counts"]
+def _counts(one: StudentBeside, result: SetsBeside) -> list[tuple[str, str]]:
+    counts = one.counts
     rows = [
-        (
-            "labels",
-            f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result['grades']} grades",
-        ),
-        ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {one['matched_by']}"),
-        (
-            "unmatched",
-            f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out",
-        ),
+        ("labels", f"{counts.teacher:,} of the teacher, {counts.student:,} of the student, {result.grades} grades"),
+        ("matched", f"{counts.matched:,} rows of {counts.queries:,} queries, by {one.matched_by}"),
+        ("unmatched", f"{counts.only_teacher:,} of the teacher, {counts.only_student:,} of the student, left out"),
     ]
-    if one["against_humans"]:
-        without = f"{counts['unjudged']:,} without a gold grade, {counts['gold_null']:,} with a null one"
-        rows.append(("judged", f"{counts['judged']:,} of them, joined by {one['joined_by']}; {without}"))
-    drawn = f"queries, {result['resamples']:,} times, seed {result['seed']}, the same draws for both"
+    if one.against_humans:
+        without = f"{counts.unjudged:,} without a gold grade, {counts.gold_null:,} with a null one"
+        rows.append(("judged", f"{counts.judged:,} of them, joined by {one.joined_by}; {without}"))
+    drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same draws for both"
     rows.append(
-        ("resampled", drawn if result["resamples"] and counts["queries"] > 1 else "nothing, so there are no intervals")
+        ("resampled", drawn if result.resamples and counts.queries > 1 else "nothing, so there are no intervals")
     )
     return rows
 
 
-def _against_teacher(figures: dict[str, dict[str, Any]]) -> str:
+def _against_teacher(figures: dict[str, MetricValue]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        rows.append(
-            (
-                title_of(name, AGAINST_TEACHER),
-                value_text(figure["value"]),
-                interval_text(figure),
-                f"{figure['over']:,} {figure['unit']}",
-            )
-        )
+        title = title_of(name, AGAINST_TEACHER)
+        rows.append((title, value_text(figure.value), interval_text(figure), f"{figure.over:,} {figure.unit}"))
     return aligned(rows)
 
 
@@ -77,22 +62,21 @@ def _confusion(matrix: list[list[int]]) -> str:
     return aligned(rows, right=True)
 
 
-def _against_humans(found: dict[str, Any]) -> str:
-    ours, theirs = found["teacher"]["figures"], found["student"]["figures"]
+def _against_humans(found: BothByGold) -> str:
+    ours, theirs = found.teacher.figures, found.student.figures
     rows = [("figure", "teacher", "student", "student - teacher", "95 % interval")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        first, second = (value_text(side[name]["value"]) if name in side else "-" for side in (ours, theirs))
+        first, second = (value_text(side[name].value) if name in side else "-" for side in (ours, theirs))
         title = sides_title(name, {"teacher": ours, "student": theirs})
-        rows.append((title, first, second, *_difference(found["difference"].get(name))))
+        rows.append((title, first, second, *_difference(found.difference.get(name))))
     return aligned(rows)
 
 
-def _difference(step: dict[str, Any] | None) -> tuple[str, str]:
+def _difference(step: Difference | None) -> tuple[str, str]:
     if step is None:
         return "-", "-"
-    return signed_text(step["value"]), "-" if step[
-        "low"
-    ] is None else f"{signed_text(step['low'])} to {signed_text(step['high'])}"
+    interval = "-" if step.low is None else f"{signed_text(step.low)} to {signed_text(step.high)}"
+    return signed_text(step.value), interval
 
 
 def signed_text(value: float | None) -> str:

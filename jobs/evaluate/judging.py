@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.evaluate.results import JudgedCounts, JudgedSource
 from manifests.errors import InputError, UsageError
 from manifests.inputs.table_files import read_grades
 from manifests.judging.joins import SHOWN, Join
@@ -73,8 +73,8 @@ class Judging:
     """Judged labels, and all that a report says about where they came from."""
 
     judged: Judged
-    sources: list[dict[str, Any]]
-    counts: dict[str, int]
+    sources: list[JudgedSource]
+    counts: JudgedCounts
     joined_by: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
         *notes,
         *_join_notes(join, pairs, options),
     ]
-    sources = [{"path": one.where, "kind": one.kind, "grades": one.grades, **one.about} for one in sets]
+    sources = [JudgedSource(path=one.where, kind=one.kind, grades=one.grades, **vars(one.origin)) for one in sets]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
     return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
@@ -254,24 +254,27 @@ def _nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOption
     )
 
 
-def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> dict[str, int]:
-    counts = {
-        "labels": join.num_labels,
-        "judged": join.num_judged,
-        "unjudged": join.num_unjudged,
-        "gold_null": join.num_gold_null,
-        "without_label": join.num_without_label,
-        "quarantined": sum(one.num_quarantined or 0 for one in sets),
-        "relabelled": join.num_relabelled,
-        "queries": judged.num_queries,
-    }
-    if pairs is not None:
-        is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
-        counts["qrels"] = len(pairs.keys)
-        counts["qrels_repeated"] = pairs.num_repeated
-        counts["qrels_in_conflict"] = pairs.num_conflicts
-        counts["qrels_without_label"] = int((is_graded_P & ~join.is_labelled).sum())
-    return counts
+def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> JudgedCounts:
+    counts = JudgedCounts(
+        labels=join.num_labels,
+        judged=join.num_judged,
+        unjudged=join.num_unjudged,
+        gold_null=join.num_gold_null,
+        without_label=join.num_without_label,
+        quarantined=sum(one.num_quarantined or 0 for one in sets),
+        relabelled=join.num_relabelled,
+        queries=judged.num_queries,
+    )
+    if pairs is None:
+        return counts
+    is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
+    return replace(
+        counts,
+        qrels=len(pairs.keys),
+        qrels_repeated=pairs.num_repeated,
+        qrels_in_conflict=pairs.num_conflicts,
+        qrels_without_label=int((is_graded_P & ~join.is_labelled).sum()),
+    )
 
 
 def _join_notes(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:

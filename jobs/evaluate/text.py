@@ -5,42 +5,36 @@ remarks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from jobs.evaluate.results import JudgedLabels
 from jobs.output import table
+from manifests.metrics.evaluation import CalibrationTrial, ReliabilityBin
+from manifests.metrics.gates import GateVerdict
+from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import CALIBRATION, title_of
 
 
-def evaluation_text(result: dict[str, Any]) -> str:
-    """The report of one evaluation.
-
-    Args:
-        result: what `--output json` prints.
-    """
+def evaluation_text(result: JudgedLabels) -> str:
+    """The report of one evaluation."""
     blocks = [
-        f"Labels of {', '.join(source['path'] for source in result['labels'])} judged by {result['qrels']}\n"
+        f"Labels of {', '.join(source.path for source in result.labels)} judged by {result.qrels}\n"
         + table(_counts(result)),
-        _figures(result["figures"]),
-        confusion_text(result["confusion"], "human \\ label"),
+        _figures(result.figures),
+        confusion_text(result.confusion, "human \\ label"),
     ]
-    if result["reliability"]:
-        blocks.append(_reliability(result["reliability"]))
-    if result["calibration"]:
-        blocks.append(_calibration(result["calibration"]))
-    blocks += [gates_text(result["gates"]), notes_text(result["notes"])]
+    if result.reliability:
+        blocks.append(_reliability(result.reliability))
+    if result.calibration:
+        blocks.append(_calibration(result.calibration))
+    blocks += [gates_text(result.gates), notes_text(result.notes)]
     return "\n\n".join(filter(None, blocks))
 
 
-def gates_text(gates: list[dict[str, Any]]) -> str:
+def gates_text(gates: list[GateVerdict]) -> str:
     """What each `--require` came to; empty without any."""
     rows = [("gate", "verdict", "value", "bound")]
     rows += [
-        (
-            gate["gate"],
-            "passed" if gate["has_passed"] else "refused",
-            value_text(gate["value"]),
-            value_text(gate["bound"]),
-        )
+        (gate.gate, "passed" if gate.has_passed else "refused", value_text(gate.value), value_text(gate.bound))
         for gate in gates
     ]
     return aligned(rows) if gates else ""
@@ -51,42 +45,31 @@ def notes_text(notes: list[str]) -> str:
     return "remarks\n" + "\n".join(f"  - {note}" for note in notes) if notes else ""
 
 
-def _counts(result: dict[str, Any]) -> list[tuple[str, str]]:
-    counts = result["counts"]
+def _counts(result: JudgedLabels) -> list[tuple[str, str]]:
+    counts = result.counts
     rows = [
-        ("labels", f"{counts['labels']:,}, {result['grades']} grades"),
-        ("judged", f"{counts['judged']:,}, joined by {' and '.join(result['joined_by'])}"),
-        ("unjudged", f"{counts['unjudged']:,} without a gold grade, {counts['gold_null']:,} with a null one"),
-        ("quarantined", f"{counts['quarantined']:,}" + _and(counts["without_label"], "rows without a readable label")),
+        ("labels", f"{counts.labels:,}, {result.grades} grades"),
+        ("judged", f"{counts.judged:,}, joined by {' and '.join(result.joined_by)}"),
+        ("unjudged", f"{counts.unjudged:,} without a gold grade, {counts.gold_null:,} with a null one"),
+        ("quarantined", f"{counts.quarantined:,}" + _and(counts.without_label, "rows without a readable label")),
     ]
-    if "qrels" in counts:
-        rows.append(
-            (
-                "qrels",
-                f"{counts['qrels']:,} pairs" + _and(counts["qrels_without_label"], "of them graded and not labelled"),
-            )
-        )
-    if result["resamples"] and result["num_groups"] > 1:
-        rows.append(
-            (
-                "resampled",
-                f"{result['num_groups']:,} {result['resampled']}, {result['resamples']:,} times, seed {result['seed']}",
-            )
-        )
-    else:
-        rows.append(("resampled", "nothing, so there are no intervals"))
-    return rows
+    if counts.qrels is not None:
+        without = _and(counts.qrels_without_label, "of them graded and not labelled")
+        rows.append(("qrels", f"{counts.qrels:,} pairs{without}"))
+    drawn = f"{result.num_groups:,} {result.resampled}, {result.resamples:,} times, seed {result.seed}"
+    is_drawn = result.resamples and result.num_groups > 1
+    return [*rows, ("resampled", drawn if is_drawn else "nothing, so there are no intervals")]
 
 
-def _and(count: int, what: str) -> str:
+def _and(count: int | None, what: str) -> str:
     return f", {count:,} {what}" if count else ""
 
 
-def _figures(figures: dict[str, dict[str, Any]]) -> str:
+def _figures(figures: dict[str, MetricValue]) -> str:
     rows = [("figure", "value", "95 % interval", "over")]
     for name, figure in figures.items():
-        title = figure_title(name, {"labels": figure["is_by_grade"]})
-        rows.append((title, value_text(figure["value"]), interval_text(figure), f"{figure['over']:,} {figure['unit']}"))
+        title = figure_title(name, {"labels": figure.is_by_grade})
+        rows.append((title, value_text(figure.value), interval_text(figure), f"{figure.over:,} {figure.unit}"))
     return aligned(rows)
 
 
@@ -103,10 +86,10 @@ def figure_title(figure: str, is_by_grade: Mapping[str, bool]) -> str:
     return f"{title_of(figure)} by written grade{whose}"
 
 
-def sides_title(figure: str, sides: Mapping[str, Mapping[str, Any]]) -> str:
-    """The name of a figure that sides have beside each other; `sides` are their figures as JSON has them."""
+def sides_title(figure: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> str:
+    """The name of a figure that sides have beside each other; `sides` are their figures."""
     return figure_title(
-        figure, {side: figures[figure]["is_by_grade"] for side, figures in sides.items() if figure in figures}
+        figure, {side: figures[figure].is_by_grade for side, figures in sides.items() if figure in figures}
     )
 
 
@@ -115,11 +98,9 @@ def value_text(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.4f}"
 
 
-def interval_text(figure: dict[str, Any]) -> str:
+def interval_text(figure: MetricValue) -> str:
     """A figure's bounds; a dash where nothing was drawn."""
-    if figure["low"] is None:
-        return "-"
-    return f"{figure['low']:.4f} to {figure['high']:.4f}"
+    return "-" if figure.low is None else f"{figure.low:.4f} to {figure.high:.4f}"
 
 
 def confusion_text(matrix: list[list[int]], corner: str) -> str:
@@ -132,42 +113,28 @@ def confusion_text(matrix: list[list[int]], corner: str) -> str:
     return aligned(rows, right=True)
 
 
-def _reliability(bins: list[dict[str, float]]) -> str:
+def _reliability(bins: list[ReliabilityBin]) -> str:
     rows = [("confidence", "rows", "mean confidence", "accuracy")]
     rows += [
-        (
-            f"{one['from']:.2f} to {one['to']:.2f}",
-            f"{one['rows']:,}",
-            f"{one['confidence']:.3f}",
-            f"{one['accuracy']:.3f}",
-        )
+        (f"{one.from_:.2f} to {one.to:.2f}", f"{one.rows:,}", f"{one.confidence:.3f}", f"{one.accuracy:.3f}")
         for one in bins
     ]
     return aligned(rows, right=True)
 
 
-def _calibration(found: dict[str, Any]) -> str:
-    unit = found["split_by"]
-    rows = [("held out", "before", "95 % interval", "after", "95 % interval")]
+def _calibration(found: CalibrationTrial) -> str:
+    rows: list[tuple[str, ...]] = [("held out", "before", "95 % interval", "after", "95 % interval")]
     for name in (metric.name for metric in CALIBRATION):
-        before, after = found["before"][name], found["after"][name]
-        rows.append(
-            (
-                title_of(name),
-                value_text(before["value"]),
-                interval_text(before),
-                value_text(after["value"]),
-                interval_text(after),
-            )
-        )
+        sides = (found.before[name], found.after[name])
+        cells = [cell for one in sides for cell in (value_text(one.value), interval_text(one))]
+        rows.append((title_of(name), *cells))
     said = (
-        f"temperature {found['parameters']['temperature']:.3f}"
-        if found["method"] == "temperature"
-        else "isotonic, one a cut"
+        f"temperature {found.parameters['temperature']:.3f}" if found.method == "temperature" else "isotonic, one a cut"
     )
-    fitted, held = found["fitted_on"], found["held_out"]
+    fitted, held = found.fitted_on, found.held_out
     sizes = (
-        f"fitted on {fitted[unit]:,} {unit} ({fitted['rows']:,} rows), held out {held[unit]:,} ({held['rows']:,} rows)"
+        f"fitted on {fitted.groups:,} {found.split_by} ({fitted.rows:,} rows), held out {held.groups:,} "
+        f"({held.rows:,} rows)"
     )
     return f"calibration: {said}; {sizes}\n" + aligned(rows)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.evaluate.comparing import Comparison, compare_sets
+from jobs.evaluate.comparing import compare_sets
+from jobs.evaluate.results import BothByGold, StudentBeside
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
@@ -45,7 +46,7 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
     ]
 
 
-def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comparison:
+def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> StudentBeside:
     """One run beside another; by gold grades too, where those that were found (not asked for) fit."""
     options = gold.options(teacher)
     for one in (options, NO_GOLD):
@@ -59,23 +60,21 @@ def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> Comp
     raise AssertionError("the last of two either returns or raises")
 
 
-def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Block]:
-    triangle = found.triangle
+def _comparison_blocks(teacher: str, student: str, found: StudentBeside) -> list[Block]:
     pair = f"{teacher} and {student}"
     rows = [
         (_against_name(name, teacher, student), one.value, one.low, one.high, f"{one.over:,} {one.unit}")
-        for name, one in triangle.against_teacher.items()
+        for name, one in found.against_teacher.items()
     ]
     head = ("figure", "value", "low", "high", "over")
-    counts = triangle.counts
-    alone = counts["only_teacher"] + counts["only_student"]
+    counts = found.counts
+    alone = counts.only_teacher + counts.only_student
     matched = (
-        f"{counts['matched']:,} rows of both, matched by {triangle.matched_by}; {alone:,} are in one only and are "
-        "left out."
+        f"{counts.matched:,} rows of both, matched by {found.matched_by}; {alone:,} are in one only and are left out."
     )
-    cells = [(one, other, count) for one, row in enumerate(triangle.confusion) for other, count in enumerate(row)]
+    cells = [(one, other, count) for one, row in enumerate(found.confusion) for other, count in enumerate(row)]
     confusion = confusion_table(
-        triangle.confusion, shortened(teacher, 20), shortened(student, 20), caption=f"Grades of {pair}",
+        found.confusion, shortened(teacher, 20), shortened(student, 20), caption=f"Grades of {pair}",
         download=csv_download(f"confusion-{teacher}-{student}", (teacher, student, "rows"), cells),
     )  # fmt: skip
     blocks: list[Block] = [
@@ -92,22 +91,19 @@ def _comparison_blocks(teacher: str, student: str, found: Comparison) -> list[Bl
             ]
         ),
     ]
-    if triangle.teacher is not None and triangle.student is not None:
-        blocks += _both_against_humans(teacher, student, found)
-    if triangle.notes:
-        blocks.append(Fold(f"Remarks: {len(triangle.notes)}", [Paragraph(note) for note in triangle.notes]))
+    if found.against_humans is not None:
+        blocks += _both_against_humans(teacher, student, found.against_humans, counts.judged)
+    if found.notes:
+        blocks.append(Fold(f"Remarks: {len(found.notes)}", [Paragraph(note) for note in found.notes]))
     return blocks
 
 
-def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[Block]:
-    triangle = found.triangle
-    assert triangle.teacher is not None
-    assert triangle.student is not None
-    sides = [(teacher, triangle.teacher.figures), (student, triangle.student.figures)]
+def _both_against_humans(teacher: str, student: str, found: BothByGold, judged: int) -> list[Block]:
+    sides = [(teacher, found.teacher.figures), (student, found.student.figures)]
     groups = [(name, shown_figures(figures)) for name, figures in sides]
     rows: list[list[Cell]] = []
-    for key, ours in triangle.teacher.figures.items():
-        theirs, step = triangle.student.figures.get(key), triangle.difference.get(key)
+    for key, ours in found.teacher.figures.items():
+        theirs, step = found.student.figures.get(key), found.difference.get(key)
         is_apart = (
             step is not None and step.low is not None and step.high is not None and not step.low <= 0 <= step.high
         )
@@ -131,8 +127,7 @@ def _both_against_humans(teacher: str, student: str, found: Comparison) -> list[
     )
     alt = "; ".join(f"{row[0]}: {teacher} {_said(row[1])}, {student} {_said(row[2])}" for row in rows)
     note = (
-        f"Over {triangle.counts['judged']:,} rows with a gold grade; the difference has the interval of a paired "
-        "bootstrap over queries."
+        f"Over {judged:,} rows with a gold grade; the difference has the interval of a paired bootstrap over queries."
     )
     figure = Drawing(
         f"{teacher} and {student} by gold grades",

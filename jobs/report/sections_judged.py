@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,8 @@ def _counts(judged: Sequence[JudgedRun]) -> Table:
         "queries": "queries",
     }
     rows: list[list[Cell]] = [
-        [one.name, *(one.judging.counts[name] for name in names), " and ".join(one.judging.joined_by)] for one in judged
+        [one.name, *(getattr(one.judging.counts, name) for name in names), " and ".join(one.judging.joined_by)]
+        for one in judged
     ]
     head = ("run", *names.values(), "joined by")
     return Table(head, rows, "What was judged", csv_download("judged-rows", head, rows))
@@ -189,11 +190,8 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
     for one in judged:
         bins = one.evaluation.reliability
         if bins:
-            lines.append(Line(one.name, [bin_["confidence"] for bin_ in bins], [bin_["accuracy"] for bin_ in bins]))
-            rows += [
-                (one.name, bin_["from"], bin_["to"], bin_["rows"], bin_["confidence"], bin_["accuracy"])
-                for bin_ in bins
-            ]
+            lines.append(Line(one.name, [bin_.confidence for bin_ in bins], [bin_.accuracy for bin_ in bins]))
+            rows += [(one.name, *astuple(bin_)) for bin_ in bins]
     if not lines:
         return []
     head = ("run", "from", "to", "rows", "confidence", "accuracy")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from manifests.inputs.table_files import (
     rows_of,
 )
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, run_part
+from manifests.records import LEFT_OUT
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder, load_manifest
@@ -46,6 +47,20 @@ PART_ROWS = 1 << 19
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
 
 
+@dataclass(frozen=True)
+class LabelOrigin:
+    """What made labels: of a run its name, labeler, model and fingerprint (digests); of a file the label column, and by
+    which columns its rows were picked.
+    """
+
+    name: str | None = field(default=None, metadata=LEFT_OUT)
+    labeler: str | None = field(default=None, metadata=LEFT_OUT)
+    model: str | None = field(default=None, metadata=LEFT_OUT)
+    fingerprint: str | None = field(default=None, metadata=LEFT_OUT)
+    column: str | None = field(default=None, metadata=LEFT_OUT)
+    where: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+
+
 @dataclass
 class LabelSet:
     """One source of labels.
@@ -54,7 +69,6 @@ class LabelSet:
         kind: a teacher's run, a student's scores (which lie like a run's labels), or a file.
         grades: K, where the source says; None for a file.
         num_quarantined: rows of a run that have no label; None for a file.
-        about: what made the labels.
         plan: of a run.
         parts: reads them; call it once for each pass.
         notes: remarks for a reader of the report; reading may add to them.
@@ -64,7 +78,7 @@ class LabelSet:
     kind: Literal["run", "student", "file"]
     grades: int | None
     num_quarantined: int | None
-    about: dict[str, Any]
+    origin: LabelOrigin
     plan: Plan | None
     parts: Callable[[], Iterator[LabelPart]]
     notes: list[str] = field(default_factory=list)
@@ -152,19 +166,14 @@ def open_run(root: str, storage: Storage, *, allow_partial: bool) -> LabelSet:
 def label_set(run: RunLabels) -> LabelSet:
     """A run's labels, to be judged."""
     plan = run.plan
-    about = {
-        "name": plan.name,
-        "labeler": plan.parts["labeler"]["name"],
-        "model": plan.parts["model"],
-        "fingerprint": plan.fingerprint,
-    }
+    origin = LabelOrigin(plan.name, plan.parts["labeler"]["name"], plan.parts["model"], plan.fingerprint)
     kind: Literal["run", "student"] = "student" if plan.parts.get("kind") == "student" else "run"
     return LabelSet(
         run.root,
         kind,
         run.grades,
         run.num_quarantined,
-        about,
+        origin,
         plan,
         lambda: _run_parts(run.folder, run.labels),
         run.notes,
@@ -214,8 +223,8 @@ def open_label_file(
         return [*where, *(name for name in (label, by, doc, "probs", "samples") if name in names)]
 
     columns = load_columns(path, choose, storage)
-    about = {"column": label, **({"where": dict(where)} if where else {})}
-    found = LabelSet(path, "file", None, None, about, None, lambda: iter(()))
+    origin = LabelOrigin(column=label, where=dict(where) or None)
+    found = LabelSet(path, "file", None, None, origin, None, lambda: iter(()))
     is_kept = np.ones(len(columns[label]), dtype=bool)
     seen: dict[str, list[str]] = {}
     for name, value in where.items():

@@ -7,8 +7,7 @@ Letters: N rows, G groups (queries, or rows where there is no query), K grades.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +19,50 @@ from manifests.metrics.metric import NOTHING_DRAWN, MetricSet, MetricValue, fini
 from manifests.metrics.ranking import DEPTH
 from manifests.metrics.registry import CALIBRATION, METRICS
 from manifests.metrics.statistics import JudgedStatistics
+from manifests.records import LEFT_OUT
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Rows whose confidence lies between two edges, its mean, and the share whose most probable grade is gold."""
+
+    from_: float
+    to: float
+    rows: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfSize:
+    """One half of what `--calibrate` split; `queries` is None where it split single rows."""
+
+    queries: int | None = field(default=None, metadata=LEFT_OUT)
+    rows: int
+
+    @property
+    def groups(self) -> int:
+        """Queries, or rows."""
+        return self.rows if self.queries is None else self.queries
+
+
+@dataclass(frozen=True)
+class CalibrationTrial:
+    """What a calibrator fitted on one half does for the other.
+
+    Args:
+        parameters: of `Calibrator`.
+        split_by: `queries` or `rows`.
+        before, after: those of `CALIBRATION`, of the half held out.
+    """
+
+    method: Method
+    parameters: dict[str, object]
+    split_by: str
+    fitted_on: HalfSize
+    held_out: HalfSize
+    before: dict[str, MetricValue]
+    after: dict[str, MetricValue]
 
 
 @dataclass(frozen=True)
@@ -29,7 +72,7 @@ class Evaluation:
     Args:
         confusion: rows gold, columns label.
         resampled: `queries` or `rows`; `num_groups` of them.
-        reliability: by bin of confidence, rows, mean confidence and accuracy; None without distributions.
+        reliability: bins of confidence that hold a row; None without distributions.
         calibration: of `--calibrate`, on held-out groups; None if not asked for.
     """
 
@@ -38,12 +81,9 @@ class Evaluation:
     confusion: list[list[int]]
     resampled: str
     num_groups: int
-    reliability: list[dict[str, float]] | None
-    calibration: dict[str, Any] | None
+    reliability: list[ReliabilityBin] | None
+    calibration: CalibrationTrial | None
     notes: list[str]
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -126,7 +166,7 @@ def evaluate_both(
 
 
 def _evaluation(
-    found: JudgedStatistics, metrics: MetricSet, intervals: Mapping[str, Interval], calibration: dict[str, Any] | None
+    found: JudgedStatistics, metrics: MetricSet, intervals: Mapping[str, Interval], calibration: CalibrationTrial | None
 ) -> Evaluation:
     return Evaluation(
         found.judged.grades,
@@ -162,16 +202,10 @@ def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
         )
 
 
-def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
-    """Bins of confidence that hold a row: their edges, rows, mean confidence and accuracy."""
+def reliability_table(bins_B3: np.ndarray) -> list[ReliabilityBin]:
+    """Bins of confidence that hold a row."""
     return [
-        {
-            "from": number / BINS,
-            "to": (number + 1) / BINS,
-            "rows": int(count),
-            "confidence": total / count,
-            "accuracy": correct / count,
-        }
+        ReliabilityBin(number / BINS, (number + 1) / BINS, int(count), total / count, correct / count)
         for number, (count, total, correct) in enumerate(bins_B3.tolist())
         if count
     ]
@@ -213,7 +247,7 @@ def _notes(found: JudgedStatistics) -> list[str]:
     return notes
 
 
-def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> dict[str, Any]:
+def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> CalibrationTrial:
     """Fit on half the groups, judge on the other half, before and after."""
     judged, has_N = found.judged, found.has_probs
     unit = "queries" if found.is_by_query else "rows"
@@ -227,26 +261,26 @@ def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: 
     calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
     held_NK, held_gold_N = probs_NK[~is_fitted_N], gold_N[~is_fitted_N]
     held_groups, held_group_N = np.unique(group_of_N[~is_fitted_N], return_inverse=True)
-    result: dict[str, Any] = {
-        "method": method,
-        "parameters": calibrator.parameters,
-        "split_by": unit,
-        "fitted_on": {unit: len(present) - len(held_groups), "rows": int(is_fitted_N.sum())},
-        "held_out": {unit: len(held_groups), "rows": len(held_gold_N)},
-    }
-    for when, mended_NK in (("before", held_NK), ("after", calibrator.apply(held_NK))):
+
+    def size(groups: int, rows: int) -> HalfSize:
+        return HalfSize(queries=groups if found.is_by_query else None, rows=rows)
+
+    def figures(probs_NK: np.ndarray) -> dict[str, MetricValue]:
+        no_docs = np.zeros_like(held_gold_N)
         held = Judged(
-            judged.grades,
-            held_gold_N,
-            held_gold_N,
-            held_group_N,
-            len(held_groups),
-            np.zeros_like(held_gold_N),
-            mended_NK,
-            None,
-            None,
+            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), no_docs, probs_NK, None, None
         )
         metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
-        intervals = bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
-        result[when] = {name: asdict(value) for name, value in metrics.with_intervals(intervals).items()}
-    return result
+        return metrics.with_intervals(
+            bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
+        )
+
+    return CalibrationTrial(
+        method,
+        calibrator.parameters,
+        unit,
+        fitted_on=size(len(present) - len(held_groups), int(is_fitted_N.sum())),
+        held_out=size(len(held_groups), len(held_gold_N)),
+        before=figures(held_NK),
+        after=figures(calibrator.apply(held_NK)),
+    )

@@ -68,12 +68,28 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TriangleCounts:
+    """Labels of both sets, rows that both have, of these those with a distribution on both sides, their queries, and
+    what gold says of them.
+    """
+
+    teacher: int
+    student: int
+    matched: int
+    only_teacher: int
+    only_student: int
+    with_distributions: int
+    queries: int
+    judged: int
+    unjudged: int
+    gold_null: int
+
+
+@dataclass(frozen=True)
 class Triangle:
     """A student beside its teacher, and both beside gold grades.
 
     Args:
-        counts: `teacher`, `student` (labels), `matched`, `only_teacher`, `only_student`, `with_distributions` (both
-            sides), `queries`, `judged`, `unjudged`, `gold_null`.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
         teacher, student: by gold grades, over the judged rows; None without any.
@@ -82,7 +98,7 @@ class Triangle:
 
     grades: int
     matched_by: str
-    counts: dict[str, int]
+    counts: TriangleCounts
     against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
     teacher: Evaluation | None
@@ -161,18 +177,18 @@ def compare(
         ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades)
         theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades)
         found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
-    counts = {
-        "teacher": len(teacher.grades),
-        "student": len(student.grades),
-        "matched": len(match.teacher),
-        "only_teacher": len(teacher.grades) - len(match.teacher),
-        "only_student": len(student.grades) - len(match.student),
-        "with_distributions": metrics.over("kl"),
-        "queries": num_queries,
-        "judged": num_judged,
-        "unjudged": 0 if golds is None else len(golds) - num_known,
-        "gold_null": num_known - num_judged,
-    }
+    counts = TriangleCounts(
+        teacher=len(teacher.grades),
+        student=len(student.grades),
+        matched=len(match.teacher),
+        only_teacher=len(teacher.grades) - len(match.teacher),
+        only_student=len(student.grades) - len(match.student),
+        with_distributions=metrics.over("kl"),
+        queries=num_queries,
+        judged=num_judged,
+        unjudged=0 if golds is None else len(golds) - num_known,
+        gold_null=num_known - num_judged,
+    )
     notes = [*beside.notes, *_match_notes(teacher, student, match)]
     notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
     confusion = beside.counts.by_group.sum(0).tolist()

@@ -258,7 +258,7 @@ def test_a_pair_that_stands_twice_is_matched_in_order_and_never_doubled() -> Non
     assert ours.grades[match.teacher].tolist() == theirs.grades[match.student].tolist() == [0, 1]
     assert match.num_repeated == 1
     found = compare(ours, theirs, match, None, np.ones(0), grades=3, resamples=0, seed=1)
-    assert (found.counts["only_teacher"], found.counts["only_student"]) == (2, 1)
+    assert (found.counts.only_teacher, found.counts.only_student) == (2, 1)
     assert any("several times" in note for note in found.notes)
 
 

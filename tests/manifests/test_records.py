@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
 import pytest
+from pydantic import Field
 
-from manifests.records import checked, plain
+from manifests.records import LEFT_OUT, checked, plain
 
 
 class Span(NamedTuple):
@@ -41,3 +42,19 @@ def test_records_within_records_become_objects_with_their_fields_in_order_and_co
 def test_a_value_of_another_type_is_refused() -> None:
     with pytest.raises(ValueError, match="spans"):
         checked(Outer, {"z": "", "a": [{"spans": 3, "by_name": {}}]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    note: str | None = field(default=None, metadata=LEFT_OUT)
+    in_: Annotated[int, Field(alias="in")]
+    null: int | None
+
+
+def test_json_does_without_a_left_out_field_and_without_the_underscore_of_a_reserved_name() -> None:
+    for record, text in (
+        (Sparse(in_=3, null=None), '{"in": 3, "null": null}'),
+        (Sparse(note="x", in_=0, null=1), '{"note": "x", "in": 0, "null": 1}'),
+    ):
+        assert json.dumps(plain(record)) == text
+        assert checked(Sparse, json.loads(text)) == record
