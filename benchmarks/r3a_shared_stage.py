@@ -1,8 +1,8 @@
 """What sharing r3a's first stage is worth, and what its distributions cost: one vLLM engine, one model, the same pairs,
 three ways in turn.
 
-    python benchmarks/r3a_shared_stage.py MODEL_DIR [--queries 6] [--docs 20] [--rounds 5] [--think 24] [--arg key=value
-    ...]
+    python benchmarks/r3a_shared_stage.py MODEL_DIR
+        [--queries 6] [--docs 20] [--rounds 5] [--think 24] [--arg key=value ...]
 
 `shared` is the run loop as it is: the first stage once a query, distributions by a second request. `each` takes the
 sharing away, so that every pair asks its own first stage, as a loop over pairs does. `plain` shares and asks for no

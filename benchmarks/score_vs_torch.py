@@ -1,8 +1,8 @@
 """Pairs per second of `relabel score` against a bare PyTorch loop on length-sorted batches, both in one process and
 taking turns.
 
-    python benchmarks/score_vs_torch.py STUDENT PAIRS.parquet [--pairs 4096] [--rounds 5] [--batch-tokens 8192]
-    [--threads 2]
+    python benchmarks/score_vs_torch.py STUDENT PAIRS.parquet
+        [--pairs 4096] [--rounds 5] [--batch-tokens 8192] [--threads 2]
 
 STUDENT is a student's folder, or a model directory or reference, of which a student with fresh heads is made in a
 temporary folder. The bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the

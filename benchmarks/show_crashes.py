@@ -1,9 +1,10 @@
 """A job of 100,000 pairs on S3 whose workers are killed all the time: nothing is lost, nothing is there twice, the
 labels are the same.
 
-    python -m benchmarks.show_crashes PAIRS.parquet [PAIRS.parquet …]           # four workers, one killed with -9 every
-    few seconds python -m benchmarks.show_crashes PAIRS.parquet … --ray                     # three nodes of a Ray
-    cluster, one killed now and then
+    # four workers, one killed with -9 every few seconds
+    python -m benchmarks.show_crashes PAIRS.parquet [PAIRS.parquet …]
+    # three nodes of a Ray cluster, one killed now and then
+    python -m benchmarks.show_crashes PAIRS.parquet … --ray
 
 The pairs are the rows of the given files over and over. Input and output lie in a SeaweedFS that this script starts;
 the fake engine answers slowly enough that the job takes minutes, and badly enough that some rows end in quarantine.

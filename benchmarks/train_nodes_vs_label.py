@@ -1,8 +1,8 @@
 """Three heads with consistency against the label alone (Graph-GRPO, equations 16 to 19), on labels whose nodes carry
 signal.
 
-    python benchmarks/train_nodes_vs_label.py PAIRS.parquet [--rows 3000] [--seeds 3] [--epochs 2] [--max-tokens 96]
-    [--threads 1]
+    python benchmarks/train_nodes_vs_label.py PAIRS.parquet
+        [--rows 3000] [--seeds 3] [--epochs 2] [--max-tokens 96] [--threads 1]
 
 The teacher is rules on real text, so that subject and attribute scores say something about the pair that the grade
 alone does not: the query's last word is its subject, the words before it are its attributes. Subject: 4 in the title, 3

@@ -1,8 +1,8 @@
 """Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, beside a bare
 loop and a peer.
 
-    python benchmarks/train_vs_peers.py PAIRS.parquet [--rows 0] [--epochs 2] [--threads 1] [--document title] [--only
-    relabel,bare]
+    python benchmarks/train_vs_peers.py PAIRS.parquet
+        [--rows 0] [--epochs 2] [--threads 1] [--document title] [--only relabel,bare]
 
 All sides start from the same weights and see the same rows in the same number of steps: batch 32, 96 tokens, AdamW with
 a linear schedule and a tenth of warm-up. `bare` is a plain PyTorch loop over the very batches that relabel plans.

@@ -1,8 +1,8 @@
 """Output tokens per second of the transformers engine against a bare `model.generate` loop, both in one run and taking
 turns.
 
-    python benchmarks/transformers_vs_generate.py MODEL_DIR PAIRS.parquet [--pairs 64] [--batch 8] [--new 64] [--threads
-    1]
+    python benchmarks/transformers_vs_generate.py MODEL_DIR PAIRS.parquet
+        [--pairs 64] [--batch 8] [--new 64] [--threads 1]
 
 Both sides get the same prompts, batch size, greedy decoding and limit of new tokens, and stop at the end-of-text token.
 `generate` gets them in batches sorted by length, left-padded. Tokens are counted up to the end-of-text token, prefill

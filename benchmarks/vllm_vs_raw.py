@@ -1,8 +1,8 @@
 """Requests per second of `RunLoop` over the vLLM engine against vLLM's raw step loop, both in one process, taking turns
 on one vLLM.
 
-    python benchmarks/vllm_vs_raw.py MODEL_DIR [--pairs 96] [--rounds 5] [--labeler r3a] [--max-num-seqs 32] [--arg
-    key=value …]
+    python benchmarks/vllm_vs_raw.py MODEL_DIR
+        [--pairs 96] [--rounds 5] [--labeler r3a] [--max-num-seqs 32] [--arg key=value …]
 
 A first pass through the run loop records every request that reaches vLLM: token ids and sampling parameters. The raw
 side feeds vLLM the same requests in the same order and does nothing else: no prompts to make, grammars compiled

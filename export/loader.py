@@ -176,7 +176,7 @@ class Opening:
     A tokenizer splits a text into words and each word into tokens. What stands behind a cut can change the words right
     before it, and a token that was added to the vocabulary whole, or a number (digits may be grouped from its end), by
     more: all of that is left out when the tokens before the cut are counted. A text without a word's end is read to its
-        own end.
+    own end.
 
     Args:
         path: of the `tokenizer.json`.

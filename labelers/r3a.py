@@ -6,7 +6,7 @@ grade. The sentences are ours; scale, order and rules are the paper's. No hint o
 labelers it is compared with go without.
 
 Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are
-    those ablations.
+those ablations.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Labeler(Protocol):
         """Yield each ask, be sent its answer, return the label.
 
         Deterministic: the same answers lead to the same asks and label, so that a run can replay a pair up to the stage
-            that failed.
+        that failed.
 
         Raises:
             VerdictError: the answer just sent holds no readable label; the run may ask that stage again with another

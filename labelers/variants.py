@@ -2,7 +2,7 @@
 prompt, and rows get no grade.
 
 Source: R2RAG (papers, section 3.2 and appendix A.2): two to n queries, n 3 for a simple question and 5 for a complex
-    one. The sentences are ours.
+one. The sentences are ours.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The labeler says with it whether a teacher's own grade agrees with its two score
 distribution sums over it.
 
 Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours
-    (`DEFAULT_PHI`).
+(`DEFAULT_PHI`).
 """
 
 from __future__ import annotations

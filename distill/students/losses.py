@@ -4,7 +4,7 @@ Every loss comes as one value a row, so that rows can be weighted and masked; `w
 the mean. Computed in float32 or better, whatever the logits' type.
 
 Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the
-    temperature.
+temperature.
 """
 
 from __future__ import annotations

@@ -2,25 +2,17 @@
 
 The folder, every file but `checkpoints/` written once training has ended:
 
-    student.json                     what it is: `StudentRecord` (kind, heads, temperatures, φ, columns, …); read
-    without torch config.json  model.safetensors   the backbone (encoder) or language model (decoder), loadable by
-    transformers' Auto classes heads.safetensors                an encoder's heads: `<head>.weight` [K, D],
-    `<head>.bias` [K] tokenizer.json  …                the tokenizer
+    student.json                     what it is: `StudentRecord`; read without torch
+    config.json, model.safetensors   the backbone (encoder) or language model (decoder), as transformers' Auto classes
+                                     load it
+    heads.safetensors                an encoder's heads: `<head>.weight` [K, D], `<head>.bias` [K]
+    tokenizer.json, …                the tokenizer
     manifest.json                    lineage: labels, row counts, split, spec, versions, metrics, gate, and the sha256
-    of every file curves.parquet  curves.svg       losses and dev metrics by step
+                                     of every file
+    curves.parquet, curves.svg       losses and dev metrics by step
     README.md                        the model card
 
-Signatures for other modules:
-
-    read_student(path) -> StudentRecord                     no torch, no weights: kind, heads, max_tokens, columns,
-    temperature, phi load_student(path, *, device="cpu") -> StudentModel
-    .record: StudentRecord       .path: Path      .tokenizer      .module: torch.nn.Module (eval mode)     .texts:
-    PairTexts .probabilities(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]
-        pairs are (query, document) texts; rows sum to 1; calibrated: softmax(logits / temperature[head]); input order
-        is kept
-    .logits(pairs, *, batch_tokens=8192) -> dict[head, float32 ndarray [B, K]]                          the raw logits
-    .module(**student.texts.collate(student.texts.encode(pairs))) -> dict[head, Tensor [B, K]]          one batch,
-    differentiable student_digest(path) -> str         sha256 over the files that decide what it answers
+`read_student` gives the record and needs no torch; `load_student` gives a `StudentModel`, ready to answer.
 """
 
 from __future__ import annotations
@@ -90,7 +82,12 @@ class StudentRecord:
 
 @dataclass
 class StudentModel:
-    """A student ready to answer; `module` is in eval mode on `device`."""
+    """A student ready to answer.
+
+    Args:
+        module: a torch module in eval mode on `device`; `module(**texts.collate(texts.encode(pairs)))` gives the raw
+            logits of one batch by head, [B, K], differentiable.
+    """
 
     record: StudentRecord
     path: Path

@@ -4,7 +4,7 @@ process concludes.
 An actor is a supervisor of one worker process (`supervise.py`), so that a crash of an engine, a row that brings it down
 and a hung device are dealt with on the node as they are without Ray; what Ray adds is the nodes. Receipts stay the
 truth: an actor that is placed again, or called twice, finds what is committed and goes on with the rest. The driver may
-    die at any time; run the same command again.
+die at any time; run the same command again.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ The page kit, for any command that wants a page of its own:
     head, rows = ("query", "flips"), [("red shoe", 3)]
     table = Table(head, rows, caption="Queries that moved", download=csv_download("moved", head, rows))
     svg = draw_bars([Bars("teacher", ["0", "1", "2"], [12, 30, 4])], label="grade", value="rows")
-    figure = Drawing("Grades", svg, alt="Grade 0: 12 rows, grade 1: 30, grade 2: 4.", download=csv_download("grades",
-    …)) html = render_page(Page("A beside B", "two label runs", [Section("flips", "Flips", [Paragraph("…"),
-    Side([figure]), table])]))
+    figure = Drawing("Grades", svg, alt="Grade 0: 12 rows, grade 1: 30, grade 2: 4.")
+    flips = Section("flips", "Flips", [Paragraph("…"), Side([figure]), table])
+    html = render_page(Page("A beside B", "two label runs", [flips]))
 
 - Everything that is given is text: it is escaped wherever it stands. Nothing takes markup but `Drawing.svg`, which
   `plots.py` and `lineage.py` make.

@@ -3,7 +3,7 @@ at decisions.
 
 Importing this file loads neither torch nor vLLM; the constructor does.
 Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (requests and decisions), `vllm_grammars.py`
-    (formats).
+(formats).
 """
 
 from __future__ import annotations

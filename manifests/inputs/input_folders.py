@@ -2,7 +2,7 @@
 
 Names that begin with `_` or `.` are left out (what writers leave behind), and files of other suffixes. All else is
 data: it is read, or it is an error that names it, since a file that is passed over is rows that are lost without a
-    word.
+word.
 """
 
 from __future__ import annotations

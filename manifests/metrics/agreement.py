@@ -6,7 +6,7 @@ not defined (0/0), of which callers silence numpy's warning. That makes a bootst
 weighted sum of their matrices.
 
 Letters: N rows, K grades, G groups (queries, or rows where there is no query); a confusion matrix has a row a gold
-    grade, a column a label.
+grade, a column a label.
 """
 
 from __future__ import annotations

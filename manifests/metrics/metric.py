@@ -25,7 +25,7 @@ class Measured(NamedTuple):
     """What a metric of some rows is computed from, and how.
 
     `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than
-        the same labeler's by distributions: grades tie what probabilities tell apart.
+    the same labeler's by distributions: grades tie what probabilities tell apart.
     """
 
     statistic: Statistic
