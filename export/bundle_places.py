@@ -24,7 +24,7 @@ from pathlib import Path
 from export.bundles import MANIFEST_NAME, Bundle
 from manifests.digests import sha256_file
 from manifests.errors import ManifestError
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import sync_folder
 
@@ -65,7 +65,7 @@ def put_back(folder: Path) -> None:
     old = beside(folder, OLD)
     if folder.exists() or not old.is_dir():
         return
-    with locked(folder), told("put back", folder):
+    with locked(folder), translate_errors("put back", folder):
         if not folder.exists() and old.is_dir():
             old.rename(folder)
 
@@ -86,7 +86,7 @@ def made_beside(folder: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     part = beside(folder, f"{MAKING}-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with told("write", part):
+        with translate_errors("write", part):
             part.mkdir(parents=True)
         yield part
     finally:

@@ -18,7 +18,7 @@ from export.file_names import check_names
 from manifests.digests import canonical_json, readable_json, sha256_bytes, sha256_file
 from manifests.errors import ManifestError
 from manifests.storage.bundle_store_ports import MAX_RECORD_BYTES
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.local_run_store import LocalRunStore
 
 MANIFEST_NAME = "manifest.json"
@@ -105,7 +105,7 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
     data = _manifest_bytes(folder)
     facts, files = read_manifest(data, f"{folder}/{MANIFEST_NAME}")
     listed = {file.path: file for file in files}
-    with told("look into", folder):
+    with translate_errors("look into", folder):
         found = _names_in(folder)
     if missing := sorted(listed.keys() - set(found)):
         raise ManifestError(
@@ -128,7 +128,7 @@ def check_file(path: Path, file: BundleFile, *, check_bytes: bool) -> None:
     Raises:
         ManifestError: it is another file.
     """
-    with told("read", path):
+    with translate_errors("read", path):
         size = path.stat().st_size
         if size != file.size_bytes:
             raise ManifestError(
@@ -219,7 +219,7 @@ def _file(held: Any, where: str) -> BundleFile:
 def _manifest_bytes(folder: Path) -> bytes:
     path = folder / MANIFEST_NAME
     try:
-        with told("read", path, is_missing_fine=True):
+        with translate_errors("read", path, is_missing_fine=True):
             if not path.is_file() and path.exists():
                 raise ManifestError(f"{path}: is not a plain file. Export or pull the bundle again.")
             if path.stat().st_size > MAX_RECORD_BYTES:
@@ -258,7 +258,7 @@ def _names_in(folder: Path) -> list[str]:
         ManifestError: a link, a socket or an empty folder lies among them: no manifest can say what it must be.
     """
     found = []
-    with told("list", folder):
+    with translate_errors("list", folder):
         for name, held in entries_in(folder):
             if stat.S_ISDIR(held.st_mode):
                 raise ManifestError(f"{folder / name}: an empty folder has no place in a bundle. Remove it.")

@@ -26,7 +26,7 @@ from manifests import failpoints
 from manifests.digests import readable_json, sha256_file
 from manifests.errors import InputError, ManifestError
 from manifests.records import checked, fault_of
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import LocalRunStore, sync_folder
 
@@ -140,7 +140,7 @@ class Destination:
     def serving(self) -> Path | None:
         """The folder that serves: the link, followed; None if there is none."""
         link = self.folder / LINK
-        with told("look at", link):
+        with translate_errors("look at", link):
             if link.is_symlink():
                 return self.folder / link.readlink()
             if link.exists():
@@ -236,7 +236,7 @@ class Destination:
         """
         failpoints.hit("before_switch")
         link = self.folder / f"{_LINK_PREFIX}{secrets.token_hex(4)}"
-        with told("switch", self.folder / LINK):
+        with translate_errors("switch", self.folder / LINK):
             link.symlink_to(Path(VERSIONS) / to.folder)
             link.replace(self.folder / LINK)
             sync_folder(self.folder)
@@ -257,7 +257,7 @@ class Destination:
             InputError: there is none; says what is kept.
             ManifestError: what is kept is not whole.
         """
-        with told("roll back in", self.folder), self.switching():
+        with translate_errors("roll back in", self.folder), self.switching():
             state = self.reconciled()
             if state is None or not state.served:
                 raise InputError(
@@ -324,7 +324,7 @@ class Destination:
         serving = self.serving()
         kept |= {serving.name} if serving else set()
         versions = self.folder / VERSIONS
-        with told("tidy", self.folder):
+        with translate_errors("tidy", self.folder):
             for path in versions.iterdir() if versions.is_dir() else ():
                 if path.name not in kept:
                     _remove(path)

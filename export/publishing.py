@@ -30,7 +30,7 @@ from export.versions import (
 from manifests import failpoints
 from manifests.errors import GateError, InputError, StoreError
 from manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 
 UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
@@ -85,7 +85,7 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
         LockHeldError: gc is removing something that this version needs.
         StoreError: store or disk fail.
     """
-    with told("publish", bundle.folder):
+    with translate_errors("publish", bundle.folder):
         return _publish(bundle, bundle_store, options, progress)
 
 

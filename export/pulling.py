@@ -24,7 +24,7 @@ from export.wholeness import Proof, prove
 from manifests import failpoints
 from manifests.errors import DiskFullError, GateError, InputError, ManifestError, StoreError
 from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.disk_errors import FULL, told
+from manifests.storage.disk_errors import FULL, translate_errors
 from manifests.storage.local_run_store import sync_folder
 
 DEFAULT_CHANNEL = "stable"
@@ -96,7 +96,7 @@ def pull(
         DiskFullError: no space for it.
         StoreError: store or disk fail.
     """
-    with told("pull to", destination.folder):
+    with translate_errors("pull to", destination.folder):
         return _pull(bundle_store, address, destination, options, progress)
 
 
@@ -285,7 +285,7 @@ def _fetch(
         raise
     failpoints.hit("before_unpacked")
     name = destination.free_name(version.version)
-    with told("unpack", building):
+    with translate_errors("unpack", building):
         for folder in (building, *(path for path in building.rglob("*") if path.is_dir())):
             sync_folder(folder)
         building.rename(versions / name)
@@ -356,7 +356,7 @@ class _Download:
 
     def run(self) -> int:
         """Bring all files in; returns the bytes that came over."""
-        with told("make the folder", self._building):
+        with translate_errors("make the folder", self._building):
             self._building.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(parents=True, exist_ok=True)
         self._remove_strangers()
@@ -364,7 +364,7 @@ class _Download:
         self._check_space(missing)
         for file in missing:
             target = self._building / file.path
-            with told("make the folder", target.parent):
+            with translate_errors("make the folder", target.parent):
                 target.parent.mkdir(parents=True, exist_ok=True)
             if not (self._link(file, target) or self._take(file, target)):
                 self._fetch(file, target)
@@ -409,7 +409,7 @@ class _Download:
         for source in self._here.get(file.sha256, ()):
             if not _is_plain(source):
                 continue
-            with told("copy to", copy):
+            with translate_errors("copy to", copy):
                 try:
                     shutil.copyfile(source, copy)
                 except OSError as exc:
@@ -443,7 +443,7 @@ class _Download:
     def _grow(self, file: BundleFile, partial: Path) -> bool:
         """Fetch what is missing of a file; whether it is the right one then."""
         found, size = hashlib.sha256(), 0
-        with told("write", partial), partial.open("a+b") as part:
+        with translate_errors("write", partial), partial.open("a+b") as part:
             part.seek(0)
             while block := part.read(1 << 22):
                 found.update(block)

@@ -16,7 +16,7 @@ from manifests.digests import canonical_json, sha256_bytes
 from manifests.errors import ConfigError, GateError
 from manifests.extras import require
 from manifests.secrets.redaction import keep_secret
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -189,7 +189,7 @@ def _pem(source: str, what: str) -> tuple[str, bytes]:
         raise ConfigError(
             f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file. Make one: {_MAKE}."
         )
-    with told(f"read {what} from", path), path.open("rb") as file:
+    with translate_errors(f"read {what} from", path), path.open("rb") as file:
         held = file.read(_MAX_KEY_BYTES)  # a device may never end
     if held.lstrip().startswith(_PEM_START.encode()):
         keep_secret(held.decode(errors="replace"), f"{what} in {path}")

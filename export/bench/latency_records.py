@@ -23,7 +23,7 @@ from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bu
 from export.destinations import VERSIONS
 from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError, UsageError
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 
 FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
@@ -83,7 +83,7 @@ def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
     folder, part = bundle.folder, beside(bundle.folder, PART)
     facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
     try:
-        with told("write", part):
+        with translate_errors("write", part):
             linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME, *NAMES}))
             files = write_files(part, bench)
             card = _held_text(part, CARD_NAME, bundle)
@@ -131,7 +131,7 @@ def write_to(folder: Path, bench: Bench) -> list[str]:
     Raises:
         StoreError, DiskFullError: the folder can't be written.
     """
-    with told("write", folder):
+    with translate_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in NAMES:
             (folder / name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from jobs.report.building import render_report
 from jobs.report.page import Page, opening, render_page
 from jobs.report.sections_bundles import latency_section
 from manifests.storage.context import Storage
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.local_run_store import LocalRunStore
 
 _SECTION = re.compile(r'<section id="latency".*?</section>\n', re.DOTALL)
@@ -45,7 +45,7 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
         return bundle
     folder = bundle.folder
     page = render_report([str(student), str(folder)], Storage(), max_rows=0, is_inside_bundle=True)
-    with locked(folder, waits=True), told("write", beside(folder, PART)):
+    with locked(folder, waits=True), translate_errors("write", beside(folder, PART)):
         part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
         (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
         sealed = seal_bundle(part, {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS})

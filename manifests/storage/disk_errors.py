@@ -17,7 +17,7 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
-def told(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[None]:
+def translate_errors(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[None]:
     """Turn the operating system's refusals into ours.
 
     Args:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import LockHeldError, StoreError
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 
 
 class FileLock:
@@ -44,7 +44,7 @@ class FileLock:
             LockHeldError: a live process holds it.
             StoreError: the file system can't make or lock the file.
         """
-        with told("lock", self.path):
+        with translate_errors("lock", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -25,7 +25,7 @@ from manifests.storage.bundle_store_ports import (
     check_record_size,
     digest_of_blocks,
 )
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import TEMP_PREFIX, LocalRunStore, sync_folder
 
@@ -66,7 +66,7 @@ class LocalBundleStore:
 
     def delete(self, name: str) -> None:
         path = self._store.path(name)
-        with told("delete", path):
+        with translate_errors("delete", path):
             path.unlink(missing_ok=True)
 
     def size(self, name: str) -> int | None:
@@ -81,7 +81,7 @@ class LocalBundleStore:
     def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
         path = self._store.path(name)
         temp = path.with_name(f"{TEMP_PREFIX}upload-{os.getpid()}-{secrets.token_hex(4)}")
-        with told("write", path):
+        with translate_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             found = hashlib.sha256()
             try:
@@ -105,7 +105,7 @@ class LocalBundleStore:
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         path = self._store.path(name)
         _size_of_file(path)
-        with told("read", path, is_missing_fine=True), path.open("rb") as file:
+        with translate_errors("read", path, is_missing_fine=True), path.open("rb") as file:
             file.seek(start)
             while block := file.read(BLOCK_BYTES):
                 yield block
@@ -121,7 +121,7 @@ class LocalBundleStore:
     def folders(self) -> list[str]:
         if not self._root.is_dir():
             return []
-        with told("list", self._root):
+        with translate_errors("list", self._root):
             return sorted(path.name for path in self._root.iterdir() if path.is_dir() and path.name != LOCKS)
 
     def now_s(self) -> float:
@@ -156,7 +156,7 @@ def _size_of_file(path: Path) -> int:
         FileNotFoundError: there is nothing, or a folder.
         StoreError: it is not an ordinary file.
     """
-    with told("look at", path, is_missing_fine=True):
+    with translate_errors("look at", path, is_missing_fine=True):
         found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise FileNotFoundError(str(path))

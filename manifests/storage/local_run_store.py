@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manifests import failpoints
 from manifests.secrets.redaction import redacted
-from manifests.storage.disk_errors import told
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.run_store_ports import parts_of
 
@@ -57,7 +57,7 @@ class LocalRunStore:
             StoreError: it can't be read.
         """
         path = self.path(name)
-        with told("read", path, is_missing_fine=True):
+        with translate_errors("read", path, is_missing_fine=True):
             return path.read_bytes()
 
     def names(self, folder: str) -> list[str]:
@@ -66,7 +66,7 @@ class LocalRunStore:
         """
         path = self.path(folder)
         try:
-            with told("list", path, is_missing_fine=True), os.scandir(path) as entries:
+            with translate_errors("list", path, is_missing_fine=True), os.scandir(path) as entries:
                 found = [entry.name for entry in entries if not entry.name.startswith(TEMP_PREFIX)]
         except FileNotFoundError:
             return []
@@ -76,7 +76,7 @@ class LocalRunStore:
         """Names of all files below a folder, sorted, each with its size, inode and time of change."""
         top = self.path(folder)
         found = {}
-        with told("list", top):
+        with translate_errors("list", top):
             for inside, _, names in os.walk(top, onerror=_unless_missing):
                 for name in names:
                     if not name.startswith(TEMP_PREFIX):
@@ -90,7 +90,7 @@ class LocalRunStore:
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
         path = self.path(name)
-        with told("write", path):
+        with translate_errors("write", path):
             temp = self._synced_temp(path, data)
             failpoints.hit("before_temp_rename")
             temp.replace(path)
@@ -103,7 +103,7 @@ class LocalRunStore:
             False if the name exists already (its bytes are left as they are).
         """
         path = self.path(name)
-        with told("write", path):
+        with translate_errors("write", path):
             temp = self._synced_temp(path, data)
             failpoints.hit("before_temp_rename")
             try:
@@ -124,7 +124,7 @@ class LocalRunStore:
         be at work.
         """
         path = self.path(folder) if folder else self._folder
-        with told("clean up", path):
+        with translate_errors("clean up", path):
             if not path.is_dir():
                 return 0
             left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX) and _is_abandoned(entry)]
