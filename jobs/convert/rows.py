@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jobs.convert.formats import TREC, Format
 from jobs.convert.sources import Source
 from jobs.files.scratch import spilling
-from jobs.files.tables import told
+from jobs.files.tables import translate_polars_errors
 from manifests.errors import InputError
 from manifests.judging.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 
@@ -68,7 +68,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
         odd=polars.when(is_odd).then(shown) if not isinstance(is_odd, bool) else polars.lit(None, polars.String),
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
-    with told(source.path), spilling(polars):
+    with translate_polars_errors(source.path), spilling(polars):
         wanted.sink_parquet(file, row_group_size=ROW_GROUP_ROWS)
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)

@@ -115,7 +115,7 @@ def refuse_null(frame: Any, name: str, *, path: str) -> None:
         InputError: names the first such row.
     """
     polars = load_polars()
-    with told(path):
+    with translate_polars_errors(path):
         found = frame.select(name).with_row_index("row").filter(polars.col(name).is_null()).head(1).collect()
     if found.height:
         raise InputError(f"{path}: row {found['row'][0]} has no `{name}`. Give every row one, or leave the row out.")
@@ -170,7 +170,7 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
     import pyarrow.parquet as pq
 
     with written(to, storage) as file:
-        with told(source):
+        with translate_polars_errors(source):
             _sink(frame, file)
         return int(pq.read_metadata(file).num_rows)
 
@@ -191,7 +191,7 @@ def _sink(frame: Any, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def told(path: str) -> Iterator[None]:
+def translate_polars_errors(path: str) -> Iterator[None]:
     """Turn what polars says about unreadable rows into an InputError that names the input."""
     polars = load_polars()
     try:

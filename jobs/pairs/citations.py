@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.files.tables import document_of, load_polars, refuse_null, scan, told
+from jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
 from manifests.errors import InputError, UsageError
 from manifests.storage.context import Storage
 
@@ -156,7 +156,7 @@ def _load_answers(path: str, storage: Storage) -> Any:
     for name in ("query_id", "query", "answer_id"):
         refuse_null(frame, name, path=path)
     ids = polars.List(polars.String)
-    with told(path):
+    with translate_polars_errors(path):
         answers = frame.select(
             col("query_id").cast(polars.String),
             "query",
@@ -189,7 +189,7 @@ def _known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any
     """Each document's id, a key that equal texts share, and whether it is blank."""
     polars = load_polars()
     text = document_of(text_columns)
-    with told(path):
+    with translate_polars_errors(path):
         known = (
             docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
             .collect(engine="streaming")

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan, told
+from jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan, translate_polars_errors
 from jobs.pairs.noise import Deck, NoiseRule
 from manifests.errors import InputError
 from manifests.extras import require
@@ -123,7 +123,7 @@ def with_context(
     if corpus_path is not None:
         source_path = corpus_path
         source, text_columns = scan(corpus_path, {}, storage, has_text=True, role="--corpus")
-    with told(source_path):
+    with translate_polars_errors(source_path):
         found = source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique()
         documents = found.with_columns(key=col("text").hash()).collect(engine="streaming")
     queries = _queries(pairs, pairs_path, is_given=is_given)
@@ -135,7 +135,7 @@ def with_context(
         contexts = [best[text] for text in queries["query"]]
     replaced = 0
     if noise is not None:
-        with told(pairs_path):
+        with translate_polars_errors(pairs_path):
             keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
         judged = {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
         deck = Deck(documents.select("text", "key").iter_rows(), noise, max_chars=rule.max_chars, where=source_path)
@@ -166,7 +166,7 @@ def _queries(pairs: Any, path: str, *, is_given: bool) -> Any:
     polars = load_polars()
     col = polars.col
     context = col(COLUMN).cast(polars.List(polars.String)).list.drop_nulls().fill_null([])
-    with told(path):
+    with translate_polars_errors(path):
         held = pairs.select(col("query_id").cast(polars.String).alias(_KEY), "query", *([context] if is_given else []))
         found = held.unique().sort(_KEY, "query").collect(engine="streaming")
     twice = found.filter(polars.len().over(_KEY) > 1)
