@@ -25,14 +25,14 @@ def main() -> None:
     args = parser.parse_args()
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory() as scratch:
-            told = json.loads(
+            result = json.loads(
                 subprocess.run(command(Path(scratch), args), check=True, capture_output=True, text=True).stdout
             )
-        did = told["this_run"]
-        vain = did.get("in_vain", {}).get("pairs", did["pairs"] - told["rows"])
-        share = vain / told["rows"]
+        did = result["this_run"]
+        vain = did.get("in_vain", {}).get("pairs", did["pairs"] - result["rows"])
+        share = vain / result["rows"]
         print(
-            f"{args.workers} workers, {told['rows']:,} rows: {vain:,} in vain ({share:.1%}), {did['seconds']:.1f} s",
+            f"{args.workers} workers, {result['rows']:,} rows: {vain:,} in vain ({share:.1%}), {did['seconds']:.1f} s",
             flush=True,
         )
 

@@ -123,7 +123,7 @@ def prepare(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         for number, ask in enumerate(asks):
             messages = [{"role": message.role, "content": message.text} for message in ask.messages]
             file.write(json.dumps({"id": str(number), "messages": messages}) + "\n")
-    told = {
+    facts = {
         "model": args.model,
         "prompts": str(work / "prompts.jsonl"),
         "output": str(work / "peer"),
@@ -133,8 +133,8 @@ def prepare(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         "max_model_len": 2048,
         "device": args.device,
     }
-    (work / "peer.json").write_text(json.dumps(told))
-    return told
+    (work / "peer.json").write_text(json.dumps(facts))
+    return facts
 
 
 def run_side(side: str, args: argparse.Namespace, work: Path, venv: Path) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def run_side(side: str, args: argparse.Namespace, work: Path, venv: Path) -> dic
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, check=False)
     if done.returncode != 0 or not done.stdout.strip():
         raise SystemExit(f"{side} ended with {done.returncode}; see {work / f'{side}.log'}")
-    told = json.loads(done.stdout.strip().splitlines()[-1])
+    facts = json.loads(done.stdout.strip().splitlines()[-1])
     if side == "relabel":
-        did = told["this_run"]
+        did = facts["this_run"]
         said = (
-            f"{told['labelled']} labelled, {told['quarantined']} quarantined, engine start "
-            f"{told['engine_start_s']:.1f} s"
+            f"{facts['labelled']} labelled, {facts['quarantined']} quarantined, engine start "
+            f"{facts['engine_start_s']:.1f} s"
         )
-        told = {"pairs": did["pairs"], "seconds": did["seconds"], "output_tokens": did["output_tokens"], "said": said}
-    assert told["pairs"] == args.pairs, (side, told)
-    return told
+        facts = {"pairs": did["pairs"], "seconds": did["seconds"], "output_tokens": did["output_tokens"], "said": said}
+    assert facts["pairs"] == args.pairs, (side, facts)
+    return facts
 
 
 def main() -> None:
@@ -183,8 +183,8 @@ def main() -> None:
     work = args.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     make_environment(args.venv, args.device)
-    told = prepare(args, work)
-    print(f"{args.pairs} pairs, at most {told['max_tokens']} tokens out; datatrove {DATATROVE}, Ray {RAY}")
+    facts = prepare(args, work)
+    print(f"{args.pairs} pairs, at most {facts['max_tokens']} tokens out; datatrove {DATATROVE}, Ray {RAY}")
     seconds: dict[str, list[float]] = {side: [] for side in args.sides}
     for number in range(args.rounds):
         for side in turns(args.sides, number):

@@ -163,18 +163,18 @@ class Review:
         )
 
 
-def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], told: Mapping[str, Any]) -> None:
+def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], columns: Mapping[str, Any]) -> None:
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
         VerdictError: `format`: a new query was searched before, or a document is named twice or was kept before.
     """
-    previous = {folded(query) for query in told.get(PREVIOUS_QUERIES.name, ())}
+    previous = {folded(query) for query in columns.get(PREVIOUS_QUERIES.name, ())}
     if sections["new-query"] and folded(sections["new-query"]) in previous:
         raise VerdictError("format", f"the new query was searched before: {sections['new-query'][:60]!r}")
     if len(set(useful)) < len(useful):
         raise VerdictError("format", f"a document is named twice: {sections['useful-docs'][:60]!r}")
-    kept = set(told.get(PREVIOUS_DOCS.name, ()))
+    kept = set(columns.get(PREVIOUS_DOCS.name, ()))
     if again := [number for number in useful if shown_ids[number - 1] in kept]:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")
 

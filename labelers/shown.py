@@ -39,13 +39,13 @@ class OfOneQuery(Generic[T]):
     def __init__(self) -> None:
         self._last: tuple[tuple[Any, ...], T] | None = None
 
-    def get(self, told: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """The same as last time, if it was told the same; tuples are the same only as one object, since comparing all
+    def get(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """The same as last time, if the key is the same; tuples are the same only as one object, since comparing all
         documents of a query for each of its rows would be quadratic.
         """
         last = self._last
-        if last is None or not all(map(_is_same, told, last[0])):
-            self._last = last = told, make()
+        if last is None or not all(map(_is_same, key, last[0])):
+            self._last = last = key, make()
         return last[1]
 
 

@@ -99,8 +99,8 @@ def _limit(config: Any, tokenizer: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions > 0 and config.model_type in OFFSET_POSITIONS:
         positions -= 2
-    told = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None and 0 < limit < 10**9]
-    return min(told) if told else None
+    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None and 0 < limit < 10**9]
+    return min(limits) if limits else None
 
 
 def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTable, columns: Columns) -> StudentRecord:

@@ -286,13 +286,13 @@ def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPo
             if metrics is not None:
                 metrics.tick()
 
-        def told(facts: EngineFacts, remarks: list[str]) -> None:
+        def announce(facts: EngineFacts, remarks: list[str]) -> None:
             device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
             display.say(f"{spec.labeler.name} asks {facts.model} on {facts.family} {facts.version} ({device})")
             for remark in remarks:
                 display.say(f"note: {remark}")
 
-        report = label_with(pool or WorkerPool(), session, tick=tick, say=display.say, on_engine=told)
+        report = label_with(pool or WorkerPool(), session, tick=tick, say=display.say, on_engine=announce)
     if metrics is not None:
         metrics.report = report
     return report

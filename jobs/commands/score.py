@@ -180,10 +180,10 @@ def _execute(session: Session) -> RunReport:
     stop = session.stop
     with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
 
-        def told(facts: EngineFacts) -> None:
+        def announce(facts: EngineFacts) -> None:
             display.say(f"student {facts.model} on torch {facts.version} ({facts.device}, {facts.dtype})")
 
-        return score_session(session, tick=display.tick, on_engine=told)
+        return score_session(session, tick=display.tick, on_engine=announce)
 
 
 def _columns(text: str | None) -> dict[str, Any]:

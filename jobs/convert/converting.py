@@ -168,15 +168,15 @@ def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | No
         raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
 
 
-def _tag(rows: CheckedRows, source: Source, told: str | None) -> str | None:
+def _tag(rows: CheckedRows, source: Source, tag: str | None) -> str | None:
     """The tag of all lines; None where rows have their own.
 
     Raises:
         UsageError: it would fall apart.
     """
-    if told is None and rows.has_tag:
+    if tag is None and rows.has_tag:
         return None
-    tag = told or source.run_name or TAG
+    tag = tag or source.run_name or TAG
     if re.search(UNWRITABLE, tag):
         raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
     return tag

@@ -27,15 +27,15 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
-def source_format(path: str, told: str | None, storage: Storage) -> Format:
+def source_format(path: str, named: str | None, storage: Storage) -> Format:
     """The form of a source.
 
     Raises:
         UsageError: nothing tells, or a folder holds tables where its name says that it is a run's output.
     """
     found = SUFFIXES.get(PurePosixPath(path).suffix.lower())
-    if told is not None:
-        return _named(told)
+    if named is not None:
+        return _format_of(named)
     if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
         is_labels = Path(path, PLAN_NAME).exists()
         if found is None and not is_labels and _holds_parquet(Path(path)):
@@ -53,19 +53,19 @@ def _holds_parquet(folder: Path) -> bool:
     return any(file.suffix.lower() in PARQUET_SUFFIXES for file in folder.rglob("*"))
 
 
-def target_format(path: str, told: str | None) -> Format:
+def target_format(path: str, named: str | None) -> Format:
     """The form of a target.
 
     Raises:
         UsageError: nothing tells.
     """
-    if told is not None:
-        return _named(told)
+    if named is not None:
+        return _format_of(named)
     return SUFFIXES.get(PurePosixPath(path).suffix.lower()) or _unclear(path, "--to", TARGETS)
 
 
-def _named(told: str) -> Format:
-    return next(name for name in get_args(Format) if name == told)
+def _format_of(named: str) -> Format:
+    return next(name for name in get_args(Format) if name == named)
 
 
 def _unclear(path: str, option: str, known: tuple[str, ...]) -> Format:

@@ -163,9 +163,9 @@ def _check_kinds(block: Block, path: str) -> None:
                 if _kind(value) != before:
                     shown = json.dumps(value, ensure_ascii=False)[:SHOWN_CHARACTERS]
                     odd[name] = f"line {number}: `{name}` is {shown}, {_kind(value)}, and {before} before (line {line})"
-    for name, told in odd.items():
+    for name, problem in odd.items():
         if name not in with_text:
-            raise InputError(f"{path}: {told}. Give a column values of one kind, or write them as text.")
+            raise InputError(f"{path}: {problem}. Give a column values of one kind, or write them as text.")
 
 
 def _kind(value: Any) -> str:

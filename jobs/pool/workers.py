@@ -169,11 +169,11 @@ def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Prog
 def _heed(control: TextIO, reporter: Reporter, stop: Stop) -> None:
     """Take what the supervisor says until it has no more to say, because it is gone."""
     for line in control:
-        told = json.loads(line)
-        if "cases" in told:
-            reporter.cases = read_cases(told["cases"])
-        if "drain" in told:
-            stop.drain(told["drain"])
+        message = json.loads(line)
+        if "cases" in message:
+            reporter.cases = read_cases(message["cases"])
+        if "drain" in message:
+            stop.drain(message["drain"])
     kill_group(os.getpid())  # this process, which leads its group, and what its engine started
 
 

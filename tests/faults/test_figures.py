@@ -19,7 +19,7 @@ CREWS = [*SMALL, (400, 100, 1), (400, 100, 2), (400, 100, 4), (200, 256, 3)] if 
 """Rows, rows a chunk, workers that are started by hand at the same time: small jobs on many workers."""
 
 
-def told(ended: Ended) -> dict[str, Any]:
+def result_of(ended: Ended) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         next(line for line in ended.text.splitlines() if line.startswith('{"exit_code"'))
     )
@@ -58,7 +58,7 @@ def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_r
     assert place.call("plan").codes == [0]
     ended = [worker.wait() for worker in [place.start() for _ in range(workers)]]
     assert all(worker.code in (0, 10) for worker in ended), ended
-    did = [told(worker)["this_run"] for worker in ended]
+    did = [result_of(worker)["this_run"] for worker in ended]
     assert sum(one["pairs"] for one in did) == rows
     assert sum(sum(one["statuses"].values()) for one in did) == rows
     by_execution = committed(place)
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_after_a_kill_tells_of_its_own_rows_alone(new_place: 
     assert killed.code == -9
     (before,) = committed(place).values()
     ended = place.call()
-    did = told(ended)["this_run"]
+    did = result_of(ended)["this_run"]
     assert did["pairs"] == ROWS - before["pairs"] > 0
     own = [counts for counts in committed(place).values() if counts != before]
     assert [wrong(did, counts) for counts in own] == [{}]
@@ -91,4 +91,4 @@ def test_a_run_that_goes_on_after_a_kill_tells_of_its_own_rows_alone(new_place: 
         "output_tokens": 0,
         "cost": None,
     }
-    assert told(place.call())["this_run"]["pairs"] == 0
+    assert result_of(place.call())["this_run"]["pairs"] == 0

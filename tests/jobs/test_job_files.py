@@ -68,7 +68,7 @@ def read_job(path: str) -> dict[str, Any]:
     return read_spec_file(path, beginning=JOB.beginning, keys=JOB.fields)
 
 
-def told(path: str, **arguments: Any) -> str:
+def refusal_of(path: str, **arguments: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_job(path, **{"environment": {}, **arguments})
     return str(refused.value)
@@ -78,13 +78,13 @@ def told(path: str, **arguments: Any) -> str:
 def test_typo_is_an_error_that_names_the_nearest_key(
     write_job: Callable[..., str], changes: dict[str, Any], key: str, meant: str
 ) -> None:
-    message = told(write_job(changes))
+    message = refusal_of(write_job(changes))
     assert message.startswith("job.yaml")
     assert f"unknown key `{key}`: did you mean `{meant}`?" in message
 
 
 def test_key_like_no_other_lists_the_known_keys(write_job: Callable[..., str]) -> None:
-    assert "unknown key `run.zzz`: known keys are chunk_rows, max_failed_fraction" in told(
+    assert "unknown key `run.zzz`: known keys are chunk_rows, max_failed_fraction" in refusal_of(
         write_job({"run": {"zzz": 1}})
     )
 
@@ -93,14 +93,14 @@ def test_key_like_no_other_lists_the_known_keys(write_job: Callable[..., str]) -
 def test_wrong_value_is_told_with_its_path_and_what_is_wanted(
     write_job: Callable[..., str], changes: dict[str, Any], got: str, wanted: str
 ) -> None:
-    message = told(write_job(changes))
+    message = refusal_of(write_job(changes))
     assert message.startswith("job.yaml")
     assert got in message
     assert wanted in message
 
 
 def test_every_fault_is_told_at_once(write_job: Callable[..., str]) -> None:
-    message = told(write_job({"shards": 0, "outptu": "x", "run": {"chunk_rows": 0}}))
+    message = refusal_of(write_job({"shards": 0, "outptu": "x", "run": {"chunk_rows": 0}}))
     assert "`shards` = 0" in message
     assert "unknown key `outptu`: did you mean `output`?" in message
     assert "`run.chunk_rows` = 0" in message
@@ -108,7 +108,7 @@ def test_every_fault_is_told_at_once(write_job: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("section", ["name", "input", "labeler", "engine", "output"])
 def test_missing_section_is_named(write_job: Callable[..., str], section: str) -> None:
-    assert f"job.yaml: `{section}` is missing" in told(write_job({section: None}))
+    assert f"job.yaml: `{section}` is missing" in refusal_of(write_job({section: None}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_missing_section_is_named(write_job: Callable[..., str], section: str) -
 def test_unknown_name_lists_the_known_and_the_nearest(
     write_job: Callable[..., str], kind: str, name: str, wanted: str
 ) -> None:
-    assert wanted in told(write_job({kind: {"name": name}}))
+    assert wanted in refusal_of(write_job({kind: {"name": name}}))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_unknown_name_lists_the_known_and_the_nearest(
 )
 def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, parts: tuple[str, ...]) -> None:
     (folder / "job.yaml").write_text(text, encoding="utf-8")
-    message = told("job.yaml")
+    message = refusal_of("job.yaml")
     assert message.startswith("job.yaml")
     for part in parts:
         assert part in message
@@ -176,17 +176,17 @@ def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, 
     ("changes", "where"), [({1: 2}, "job.yaml: unknown key `1`"), ({"run": {1: 2}}, "unknown key `run.1`")]
 )
 def test_a_key_that_is_no_text_is_refused(write_job: Callable[..., str], changes: dict[Any, Any], where: str) -> None:
-    assert where in told(write_job(changes))
+    assert where in refusal_of(write_job(changes))
 
 
 def test_file_that_is_not_there_names_the_command_that_writes_one(folder: Path) -> None:
-    assert "job.yaml: no such file. `relabel init` writes a job file" in told("job.yaml")
+    assert "job.yaml: no such file. `relabel init` writes a job file" in refusal_of("job.yaml")
 
 
 def test_folder_or_bytes_that_are_no_text_are_refused(folder: Path) -> None:
     (folder / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    assert "latin.yaml: can't be read" in told("latin.yaml")
-    assert "can't be read" in told(str(folder))
+    assert "latin.yaml: can't be read" in refusal_of("latin.yaml")
+    assert "can't be read" in refusal_of(str(folder))
 
 
 def test_a_date_is_text_so_that_a_job_may_be_named_by_one(write_job: Callable[..., str], folder: Path) -> None:
@@ -239,15 +239,15 @@ def test_variables_that_set_nothing_of_a_job_are_left_alone(write_job: Callable[
 
 
 def test_typo_below_a_known_section_is_an_error_that_names_the_variable(write_job: Callable[..., str]) -> None:
-    message = told(write_job(), environment={"RELABEL_ENGINE__SEDE": "3", "RELABEL_SHARD_COUNT": "2"})
+    message = refusal_of(write_job(), environment={"RELABEL_ENGINE__SEDE": "3", "RELABEL_SHARD_COUNT": "2"})
     assert "unknown key `sede`: did you mean `seed`?" in message
     assert "(set beside the file: variable RELABEL_ENGINE__SEDE)" in message
 
 
 def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callable[..., str]) -> None:
-    message = told(write_job(), environment={"RELABEL_RUN": "3"}, overrides=["shards=0"])
+    message = refusal_of(write_job(), environment={"RELABEL_RUN": "3"}, overrides=["shards=0"])
     assert "variable RELABEL_RUN, --set shards=0" in message
-    assert "`engine` = 'fake'" in told(write_job(), environment={"RELABEL_ENGINE": "fake"})
+    assert "`engine` = 'fake'" in refusal_of(write_job(), environment={"RELABEL_ENGINE": "fake"})
 
 
 @pytest.mark.parametrize(
@@ -273,12 +273,14 @@ def test_a_number_that_is_none_is_refused(write_job: Callable[..., str], key: st
 
 
 def test_override_below_a_plain_value_is_told(write_job: Callable[..., str]) -> None:
-    assert "--set name.x=1: `name` is 'ecom', not a mapping" in told(write_job(), overrides=["name.x=1"])
+    assert "--set name.x=1: `name` is 'ecom', not a mapping" in refusal_of(write_job(), overrides=["name.x=1"])
 
 
 @pytest.mark.parametrize("text", ["[", "!!int x", "{a: 1, a: 2}"])
 def test_override_that_is_no_yaml_is_told(write_job: Callable[..., str], text: str) -> None:
-    assert f"--set engine.seed={text}: {text!r} is not YAML" in told(write_job(), overrides=[f"engine.seed={text}"])
+    assert f"--set engine.seed={text}: {text!r} is not YAML" in refusal_of(
+        write_job(), overrides=[f"engine.seed={text}"]
+    )
 
 
 def test_override_without_a_value_is_a_usage_error(write_job: Callable[..., str]) -> None:

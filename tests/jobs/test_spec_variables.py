@@ -15,7 +15,7 @@ from jobs.planning.job_files import load_job
 from manifests.errors import ConfigError, UsageError
 
 
-def told(path: str, **arguments: Any) -> str:
+def refusal_of(path: str, **arguments: Any) -> str:
     with pytest.raises(ConfigError) as error:
         load_job(path, **{"environment": {}, **arguments})
     return str(error.value)
@@ -71,7 +71,7 @@ def test_a_value_that_looks_like_a_variable_is_not_resolved_again(write_job: Cal
 def test_what_can_not_be_resolved_names_the_key_and_the_cause(
     write_job: Callable[..., str], text: str, part: str
 ) -> None:
-    message = told(
+    message = refusal_of(
         write_job({"output": f"out/{text}"}),
         environment={"MY_API_KEY": "sk-1", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "t"},
     )

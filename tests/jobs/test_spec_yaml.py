@@ -180,7 +180,7 @@ def test_words_that_two_versions_read_differently_are_known(text: str) -> None:
     assert type(parse_yaml(f"'{text}'")) is str
 
 
-def told(path: str, **arguments: Any) -> str:
+def refusal_of(path: str, **arguments: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_job(path, **{"environment": {}, **arguments})
     return str(refused.value)
@@ -197,13 +197,13 @@ FLAT = f"a: &a {json.dumps(['x'] * 2000)}\n" + "\n".join(f"b{i}: *a" for i in ra
 def test_a_bomb_of_aliases_is_refused_before_it_is_built(folder: Path, text: str) -> None:
     (folder / "job.yaml").write_text(text)
     began = time.process_time()
-    assert f"expand to more than {MAX_ALIASED:,} values" in told("job.yaml")
+    assert f"expand to more than {MAX_ALIASED:,} values" in refusal_of("job.yaml")
     assert time.process_time() - began < 5.0
-    assert "expand to more than" in told("job.yaml", overrides=["a=" + "{" + text.replace("\n", ", ") + "}"])
+    assert "expand to more than" in refusal_of("job.yaml", overrides=["a=" + "{" + text.replace("\n", ", ") + "}"])
 
 
 def test_an_override_that_refers_to_itself_is_refused(write_job: Callable[..., str]) -> None:
-    assert "*a is used inside its own value" in told(write_job(), overrides=["engine.args=&a {x: *a}"])
+    assert "*a is used inside its own value" in refusal_of(write_job(), overrides=["engine.args=&a {x: *a}"])
 
 
 def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path) -> None:
@@ -230,14 +230,14 @@ def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path)
 )
 def test_bytes_that_are_no_spec_are_refused(folder: Path, data: bytes, parts: tuple[str, ...]) -> None:
     (folder / "job.yaml").write_bytes(data)
-    message = told("job.yaml")
+    message = refusal_of("job.yaml")
     for part in ("job.yaml", *parts):
         assert part in message
 
 
 def test_an_endless_file_and_a_name_that_is_none_are_refused() -> None:
-    assert "larger than 1 MiB" in told("/dev/zero")
-    assert "can't be read" in told("job\0.yaml")
+    assert "larger than 1 MiB" in refusal_of("/dev/zero")
+    assert "can't be read" in refusal_of("job\0.yaml")
 
 
 def test_a_mark_of_byte_order_and_windows_line_ends_are_no_fault(write_job: Callable[..., str], folder: Path) -> None:
@@ -248,6 +248,6 @@ def test_a_mark_of_byte_order_and_windows_line_ends_are_no_fault(write_job: Call
 
 
 def test_a_disputed_secret_is_not_shown(write_job: Callable[..., str]) -> None:
-    message = told(write_job(), overrides=["storage_options.s3.secret=0123_4567"])
+    message = refusal_of(write_job(), overrides=["storage_options.s3.secret=0123_4567"])
     assert "s3.secret is a word that YAML 1.1 and 1.2 read differently" in message
     assert "0123" not in message

@@ -12,13 +12,13 @@ from tests.reuse.conftest import Days, Row, rows_of
 VARIANTS: Any = {"name": "variants"}
 
 
-def told(rows: list[Row], **columns: Any) -> list[Row]:
+def with_columns(rows: list[Row], **columns: Any) -> list[Row]:
     return [{**row, **columns} for row in rows]
 
 
 @pytest.mark.parametrize("is_scattered", [False, True])
 def test_a_changed_aspect_asks_its_query_again_and_no_other(days: Days, is_scattered: bool) -> None:
-    rows = told(rows_of(6, 4), aspect="price", previous_queries=["cheap socks", None])
+    rows = with_columns(rows_of(6, 4), aspect="price", previous_queries=["cheap socks", None])
     if is_scattered:
         rows = rows[::2] + rows[1::2]
     days.run("mon", rows, labeler=VARIANTS)
@@ -33,25 +33,25 @@ def test_a_changed_aspect_asks_its_query_again_and_no_other(days: Days, is_scatt
 
 def test_a_column_that_is_not_there_is_one_without_a_value(days: Days) -> None:
     days.run("mon", rows_of(4, 2), labeler=VARIANTS)
-    days.run("tue", told(rows_of(4, 2), aspect=None, previous_queries=None), labeler=VARIANTS, reuse=["mon"])
+    days.run("tue", with_columns(rows_of(4, 2), aspect=None, previous_queries=None), labeler=VARIANTS, reuse=["mon"])
     assert days.asks("tue") == {}
 
 
 def test_documents_are_no_part_of_it(days: Days) -> None:
     days.run("mon", rows_of(4, 2), labeler=VARIANTS)
-    days.run("tue", told(rows_of(4, 2), document="other"), labeler=VARIANTS, reuse=["mon"])
+    days.run("tue", with_columns(rows_of(4, 2), document="other"), labeler=VARIANTS, reuse=["mon"])
     assert days.asks("tue") == {}
 
 
 @pytest.mark.parametrize(("column", "value"), [("aspect", 3), ("aspect", ["a"]), ("previous_queries", "a")])
 def test_a_column_of_another_type_is_refused(days: Days, column: str, value: Any) -> None:
-    code, message = days.call("run", days.job("mon", told(rows_of(2, 2), **{column: value}), labeler=VARIANTS))
+    code, message = days.call("run", days.job("mon", with_columns(rows_of(2, 2), **{column: value}), labeler=VARIANTS))
     assert code == Exit.BAD_INPUT
     assert f"column `{column}` (for the labeler: " in message
 
 
 def test_a_labeler_that_does_not_name_a_column_does_not_read_it(days: Days) -> None:
-    days.run("mon", told(rows_of(2, 2), aspect=3), labeler={"name": "complexity"})
+    days.run("mon", with_columns(rows_of(2, 2), aspect=3), labeler={"name": "complexity"})
     assert days.asks("mon") == {"complex": 2}
 
 
@@ -67,7 +67,7 @@ def test_labels_without_a_grade_are_verified_reported_and_merged_but_teach_nothi
         assert code == 0, result
     code, message = days.call("compare", days.out("mon"), days.out("both"))
     assert code == Exit.BAD_INPUT, message
-    days.run("wed", told(rows_of(5, 2)[8:], aspect="price"), labeler=VARIANTS)
+    days.run("wed", with_columns(rows_of(5, 2)[8:], aspect="price"), labeler=VARIANTS)
     code, message = days.call("merge", days.out("mon"), days.out("wed"), "--to", days.out("mixed"))
     assert code == Exit.BAD_INPUT
     assert "has other columns" in message
