@@ -93,13 +93,13 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
 
 
 def collect(
-    bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, tick: Callable[[int], None]
+    bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
 ) -> Collected:
     """Condemn what is garbage now, delete what was condemned long enough ago and still is.
 
     Args:
         deletes: otherwise only say what would happen.
-        tick: called with each name that was deleted.
+        on_progress: called with each name that was deleted.
     Raises:
         LockHeldError: another gc is at work.
     """
@@ -123,7 +123,7 @@ def collect(
         return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
     wanted = change_gc_marks(bundle_store, condemn)
     names = list(wanted.claim.names) if wanted.claim else []
-    _delete(bundle_store, owner, names, tick)
+    _delete(bundle_store, owner, names, on_progress)
     swept = bundle_store.sweep(max(grace_s, SETTLE_S))
     return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
 
@@ -148,7 +148,7 @@ def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
     return held.claim.names
 
 
-def _delete(bundle_store: BundleStore, owner: str, names: list[str], tick: Callable[[int], None]) -> None:
+def _delete(bundle_store: BundleStore, owner: str, names: list[str], on_progress: Callable[[int], None]) -> None:
     """Delete what is claimed, versions before objects, and give the claim back."""
     renewed_s = time.monotonic()
     for name in names:
@@ -156,7 +156,7 @@ def _delete(bundle_store: BundleStore, owner: str, names: list[str], tick: Calla
             _renew(bundle_store, owner)
             renewed_s = time.monotonic()
         bundle_store.delete(name)
-        tick(1)
+        on_progress(1)
     if names:
         change_gc_marks(bundle_store, lambda held: GcMarks(held.since, None) if _is_ours(held, owner) else held)
 

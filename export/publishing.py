@@ -231,11 +231,15 @@ def _ensure_object(
 
 
 def _holds(bundle_store: BundleStore, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
-    def tick(_count: int) -> None:
+    def on_progress(_count: int) -> None:
         progress("checking", 0)
 
     try:
-        found = digest_of_blocks(bundle_store.blocks(name, 0), tick) if rereads else bundle_store.digest(name, tick)
+        found = (
+            digest_of_blocks(bundle_store.blocks(name, 0), on_progress)
+            if rereads
+            else bundle_store.digest(name, on_progress)
+        )
         return found == wanted
     except FileNotFoundError:
         return False

@@ -41,16 +41,16 @@ class Scorer:
         return self.student.texts.encode(pairs)
 
     def score(
-        self, rows: Sequence[TokenRow], tick: Callable[[int], bool] = lambda _: True
+        self, rows: Sequence[TokenRow], on_progress: Callable[[int], bool] = lambda _: True
     ) -> dict[str, np.ndarray] | None:
         """Calibrated distributions.
 
         Args:
             rows: one or more.
-            tick: called after each batch with the number of its rows; False gives up.
+            on_progress: called after each batch with the number of its rows; False gives up.
         Returns:
-            By head, float32 [B, K] in the order of the rows; a row whose logits are not finite has NaN. None if `tick`
-            gave up.
+            By head, float32 [B, K] in the order of the rows; a row whose logits are not finite has NaN. None if
+            `on_progress` gave up.
         Raises:
             ModelError: not even one pair fits into the device's memory.
         """
@@ -62,7 +62,7 @@ class Scorer:
             for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
                 logits.append(self._forward([rows[place] for place in places]))
                 chosen.append(places)
-                if not tick(len(places)):
+                if not on_progress(len(places)):
                     return None
             order = np.concatenate(chosen)
             # one transfer a head and block: a GPU is not waited for between batches

@@ -51,7 +51,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     from manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
-    found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, tick=lambda _count: None)
+    found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
     would = "" if deletes else "would be "
     rows = [

@@ -277,14 +277,14 @@ def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPo
     with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
         if metrics is not None:
             metrics.job, metrics.progress = spec.name, session.progress
-            metrics.tick()
+            metrics.update()
         if stop.deadline is not None:
             display.say(f"ends by {stop.deadline.shown()}")
 
-        def tick() -> None:
-            display.tick()
+        def on_progress() -> None:
+            display.update()
             if metrics is not None:
-                metrics.tick()
+                metrics.update()
 
         def announce(facts: EngineFacts, remarks: list[str]) -> None:
             device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
@@ -292,7 +292,7 @@ def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPo
             for remark in remarks:
                 display.say(f"note: {remark}")
 
-        report = label_with(pool or WorkerPool(), session, tick=tick, say=display.say, on_engine=announce)
+        report = label_with(pool or WorkerPool(), session, on_progress=on_progress, say=display.say, on_engine=announce)
     if metrics is not None:
         metrics.report = report
     return report

@@ -183,7 +183,7 @@ def _execute(session: Session) -> RunReport:
         def announce(facts: EngineFacts) -> None:
             display.say(f"student {facts.model} on torch {facts.version} ({facts.device}, {facts.dtype})")
 
-        return score_session(session, tick=display.tick, on_engine=announce)
+        return score_session(session, on_progress=display.update, on_engine=announce)
 
 
 def _columns(text: str | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def label_with(
     pool: WorkerPool,
     session: Session,
     *,
-    tick: Callable[[], None],
+    on_progress: Callable[[], None],
     say: Callable[[str], None],
     on_engine: Callable[[EngineFacts, list[str]], None],
 ) -> RunReport:
@@ -94,7 +94,7 @@ def label_with(
     """
     if _is_held_by_others(session):
         # which finds that out under the locks, and starts nothing
-        return label(session, tick=tick, on_engine=on_engine)
+        return label(session, on_progress=on_progress, on_engine=on_engine)
     spec = session.opened.job.spec
     if pool.may_be_many and spec.run.single_writer:
         raise UsageError(
@@ -105,10 +105,15 @@ def label_with(
         from jobs.pool.ray_backend import label_on_ray
 
         return label_on_ray(
-            session, workers=pool.workers, address=pool.address, gpus_each=gpus_each(session), tick=tick, say=say
+            session,
+            workers=pool.workers,
+            address=pool.address,
+            gpus_each=gpus_each(session),
+            on_progress=on_progress,
+            say=say,
         )
     if pool.gpus is None and pool.workers is None:
-        return label(session, tick=tick, on_engine=on_engine)
+        return label(session, on_progress=on_progress, on_engine=on_engine)
     from jobs.pool.slots import cpu_slots, gpu_slots
     from jobs.pool.supervise import Supervisor
 
@@ -124,4 +129,4 @@ def label_with(
                 f"{gpus_each(session)}"
             )
         slots = gpu_slots(groups)
-    return Supervisor(session, slots, say=say, tick=tick).run()
+    return Supervisor(session, slots, say=say, on_progress=on_progress).run()

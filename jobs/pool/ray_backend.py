@@ -173,7 +173,7 @@ def label_on_ray(
     workers: int | None,
     address: str | None,
     gpus_each: int,
-    tick: Callable[[], None],
+    on_progress: Callable[[], None],
     say: Callable[[str], None],
 ) -> RunReport:
     """Have a session's work done by actors, and conclude the run.
@@ -187,7 +187,7 @@ def label_on_ray(
     """
     ray = require("ray", extra="ray", purpose=PURPOSE)
     started = time.perf_counter()
-    driver = Driver(ray, session, tick=tick, say=say)
+    driver = Driver(ray, session, on_progress=on_progress, say=say)
     if session.left.open_shards():
         with stdout_apart(), _joined(ray, address):
             driver.place(workers, gpus_each)
@@ -204,11 +204,13 @@ class Driver:
         ray: the library.
     """
 
-    def __init__(self, ray: Any, session: Session, *, tick: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, ray: Any, session: Session, *, on_progress: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self.results = Results()
         self._ray = ray
         self._session = session
-        self._tick = tick
+        self._on_progress = on_progress
         self._say = say
         self._actors: list[Actor] = []
         self._said: set[str] = set()
@@ -274,7 +276,7 @@ class Driver:
                 has_news = self._listen()
                 self._heed_stop()
                 self._count()
-                self._tick()
+                self._on_progress()
                 if has_news or time.perf_counter() >= next_look_s:
                     next_look_s = time.perf_counter() + LOOK_EVERY_S
                     if not self._session.left.open_shards():

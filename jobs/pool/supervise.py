@@ -62,7 +62,7 @@ class Supervisor:
         session: opened here, worked on by the workers; its `progress` is kept up to date.
         environment: what workers inherit.
         say: a line for the user.
-        tick: called often.
+        on_progress: called often.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Supervisor:
         limits: RestartLimits = RestartLimits(),  # noqa: B008 (immutable)
         environment: Mapping[str, str] = os.environ,
         say: Callable[[str], None] = lambda _: None,
-        tick: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session
         self.slots = slots
@@ -81,7 +81,7 @@ class Supervisor:
         self._limits = limits
         self._environment = environment
         self._say = say
-        self._tick = tick
+        self._on_progress = on_progress
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
         self._has_lost_one = False
@@ -130,7 +130,7 @@ class Supervisor:
                     self._mind_stop()
                     self._mind_silence()
                     self._count()
-                    self._tick()
+                    self._on_progress()
                     if not self._is_busy() and not self._wake_one():
                         return
             finally:

@@ -92,7 +92,7 @@ class Reporter:
         """Called from a commit thread."""
         self.say(Commits(self._numbers[work.id], was_first, dict(work.counts()), dict(work.statuses())))
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Counts, twice a second: they also show that the loop turns."""
         now = time.perf_counter()
         if now >= self._next_s:
@@ -158,7 +158,7 @@ def _work(assignment: Assignment, reporter: Reporter, stop: Stop, progress: Prog
         device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
         reporter.say(EngineUp(f"{facts.model} on {facts.family} {facts.version} ({device})", remarks))
 
-    worked = work(session, tick=reporter.tick, on_engine=on_engine)
+    worked = work(session, on_progress=reporter.update, on_engine=on_engine)
     reporter.counts()
     canary = None if worked.canary is None else asdict(worked.canary)
     reporter.say(

@@ -166,7 +166,9 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
     return kept, num_known, num_to_ask
 
 
-def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Callable[[], None]) -> CanaryResult | None:
+def ask_canary(
+    session: Session, engine: Engine, draw: CanarySample, on_progress: Callable[[], None]
+) -> CanaryResult | None:
     """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
     job = session.opened.job
     asked: list[ChunkWork] = []
@@ -183,7 +185,7 @@ def ask_canary(session: Session, engine: Engine, draw: CanarySample, tick: Calla
         seed=job.spec.engine.seed,
         progress=Progress(),
         stop=session.stop,
-        tick=tick,
+        on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])

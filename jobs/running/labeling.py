@@ -51,17 +51,17 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
 def label(
     session: Session,
     *,
-    tick: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
     on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
 ) -> RunReport:
     """Do a session's work and finish the run if it was the last of it.
 
     Args:
-        tick: called often while asks are answered.
+        on_progress: called often while asks are answered.
         on_engine: called once, when the engine has started.
     """
     started = time.perf_counter()
-    worked = work(session, tick=tick, on_engine=on_engine)
+    worked = work(session, on_progress=on_progress, on_engine=on_engine)
     report = conclude(session)
     report.did.costs = worked.costs
     if worked.canary is not None:
@@ -91,7 +91,7 @@ class Worked:
 def work(
     session: Session,
     *,
-    tick: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
     on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
 ) -> Worked:
     """Do a session's work with one engine, without finishing the run."""
@@ -112,8 +112,8 @@ def work(
                 worked.remarks += _reuse_remarks(session)
                 on_engine(session.facts, worked.remarks)
                 _check_engine(session)
-                worked.canary = _pass_canary(engine, session, begun, tick)
-                _drive(engine, session, begun.chunks, tick)
+                worked.canary = _pass_canary(engine, session, begun, on_progress)
+                _drive(engine, session, begun.chunks, on_progress)
             finally:
                 engine.close()
             costs = getattr(engine, "costs", None)
@@ -217,7 +217,9 @@ def _reuse_remarks(session: Session) -> list[str]:
     return found
 
 
-def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable[[], None]) -> CanaryResult | None:
+def _pass_canary(
+    engine: Engine, session: Session, begun: _Begun, on_progress: Callable[[], None]
+) -> CanaryResult | None:
     """Ask the canary's rows, if this engine has not passed here yet.
 
     Raises:
@@ -234,7 +236,7 @@ def _pass_canary(engine: Engine, session: Session, begun: _Begun, tick: Callable
         if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
             return None
         draw = begun.draw if begun.draw is not None else draw_canary(session)
-        result = ask_canary(session, engine, draw, tick) if draw is not None and draw.rows else None
+        result = ask_canary(session, engine, draw, on_progress) if draw is not None and draw.rows else None
         if result is not None:
             keep_result(opened.store, result)
     finally:
@@ -258,7 +260,9 @@ def _has_waited_for(lock: Lock, stop: Stop) -> bool:
             return True
 
 
-def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], tick: Callable[[], None]) -> None:
+def _drive(
+    engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], on_progress: Callable[[], None]
+) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
     session.helping.rows_in_hand = max(1, engine.capacity)
@@ -270,7 +274,7 @@ def _drive(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None],
         seed=job.spec.engine.seed,
         progress=session.progress,
         stop=session.stop,
-        tick=tick,
+        on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         watch=session.watch,
         answer_cache=session.answer_cache,

@@ -94,7 +94,7 @@ class RunLoop:
     Args:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         seed: root of all request seeds.
-        tick: called often, for progress display.
+        on_progress: called often, for progress display.
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
         watch: learns what the engine is doing.
@@ -111,7 +111,7 @@ class RunLoop:
         seed: int,
         progress: Progress,
         stop: Stop,
-        tick: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
         ask_timeout_s: float = math.inf,
         watch: Watch | None = None,
         answer_cache: AnswerBook | None = None,
@@ -123,7 +123,7 @@ class RunLoop:
         self.engine = engine
         self.progress = progress
         self.stop = stop
-        self.tick = tick
+        self.on_progress = on_progress
         self._watch = watch
         self._patience = StallDetection(engine, ask_timeout_s)
         self._seed = seed
@@ -203,13 +203,13 @@ class RunLoop:
                 # all is answered; the next chunk waits for commits, or for other workers
                 self._commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
-                self.tick()
+                self.on_progress()
                 continue
             for answer in answers:
                 self._deliver(answer)
             self._commits.settle(wait_for_all=False)
             self._patience.look_for_silence(self._in_flight, lambda number: self._in_flight[number].stage)
-            self.tick()
+            self.on_progress()
 
     def _poll(self) -> list[Answer]:
         """Let the engine work."""

@@ -67,7 +67,7 @@ class MetricsFile:
         self.progress: Progress | None = None
         self.report: RunReport | None = None
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Write if it is time to. May be called as often as one likes."""
         if time.perf_counter() >= self._next_s:
             self.write()

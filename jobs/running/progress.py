@@ -37,7 +37,7 @@ class _Aloud(logging.Handler):
 
 
 class Display:
-    """Shows a run's counts and warnings. `tick` may be called as often as one likes.
+    """Shows a run's counts and warnings. `update` may be called as often as one likes.
 
     Args:
         total: pairs that this execution will ask.
@@ -81,7 +81,7 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Draw, or say a line, if it is time to."""
         now = time.perf_counter()
         if now < self._next_s:

@@ -44,7 +44,7 @@ class ScoreLoop:
 
     Args:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
-        tick: called often, for progress display.
+        on_progress: called often, for progress display.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ScoreLoop:
         *,
         progress: Progress,
         stop: Stop,
-        tick: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.scorer = scorer
         self.progress = progress
         self.stop = stop
-        self.tick = tick
+        self.on_progress = on_progress
         self._ahead: queue.Queue[_Prepared | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
         self._is_over = threading.Event()
         self._has_committed = threading.Event()
@@ -125,7 +125,7 @@ class ScoreLoop:
                 item = self._ahead.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
                 self._settle(wait_for_all=False)
-                self.tick()
+                self.on_progress()
                 continue
             if item is None:
                 return self.stop.reason is None
@@ -163,7 +163,7 @@ class ScoreLoop:
     def _goes_on(self, num_rows: int) -> bool:
         """After each batch: count, draw, and say whether the chunk may still be finished."""
         self._count(num_rows)
-        self.tick()
+        self.on_progress()
         return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
 
     def _count(self, num_rows: int) -> None:
@@ -179,13 +179,13 @@ class ScoreLoop:
 def score(
     session: Session,
     *,
-    tick: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
     on_engine: Callable[[EngineFacts], None] = lambda _: None,
 ) -> RunReport:
     """Do a session's work and finish the run if it was the last of it.
 
     Args:
-        tick: called often while rows are scored.
+        on_progress: called often while rows are scored.
         on_engine: called once, when the student is loaded.
     Raises:
         ManifestError: the student's files are not those of its manifest.
@@ -200,9 +200,9 @@ def score(
             on_engine(session.facts)
             session.progress.started_s = time.perf_counter()
             scorer = Scorer(student, batch_tokens=_args(session).batch_tokens)
-            ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop, tick=tick).run(
-                session.chunks()
-            )
+            ScoreLoop(
+                scorer, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
+            ).run(session.chunks())
     finally:
         session.close()
     report = conclude(session)

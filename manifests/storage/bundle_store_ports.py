@@ -19,7 +19,7 @@ MAX_RECORD_BYTES = 64 << 20
 """No record is bigger; a bigger one is not read into memory."""
 
 
-Tick = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Told of bytes that have gone through, as they go; may raise to stop the transfer."""
 
 
@@ -82,7 +82,7 @@ class BundleStore(Protocol):
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         """`size` of each name, asked at once where asking takes a journey."""
 
-    def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
+    def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         """Copy a local file in, in blocks; the name comes to exist whole or not at all, and what had it is replaced.
 
         Args:
@@ -91,7 +91,7 @@ class BundleStore(Protocol):
             InputError: it has another by now; the name is left as it was.
         """
 
-    def digest(self, name: str, tick: Tick) -> Held:
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
         """Size and sha256 of what is held now: by the store's own checksum of the whole file, else
         by reading it back.
         """
@@ -112,13 +112,13 @@ class BundleStore(Protocol):
         """Remove what killed uploads left and that is older than so many seconds; returns how many."""
 
 
-def digest_of_blocks(blocks: Iterator[bytes], tick: Tick) -> Held:
+def digest_of_blocks(blocks: Iterator[bytes], on_progress: OnProgress) -> Held:
     """Size and sha256 of what comes in blocks."""
     found, size = hashlib.sha256(), 0
     for block in blocks:
         found.update(block)
         size += len(block)
-        tick(len(block))
+        on_progress(len(block))
     return Held(size, found.hexdigest())
 
 

@@ -19,8 +19,8 @@ from manifests.storage.bundle_store_ports import (
     LOCKS,
     Entry,
     Held,
+    OnProgress,
     Tagged,
-    Tick,
     changed,
     check_record_size,
     digest_of_blocks,
@@ -78,7 +78,7 @@ class LocalBundleStore:
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         return {name: self.size(name) for name in names}
 
-    def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
+    def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         path = self._store.path(name)
         temp = path.with_name(f"{TEMP_PREFIX}upload-{os.getpid()}-{secrets.token_hex(4)}")
         with translate_errors("write", path):
@@ -89,7 +89,7 @@ class LocalBundleStore:
                     while block := reader.read(BLOCK_BYTES):
                         found.update(block)
                         writer.write(block)
-                        tick(len(block))
+                        on_progress(len(block))
                     writer.flush()
                     os.fsync(writer.fileno())
                 if found.hexdigest() != held.sha256:
@@ -99,8 +99,8 @@ class LocalBundleStore:
                 temp.unlink(missing_ok=True)
             sync_folder(path.parent)
 
-    def digest(self, name: str, tick: Tick) -> Held:
-        return digest_of_blocks(self.blocks(name, 0), tick)
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
+        return digest_of_blocks(self.blocks(name, 0), on_progress)
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         path = self._store.path(name)

@@ -23,8 +23,8 @@ from manifests.storage.bundle_store_ports import (
     MAX_RECORD_BYTES,
     Entry,
     Held,
+    OnProgress,
     Tagged,
-    Tick,
     changed,
     check_record_size,
     digest_of_blocks,
@@ -96,7 +96,7 @@ class S3BundleStore:
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             return dict(zip(names, pool.map(self.size, names), strict=True))
 
-    def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
+    def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         """See `BundleStore.upload`.
 
         Raises:
@@ -104,23 +104,23 @@ class S3BundleStore:
         """
         self._records.prove()  # before the gigabytes, not after them
         if held.size_bytes > self._part_bytes:
-            self._upload_parts(name, source, held, tick)
+            self._upload_parts(name, source, held, on_progress)
             return
         data = source.read_bytes()
         if hashlib.sha256(data).hexdigest() != held.sha256:
             raise changed(source)
         self._ask("put_object", name, "uploading it", Body=data, ChecksumSHA256=_checksum(data))
-        tick(len(data))
+        on_progress(len(data))
 
-    def digest(self, name: str, tick: Tick) -> Held:
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
         reply = self._ask("head_object", name, "looking at it", needs=("ContentLength",), ChecksumMode="ENABLED")
         size, checksum = int(reply["ContentLength"]), reply.get("ChecksumSHA256", "")
         if checksum and "-" not in checksum and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
             with contextlib.suppress(ValueError):
                 found = base64.b64decode(checksum, validate=True)
-                tick(size)
+                on_progress(size)
                 return Held(size, found.hex())
-        return digest_of_blocks(self.blocks(name, 0), tick)
+        return digest_of_blocks(self.blocks(name, 0), on_progress)
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         size = self.size(name)
@@ -165,7 +165,7 @@ class S3BundleStore:
                 swept += 1
         return swept
 
-    def _upload_parts(self, name: str, source: Path, held: Held, tick: Tick) -> None:
+    def _upload_parts(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         begun = self._ask(
             "create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256"
         )
@@ -177,7 +177,7 @@ class S3BundleStore:
                 while data := file.read(self._part_bytes):
                     found.update(data)
                     parts.append(self._upload_part(name, upload, len(parts) + 1, data))
-                    tick(len(data))
+                    on_progress(len(data))
             if found.hexdigest() != held.sha256:
                 raise changed(source)
             self._complete(name, upload, parts, held)

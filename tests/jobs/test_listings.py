@@ -30,9 +30,9 @@ def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
         monkeypatch.setattr(LocalRunStore, verb, counted)
     assert len(session.left.open_shards()) > 5
     assert listed == ["receipts"]
-    label_with(WorkerPool(), session, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    label_with(WorkerPool(), session, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
     assert session.left.open_shards() == []
     listed.clear()
     again = open_session(str(write_job({"shards": 24})))
-    label_with(WorkerPool(workers=2), again, tick=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    label_with(WorkerPool(workers=2), again, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
     assert len(listed) <= 6, listed

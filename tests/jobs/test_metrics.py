@@ -147,19 +147,21 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
     assert [one.name for one in tmp_path.iterdir()] == ["m.prom"]
 
 
-def test_the_file_is_written_on_the_way_but_not_at_every_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_written_on_the_way_but_not_at_every_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     file = MetricsFile(str(tmp_path / "m.prom"), job="j", shard="0/2")
     file.progress = progress = Progress()
-    file.tick()
+    file.update()
     assert read(tmp_path / "m.prom")["relabel_running"] == {(): 1}
     progress.pairs, progress.statuses = 3, Counter(ok=2, format=1)
     clock[0] += 14
-    file.tick()
+    file.update()
     assert read(tmp_path / "m.prom")["relabel_run_rows"] == {(("status", "ok"),): 0}
     clock[0] += 2
-    file.tick()
+    file.update()
     found = read(tmp_path / "m.prom")
     assert found["relabel_run_rows"] == {(("status", "ok"),): 2, (("status", "format"),): 1}
     assert found["relabel_run_seconds"] == {(): 16}

@@ -18,7 +18,7 @@ import pytest
 from export.channels import load_channel
 from export.versions import check_whole, load_version
 from manifests.errors import InputError, RelabelError, StoreUnreachableError
-from manifests.storage.bundle_store_ports import BundleStore, Entry, Held, Tagged, Tick
+from manifests.storage.bundle_store_ports import BundleStore, Entry, Held, OnProgress, Tagged
 from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.context import Storage
 from tests import seaweed
@@ -58,11 +58,11 @@ class FaultyBundleStore:
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         return {name: self.size(name) for name in names}
 
-    def upload(self, name: str, source: Path, held: Held, tick: Tick) -> None:
-        self._call(self._bundle_store.upload, name, source, held, tick)
+    def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
+        self._call(self._bundle_store.upload, name, source, held, on_progress)
 
-    def digest(self, name: str, tick: Tick) -> Held:
-        found: Held = self._call(self._bundle_store.digest, name, tick)
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
+        found: Held = self._call(self._bundle_store.digest, name, on_progress)
         return found
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:

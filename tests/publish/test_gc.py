@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def gc(bundle_store: BundleStore, *, keep: int = 10, grace_s: float = GRACE_S, deletes: bool = True) -> Collected:
-    return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, tick=lambda _: None)
+    return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _: None)
 
 
 def versions_of(bundle_store: BundleStore) -> set[str]:

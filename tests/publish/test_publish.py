@@ -165,7 +165,7 @@ def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
 def test_a_depot_that_keeps_holding_other_bytes_is_given_up_without_a_version(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(local_bundle_store), "digest", lambda self, name, tick: Held(1, "0" * 64))
+    monkeypatch.setattr(type(local_bundle_store), "digest", lambda self, name, on_progress: Held(1, "0" * 64))
     with pytest.raises(StoreError, match="still holds other bytes"):
         publish_to(local_bundle_store, bundle("one"))
     assert local_bundle_store.folders() == ["objects"]

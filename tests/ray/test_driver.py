@@ -24,7 +24,7 @@ def driver_of(failure: Fails, actors: int) -> Driver:
     gone = type("RayActorError", (Exception,), {})
     ray = SimpleNamespace(get=lambda _: found, exceptions=SimpleNamespace(RayActorError=gone))
     session: Any = SimpleNamespace(progress=Progress(), stop=Stop())
-    driver = Driver(ray, session, tick=lambda: None, say=lambda _: None)
+    driver = Driver(ray, session, on_progress=lambda: None, say=lambda _: None)
     driver._actors = [Actor(f"r{number}", None, call=object()) for number in range(actors)]
     return driver
 

@@ -131,9 +131,9 @@ def test_a_stop_amid_a_block_gives_it_up(student: StudentModel) -> None:
     scorer = Scorer(student, batch_tokens=60)
     told: list[int] = []
 
-    def tick(rows: int) -> bool:
+    def on_progress(rows: int) -> bool:
         told.append(rows)
         return len(told) < 3
 
-    assert scorer.score(scorer.encode(PAIRS), tick) is None
+    assert scorer.score(scorer.encode(PAIRS), on_progress) is None
     assert len(told) == 3
