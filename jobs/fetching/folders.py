@@ -25,7 +25,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
     root = url.rstrip("/")
     with built_beside(slot) as scratch:
         try:
-            for name in open_object_run_store(root, storage).marks(""):
+            for name in open_object_run_store(root, storage).etags(""):
                 target = scratch / _safe_relative(name, url)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:

@@ -121,7 +121,7 @@ class RunFolder:
 
     def attempts_of_all(self) -> dict[int, dict[int, list[int]]]:
         """As `attempts`, for every shard that has any, from one listing."""
-        return self._by_shard(self.store.marks("receipts"))
+        return self._by_shard(self.store.etags("receipts"))
 
     def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
         found: dict[int, dict[int, list[int]]] = {}
@@ -159,7 +159,7 @@ class RunFolder:
 
     def lost_receipts(self) -> Iterator[Receipt]:
         """Of chunks that were asked, and that another worker had committed by then."""
-        return map_concurrent(self.store, lambda name: load_receipt(self.store, name), list(self.store.marks("lost")))
+        return map_concurrent(self.store, lambda name: load_receipt(self.store, name), list(self.store.etags("lost")))
 
     def pending(self, shard: int) -> list[int]:
         """Chunks of a shard without a receipt, ascending."""
@@ -173,7 +173,7 @@ class RunFolder:
         Raises:
             ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
         """
-        yield from self._read_chunks(self.store.marks(f"receipts/shard-{shard:05d}"))
+        yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
 
     def _read_chunks(self, marks: Mapping[str, str]) -> Iterator[list[Receipt]]:
         """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to
@@ -218,7 +218,7 @@ class RunFolder:
             believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take
                 its word instead of reading them all again.
         """
-        marks = self.store.marks("receipts")
+        marks = self.store.etags("receipts")
         mark = sha256_bytes(canonical_json(marks))
         if believes_manifest:
             manifest = load_manifest(self.store)

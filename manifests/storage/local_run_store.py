@@ -72,8 +72,8 @@ class LocalRunStore:
             return []
         return sorted(f"{folder}/{name}" for name in found)
 
-    def marks(self, folder: str) -> dict[str, str]:
-        """Names of all files below a folder, sorted, each with its size, inode and time of change."""
+    def etags(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with its size, inode and time of change for an ETag."""
         top = self.path(folder)
         found = {}
         with translate_errors("list", top):

@@ -105,7 +105,7 @@ class ObjectRunStore:
         """Names of the objects right inside a folder, sorted."""
         return sorted(self._list(folder, is_deep=False))
 
-    def marks(self, folder: str) -> dict[str, str]:
+    def etags(self, folder: str) -> dict[str, str]:
         """Names of all objects below a folder, sorted, each with its ETag: a request for every thousand, and none for
         each.
         """

@@ -66,8 +66,8 @@ class RunStore(Protocol):
         is no such folder.
         """
 
-    def marks(self, folder: str) -> dict[str, str]:
-        """Names of all files below a folder, sorted, each with a mark that changes when its bytes do. Reads no file."""
+    def etags(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with an ETag, which changes as the file does. Reads none."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""

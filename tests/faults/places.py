@@ -186,6 +186,6 @@ class Place:
 
         if is_there("manifest.json"):
             return "finished"
-        if store.marks("receipts"):
+        if store.etags("receipts"):
             return "some chunks committed"
         return "planned" if is_there("plan.json") else "nothing written"

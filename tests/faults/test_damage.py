@@ -52,7 +52,7 @@ def test_an_input_that_is_replaced_in_the_middle_of_a_run_is_refused_and_its_row
         original = original_input(place)
         run = place.start()
         deadline = time.monotonic() + WAIT_S
-        while run.is_alive() and len(place.store().marks("receipts")) < wanted and time.monotonic() < deadline:
+        while run.is_alive() and len(place.store().etags("receipts")) < wanted and time.monotonic() < deadline:
             time.sleep(0.01)
         replace_input(place, other_pairs())
         ended = run.wait()

@@ -29,7 +29,7 @@ def result_of(ended: Ended) -> dict[str, Any]:
 def committed(place: Place) -> dict[str, Counter[str]]:
     """By execution, rows and requests of its receipts."""
     found: dict[str, Counter[str]] = {}
-    for name in place.store().marks("receipts"):
+    for name in place.store().etags("receipts"):
         held = json.loads(place.store().read(name))
         counts = found.setdefault(held["execution"], Counter())
         counts.update(
@@ -66,7 +66,7 @@ def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_r
         dict(sum((Counter({k: one[k] for k in ("pairs", "requests", "chunks_committed")}) for one in did), Counter())),
         sum(by_execution.values(), Counter()),
     )
-    lost = [json.loads(place.store().read(name)) for name in place.store().marks("lost")]
+    lost = [json.loads(place.store().read(name)) for name in place.store().etags("lost")]
     assert sum(one["in_vain"]["pairs"] for one in did) == sum(held["rows"] for held in lost)
     assert sum(one["chunks_lost"] for one in did) == len(lost)
 

@@ -105,7 +105,7 @@ def inside(*arguments: str | Path) -> tuple[int, str]:
 def held(objects: MemoryObjects) -> dict[str, bytes]:
     """The committed label and quarantine files, through the receipts."""
     store = ObjectRunStore(objects, "bucket/out", Storage(), root="mem://bucket/out")
-    receipts = [load_receipt(store, name) for name in store.marks("receipts")]
+    receipts = [load_receipt(store, name) for name in store.etags("receipts")]
     return {
         file.path: store.read(file.path)
         for one in receipts

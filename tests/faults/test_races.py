@@ -38,12 +38,12 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
             json.loads(next(line for line in worker.text.splitlines() if line.startswith('{"exit_code"')))["this_run"]
             for worker in ended
         ]
-        chunks = len(place.store().marks("receipts"))
+        chunks = len(place.store().etags("receipts"))
         won, lost = (sum(one[key] for one in did) for key in ("chunks_committed", "chunks_lost"))
         if won != chunks or won + lost != len(list(meeting.iterdir())) or lost == 0:
             return f"{chunks} chunks, {won} commits won and {lost} lost, {len(list(meeting.iterdir()))} tried"
         pairs, in_vain = sum(one["pairs"] for one in did), sum(one["in_vain"]["pairs"] for one in did)
-        kept = sum(json.loads(place.store().read(name))["rows"] for name in place.store().marks("lost"))
+        kept = sum(json.loads(place.store().read(name))["rows"] for name in place.store().etags("lost"))
         if pairs != ROWS or in_vain != kept or not in_vain:
             return f"{pairs} pairs done and {in_vain} asked in vain, of which {kept} are kept"
         return place.finish(expected)
@@ -98,7 +98,7 @@ def test_a_worker_that_sleeps_past_its_lease_and_wakes_changes_nothing(
 
 def committed_so_far(place: Place) -> dict[str, bytes]:
     store = place.store()
-    return {name: store.read(name) for name in store.marks("receipts")}
+    return {name: store.read(name) for name in store.etags("receipts")}
 
 
 @pytest.mark.full("s3")

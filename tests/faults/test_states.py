@@ -438,7 +438,7 @@ class Runs(RuleBasedStateMachine):
 
     def _receipts(self) -> dict[str, bytes]:
         store = self._store()
-        return {name: store.read(name) for name in store.marks("receipts")}
+        return {name: store.read(name) for name in store.etags("receipts")}
 
     def _look(self) -> Any:
         """The run as it stands; looking loses no reply and makes no plan."""

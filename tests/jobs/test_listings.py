@@ -19,7 +19,7 @@ def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
     write_pairs()
     session = open_session(str(write_job({"shards": 24})))
     listed: list[str] = []
-    for verb in ("names", "marks"):
+    for verb in ("names", "etags"):
         true = getattr(LocalRunStore, verb)
 
         def counted(self: LocalRunStore, folder: str, true: Any = true) -> Any:

@@ -74,7 +74,7 @@ def test_one_probe_serves_a_process_and_a_look_writes_none() -> None:
     objects = MemoryObjects()
     store = store_on(objects)
     store.names("receipts")
-    store.marks("receipts")
+    store.etags("receipts")
     assert not objects.held
     store.put("a", b"x")
     probes = len([call for call in objects.calls if call[1].endswith(PROBE_NAME)])
@@ -141,10 +141,10 @@ def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:
     names = store.names("receipts/shard-00001")
     assert names == sorted(names)
     assert len(names) == 12
-    before = store.marks("receipts")
+    before = store.etags("receipts")
     assert len(before) == 35
     store.put("receipts/shard-00001/chunk-000001.json", b"y")
-    after = store.marks("receipts")
+    after = store.etags("receipts")
     assert [name for name in before if before[name] != after[name]] == ["receipts/shard-00001/chunk-000001.json"]
 
 

@@ -107,18 +107,18 @@ def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_und
     store = open_object_run_store(f"{s3}/out", Storage())
     process = subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60.0
-    while not store.marks("receipts") and time.monotonic() < deadline and process.poll() is None:
+    while not store.etags("receipts") and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    left = store.marks("receipts")
+    left = store.etags("receipts")
     assert 0 < len(left) < 10
     time.sleep(5.0)  # its time to live, and the second that the server's dates are rounded to
     again = call("run", job, "--shard", "0/1")
     assert again.returncode == 0, again.stderr
     assert labels(f"{s3}/out") == undisturbed
     assert relabel("verify", job).returncode == 0
-    now = store.marks("receipts")
+    now = store.etags("receipts")
     assert {name: now[name] for name in left} == left
 
 
@@ -178,7 +178,7 @@ def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     proxy.decide = lambda exchange: "pass"
     assert labels(f"{s3}/out") == undisturbed
     assert relabel("verify", job).returncode == 0
-    receipts = open_object_run_store(f"{s3}/out", Storage()).marks("receipts")
+    receipts = open_object_run_store(f"{s3}/out", Storage()).etags("receipts")
     assert len(receipts) == 10
     assert json.loads(done.stdout)["this_run"]["chunks_lost"] == 0
 
@@ -242,7 +242,7 @@ def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(
     assert "503 SlowDown" in ended.stderr
     assert "run the same command again" in ended.stderr
     proxy.decide = lambda exchange: "pass"
-    assert len(open_object_run_store(f"{s3}/out", Storage()).marks("receipts")) == 3
+    assert len(open_object_run_store(f"{s3}/out", Storage()).etags("receipts")) == 3
     assert relabel("run", job).returncode == 0
     assert labels(f"{s3}/out") == undisturbed
 
@@ -293,7 +293,7 @@ def test_a_store_that_ignores_conditions_is_refused_and_works_for_a_single_write
     assert refused.returncode == 3, refused.stderr
     assert "accepts `If-None-Match: *` and ignores it" in refused.stderr
     assert "single_writer" in refused.stderr
-    assert set(open_object_run_store(f"{s3}/out", Storage()).marks("")) == {"leases/probe"}
+    assert set(open_object_run_store(f"{s3}/out", Storage()).etags("")) == {"leases/probe"}
     vouched = relabel("run", job, "--set", "run.single_writer=true")
     assert vouched.returncode == 0, vouched.stderr
     assert labels(f"{s3}/out") == undisturbed

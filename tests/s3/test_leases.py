@@ -123,7 +123,7 @@ def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wak
     )
     try:
         deadline = time.monotonic() + 60.0
-        while not store.marks("receipts") and time.monotonic() < deadline and sleeper.poll() is None:
+        while not store.etags("receipts") and time.monotonic() < deadline and sleeper.poll() is None:
             time.sleep(0.05)
         started = time.perf_counter()
         met = relabel("run", quick, "--shard", "0/1")
@@ -131,11 +131,11 @@ def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wak
         assert time.perf_counter() - started < 15.0
         os.kill(sleeper.pid, signal.SIGSTOP)
         time.sleep(DEAD_S)
-        before = store.marks("receipts")
+        before = store.etags("receipts")
         assert 0 < len(before) < 10
         took_over = relabel("run", quick, "--shard", "0/1")
         assert took_over.returncode == 0, took_over.stderr
-        receipts = store.marks("receipts")
+        receipts = store.etags("receipts")
         os.kill(sleeper.pid, signal.SIGCONT)
         out, err = sleeper.communicate(timeout=60)
         assert sleeper.returncode in (0, 10), err
@@ -143,7 +143,7 @@ def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wak
         sleeper.kill()
         sleeper.communicate()
     assert json.loads(out)["this_run"]["chunks_committed"] <= len(before)
-    assert store.marks("receipts") == receipts
+    assert store.etags("receipts") == receipts
     epochs = {name: json.loads(store.read(name))["epoch"] for name in receipts}
     assert {epoch for name, epoch in epochs.items() if name in before} == {1}
     assert {epoch for name, epoch in epochs.items() if name not in before} <= {1, 2}

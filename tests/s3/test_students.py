@@ -106,7 +106,7 @@ def test_labels_that_are_not_there_and_places_that_take_no_student_are_refused(
 
 def held_at(url: str) -> dict[str, bytes]:
     store = open_object_run_store(url, Storage())
-    return {name: store.read(name) for name in store.marks("")}
+    return {name: store.read(name) for name in store.etags("")}
 
 
 def test_a_student_goes_to_a_url_whole_is_known_there_and_scores_from_there(
