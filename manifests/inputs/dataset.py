@@ -29,7 +29,7 @@ from manifests.inputs.column_bytes import leaves_of
 from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import ListedFile, left_out_text, list_input, mark_of
+from manifests.inputs.input_files import ListedFile, left_out_text, list_input, listed_stamp
 from manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Reads
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
@@ -67,7 +67,7 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         storage: how the files are reached.
-        marks: of each file as it was looked at; none if any of them has none (`ListedFile.mark`).
+        stamps: of each file as it was looked at; none if any of them has none (`ListedFile.stamp`).
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
         reads: what the labeler looks at; of its columns those that every file has.
@@ -78,7 +78,7 @@ class Dataset:
     rows: int
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
     storage: Storage = field(repr=False, compare=False)
-    marks: tuple[str, ...] = ()
+    stamps: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
     reads: Reads = QUERY_AND_DOCUMENT
 
@@ -121,8 +121,8 @@ def open_dataset(
     columns: Columns | None = None
     found = reads
     first_types: dict[str, str] = {}
-    marks: list[str] = []
-    for (path, mark), look in zip(listed, _looks(paths, storage), strict=True):
+    stamps: list[str] = []
+    for (path, stamp), look in zip(listed, _looks(paths, storage), strict=True):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
                 columns = resolve_columns(spec.columns, look.schema, path, reads_context=reads.context)
@@ -131,8 +131,8 @@ def open_dataset(
             _check_readable(columns, found, look, path)
             groups.append(_group_bytes(look, columns, found))
         files.append(look.file)
-        if mark is not None and mark == look.mark:  # else it was written between its listing and this look
-            marks.append(mark)
+        if stamp is not None and stamp == look.stamp:  # else it was written between its listing and this look
+            stamps.append(stamp)
     if columns is None:
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
     rows = sum(file.rows for file in files)
@@ -140,14 +140,14 @@ def open_dataset(
         raise InputError(
             f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label."
         )
-    is_marked = len(marks) == len(files)
+    is_stamped = len(stamps) == len(files)
     return Dataset(
         tuple(files),
         columns,
         min(rows, spec.limit or rows),
         tuple(groups),
         storage,
-        tuple(marks) if is_marked else (),
+        tuple(stamps) if is_stamped else (),
         left_out,
         found,
     )
@@ -290,12 +290,12 @@ def _names(path: str) -> list[Any]:
 
 
 class _Look(NamedTuple):
-    """What a footer said, and the mark of the file that it was read from."""
+    """What a footer said, and the stamp of the file that it was read from."""
 
     file: InputFile
     metadata: pq.FileMetaData
     schema: pa.Schema
-    mark: str
+    stamp: str
     encrypted: list[str]
 
 
@@ -316,10 +316,10 @@ def _look(path: str, storage: Storage) -> _Look:
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
-        mark = file.tag if isinstance(file, UrlFile) else mark_of(os.fstat(file.fileno()))
+        stamp = file.tag if isinstance(file, UrlFile) else listed_stamp(os.fstat(file.fileno()))
         # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
         encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
-        return _Look(found, metadata, metadata.schema.to_arrow_schema(), mark, encrypted)
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp, encrypted)
 
 
 def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""The files behind `input.path`: which, in what order, and a mark of each that a listing tells without opening one.
+"""The files behind `input.path`: which, in what order, and a stamp of each that a listing tells without opening one.
 
 Folders and globs are taken in name order. What is data in a folder, and what is left out, is said in
 `input_folders.py`.
@@ -34,12 +34,12 @@ class ListedFile(NamedTuple):
     """A file as a listing shows it.
 
     Args:
-        mark: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None
+        stamp: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None
             where no listing tells.
     """
 
     path: str
-    mark: str | None
+    stamp: str | None
 
 
 class Listing(NamedTuple):
@@ -112,14 +112,14 @@ def _list_local(pattern: str) -> Listing:
 
 def _list_folder(folder: str) -> Listing:
     found = look_into(folder)
-    return Listing([ListedFile(path, mark_of(stat)) for path, stat in found.files], found.left_out)
+    return Listing([ListedFile(path, listed_stamp(stat)) for path, stat in found.files], found.left_out)
 
 
 def _file_at(path: str) -> ListedFile:
     with reading(path):
         stat = Path(path).stat()
         check_kind(path, stat)
-    return ListedFile(path, mark_of(stat))
+    return ListedFile(path, listed_stamp(stat))
 
 
 def _list_url(pattern: str, storage: Storage) -> Listing:
@@ -130,7 +130,7 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     objects, root = objects_of(pattern, storage)
     fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
     folder = root if fixed == root else fixed.rpartition("/")[0]
-    marks: dict[str, str] = {}
+    stamps: dict[str, str] = {}
     after: str | None = None
     while True:
         page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
@@ -138,23 +138,23 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
             found, after = Retries(storage.retry_s).call(page, f"{pattern}: listing it")
         except FileNotFoundError:
             break
-        marks.update((key, tag) for key, tag in found if not key.endswith("/"))
+        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
         if after is None:
             break
     rules: set[tuple[str, str]] = set()  # what was left out by which
     if fixed == root:
-        inside = [key for key in marks if key != root]
+        inside = [key for key in stamps if key != root]
         keys = [key for key in inside if _is_data(key, root, rules)] if inside else [root]
     else:
         matches = re.compile(glob_translate(root)).match
         # a folder that matches (Spark writes folders named like files) stands for the files in it
         keys = [
-            key for key in marks if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))
+            key for key in stamps if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))
         ]
     full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
     # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
     is_sure = objects.has_atomic_conditions
-    files = [ListedFile(str(full(key)), marks.get(key) if is_sure else None) for key in sorted(keys)]
+    files = [ListedFile(str(full(key)), stamps.get(key) if is_sure else None) for key in sorted(keys)]
     return Listing(files, Counter(rule for rule, _ in rules))
 
 
@@ -192,8 +192,9 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def mark_of(stat: os.stat_result) -> str:
-    """The mark of a local file. With the time of change, which no program sets: a replacement of equal size and date is
-    told from it; and with its device: another disk that is mounted in the same place may give the same numbers.
+def listed_stamp(stat: os.stat_result) -> str:
+    """The stamp of a local file as a listing has it. With the time of change, which no program sets: a replacement of
+    equal size and date is told from it; and with its device: another disk that is mounted in the same place may give
+    the same numbers.
     """
     return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"

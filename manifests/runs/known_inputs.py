@@ -37,7 +37,7 @@ class KnownInputs:
         inputs: digest of the files' identities, as the plan's parts have it.
         asked: what columns were asked for.
         columns: what they were resolved to.
-        marks: of each file, as a listing showed it.
+        stamps: of each file, as a listing showed it.
         group_bytes: see `Dataset`.
         more: those of the labeler's input columns that the files have.
     """
@@ -45,21 +45,21 @@ class KnownInputs:
     inputs: str
     asked: dict[str, Any]
     columns: Columns
-    marks: tuple[str, ...]
+    stamps: tuple[str, ...]
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
     more: tuple[str, ...] = ()
 
 
 def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, reads: Reads) -> dict[str, bytes]:
-    """The file that must lie beside a plan (name → bytes); none where some file has no mark."""
-    if not dataset.marks:
+    """The file that must lie beside a plan (name → bytes); none where some file has no stamp."""
+    if not dataset.stamps:
         return {}
     known = {
         "inputs": plan.parts["inputs"],
         "asked": _asked(spec, reads),
         "columns": dataset.columns.model_dump(mode="json"),
         **({"more": [one.name for one in dataset.reads.columns]} if reads.columns else {}),
-        "marks": dataset.marks,
+        "stamps": dataset.stamps,
         "group_bytes": dataset.group_bytes,
     }
     return {KNOWN_NAME: canonical_json({"version": KNOWN_VERSION, "sha256": digest_of(known), "known": known}) + b"\n"}
@@ -73,9 +73,12 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
     """
     try:
         held = json.loads(store.read(KNOWN_NAME))
-        if held["version"] != KNOWN_VERSION or held["sha256"] != digest_of(held["known"]):
+        found = held["known"]
+        if held["version"] != KNOWN_VERSION or held["sha256"] != digest_of(found):
             return None
-        known = checked(KnownInputs, held["known"])
+        if "marks" in found:  # what stamps were called until 2026-11-22
+            found["stamps"] = found.pop("marks")
+        known = checked(KnownInputs, found)
     except (FileNotFoundError, StoreError, ValueError, KeyError, TypeError):
         return None
     return known if _is_of_plan(known, plan) else None
@@ -87,7 +90,7 @@ def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
     of.
     """
     identities = digest_of([list(file.identity) for file in plan.files])
-    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.marks) == len(
+    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.stamps) == len(
         known.group_bytes
     ) == len(plan.files):
         return False
@@ -107,23 +110,23 @@ def known_dataset(
     """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
     if known.asked != _asked(spec, reads):
         return None
-    marks = [(absolute_path(file.path), mark) for file, mark in zip(plan.files, known.marks, strict=True)]
-    if marks != [(absolute_path(path), mark) for path, mark in listed]:
+    stamps = [(absolute_path(file.path), stamp) for file, stamp in zip(plan.files, known.stamps, strict=True)]
+    if stamps != [(absolute_path(path), stamp) for path, stamp in listed]:
         return None
     rows = sum(file.rows for file in plan.files)
     found = reads._replace(columns=tuple(one for one in reads.columns if one.name in known.more))
     rows_in_use = min(rows, spec.limit or rows)
-    return Dataset(tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.marks, reads=found)
+    return Dataset(tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.stamps, reads=found)
 
 
 def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
-    """Numbers of the files that lie where they were planned and were written since, by their marks."""
-    # no marks where some file has none
-    found = zip(plan.files, known.marks, dataset.files, dataset.marks, strict=False)
+    """Numbers of the files that lie where they were planned and were written since, by their stamps."""
+    # no stamps where some file has none
+    found = zip(plan.files, known.stamps, dataset.files, dataset.stamps, strict=False)
     return [
         number
-        for number, (then, mark, now, mark_now) in enumerate(found)
-        if mark != mark_now and absolute_path(then.path) == absolute_path(now.path)
+        for number, (then, stamp, now, stamp_now) in enumerate(found)
+        if stamp != stamp_now and absolute_path(then.path) == absolute_path(now.path)
     ]
 
 

@@ -16,7 +16,7 @@ from manifests.digests import digest_of
 from manifests.errors import StoreUnreachableError
 from manifests.inputs import dataset as dataset_module
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.input_files import list_files, mark_of
+from manifests.inputs.input_files import list_files, listed_stamp
 from manifests.labels import Reads
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
@@ -127,6 +127,14 @@ def test_a_plan_without_the_shortcut_is_read(planned: Planned) -> None:
     assert load_known(planned.store, planned.plan) is None
 
 
+def test_a_shortcut_whose_stamps_have_their_old_name_is_believed(planned: Planned) -> None:
+    known = json.loads(planned.store.read(KNOWN_NAME))["known"]
+    known["marks"] = known.pop("stamps")
+    held = {"version": 1, "sha256": digest_of(known), "known": known}
+    planned.store.put(KNOWN_NAME, json.dumps(held).encode())
+    assert planned.shortcut() == planned.first
+
+
 def test_a_shortcut_that_is_damaged_is_never_believed(planned: Planned) -> None:
     path = planned.store.path(KNOWN_NAME)
     data = path.read_bytes()
@@ -150,7 +158,7 @@ def test_a_shortcut_of_another_plan_is_never_believed(planned: Planned, tmp_path
     assert load_known(planned.store, planned.plan) is None
 
 
-def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_is_not_marked(
+def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_has_no_stamp(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = dataset_module.list_input
@@ -162,19 +170,19 @@ def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_is_not_ma
 
     monkeypatch.setattr(dataset_module, "list_input", listing)
     found = open_dataset(planned.spec, Storage())
-    assert found.marks == ()
+    assert found.stamps == ()
     assert known_file(found, planned.plan, planned.spec, Reads()) == {}
 
 
-def test_storage_whose_tags_prove_nothing_gives_no_marks(tmp_path: Path) -> None:
+def test_storage_whose_tags_prove_nothing_gives_no_stamps(tmp_path: Path) -> None:
     import fsspec
 
     write(tmp_path / "a.parquet")
-    fsspec.filesystem("memory").pipe_file("/marks/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    fsspec.filesystem("memory").pipe_file("/stamps/a.parquet", (tmp_path / "a.parquet").read_bytes())
     try:
-        assert [file.mark for file in list_files("memory://marks", Storage())] == [None]
+        assert [file.stamp for file in list_files("memory://stamps", Storage())] == [None]
     finally:
-        fsspec.filesystem("memory").rm("/marks", recursive=True)
+        fsspec.filesystem("memory").rm("/stamps", recursive=True)
 
 
 def damaged_rows(files: list[Any]) -> None:
@@ -219,10 +227,10 @@ def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(
         load_known(planned.store, plan)
 
 
-def test_files_of_two_disks_have_two_marks_though_all_else_agrees(planned: Planned) -> None:
+def test_files_of_two_disks_have_two_stamps_though_all_else_agrees(planned: Planned) -> None:
     stat = (planned.folder / "a.parquet").stat()
-    marks = {
-        mark_of(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
+    stamps = {
+        listed_stamp(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
         for device in (1, 2)
     }
-    assert len(marks) == 2
+    assert len(stamps) == 2
