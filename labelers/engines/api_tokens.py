@@ -19,7 +19,7 @@ from labelers.engines.checkpoints import special_ids
 from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.grammars import GrammarCompiler, render_grammar
 from labelers.engines.loop_thread import LoopThread
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
@@ -152,7 +152,7 @@ class TokensMode:
         remarks += stage_remarks(self._encoder, asks, self._max_prompt)
         return remarks
 
-    def admit(self, request: Request) -> Row | Answer:
+    def admit(self, request: Request) -> TokenSequence | Answer:
         """Make a request ready, or answer it here."""
         ask = request.ask
         is_bound = self._is_bound and ask.format is not None and ask.max_tokens > 0
@@ -164,70 +164,70 @@ class TokensMode:
             matcher=partial(self._grammar, ask) if is_bound else None,
         )
 
-    async def answer(self, row: Row) -> Answer:
+    async def answer(self, sequence: TokenSequence) -> Answer:
         """Ask the server for the text, then for the distribution at each decision."""
         usage_prompt, usage_cached = 0, 0
-        if row.max_new:
-            found = await self._client.post(PATH, self._generation(row), read_completion)
+        if sequence.max_new:
+            found = await self._client.post(PATH, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
-                return Answer(row.request.id, "", found.finish, detail=found.detail, flags=row.flags)
+                return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
             self._client.costs.add(found.usage)
-            self._take(row, found)
+            self._take(sequence, found)
             usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
-        for place, end in row.missing() if self.has_distributions else ():
-            probe = row.probe_for(place, end, self._encoder.encode_text)
+        for place, end in sequence.missing() if self.has_distributions else ():
+            probe = sequence.probe_for(place, end, self._encoder.encode_text)
             looked = await self._client.post(
                 PATH, self._decision(probe.prompt.tolist(), place.label_ids), read_completion
             )
             if isinstance(looked, Failure):
-                if not row.max_new:
-                    return Answer(row.request.id, "", looked.finish, detail=looked.detail, flags=row.flags)
-                row.detail = row.detail or f"decision {place.name}: {looked.detail}"
+                if not sequence.max_new:
+                    return Answer(sequence.request.id, "", looked.finish, detail=looked.detail, flags=sequence.flags)
+                sequence.detail = sequence.detail or f"decision {place.name}: {looked.detail}"
                 continue
             self._client.costs.add(looked.usage)
-            if not row.max_new:
+            if not sequence.max_new:
                 usage_prompt, usage_cached = looked.usage.prompt, looked.usage.cached
             if all(token in looked.logprobs for token in place.label_ids):
-                row.found[place.name] = (
+                sequence.found[place.name] = (
                     end,
                     distribution_of_logprobs([looked.logprobs[token] for token in place.label_ids]),
                 )
-        answer = row.answer()
+        answer = sequence.answer()
         if answer.finish == "refused" and not answer.detail:
             answer.detail = "the server refused to answer"
         answer.prompt_tokens = usage_prompt or answer.prompt_tokens
         answer.cached_tokens = usage_cached
         return answer
 
-    def _take(self, row: Row, reply: Reply) -> None:
-        """Put a reply's tokens, or its text where there are none, into the row."""
+    def _take(self, sequence: TokenSequence, reply: Reply) -> None:
+        """Put a reply's tokens, or its text where there are none, into the sequence."""
         if reply.token_ids is not None:
             for token in reply.token_ids:
                 is_text = token not in self._special and token < self._vocab_size
-                row.append(token, self._compiler.token_bytes(token) if is_text else b"")
+                sequence.append(token, self._compiler.token_bytes(token) if is_text else b"")
         else:
-            row.written += reply.text.encode("utf-8", "replace")
-        if row.matcher is None and row.closing:
+            sequence.written += reply.text.encode("utf-8", "replace")
+        if sequence.matcher is None and sequence.closing:
             # a last token may go on beyond the closing tag, where the server's text already ends
-            end = row.written.find(row.closing, len(row.prefill))
-            if end >= 0 and reply.finish == "stop" and reply.text.endswith(row.closing.decode()):
-                del row.written[end + len(row.closing) :]
-        row.finish, row.detail = reply.finish, reply.detail
+            end = sequence.written.find(sequence.closing, len(sequence.prefill))
+            if end >= 0 and reply.finish == "stop" and reply.text.endswith(sequence.closing.decode()):
+                del sequence.written[end + len(sequence.closing) :]
+        sequence.finish, sequence.detail = reply.finish, reply.detail
 
-    def _generation(self, row: Row) -> dict[str, Any]:
-        ask = row.request.ask
+    def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
+        ask = sequence.request.ask
         sampling = {
             "temperature": ask.sampling.temperature,
             "top_p": ask.sampling.top_p,
-            "seed": row.request.seed & 0x7FFFFFFF,
+            "seed": sequence.request.seed & 0x7FFFFFFF,
         }
-        body = self._body(row.prompt.tolist(), row.max_new, sampling)
+        body = self._body(sequence.prompt.tolist(), sequence.max_new, sampling)
         if self._can.token_ids:
             body |= _NEUTRAL
-        if row.matcher is not None:
-            body["structured_outputs"] = {"grammar": row.matcher}
-        elif row.closing and self._can.token_ids:
-            body |= {"stop": [row.closing.decode()], "include_stop_str_in_output": True}
+        if sequence.matcher is not None:
+            body["structured_outputs"] = {"grammar": sequence.matcher}
+        elif sequence.closing and self._can.token_ids:
+            body |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
         body |= self._args.extra_body
         return {key: value for key, value in body.items() if value is not None}
 
@@ -272,11 +272,11 @@ class TokensMode:
         why = ""
         while True:
             is_bound = self._is_bound and ask.format is not None
-            row = self.admit(Request(0, ask, 0))
-            if isinstance(row, Answer):
+            sequence = self.admit(Request(0, ask, 0))
+            if isinstance(sequence, Answer):
                 return []
-            row.max_new = min(ask.max_tokens, TRIAL_TOKENS)
-            found = loop.call(self._client.post(PATH, self._generation(row), read_completion))
+            sequence.max_new = min(ask.max_tokens, TRIAL_TOKENS)
+            found = loop.call(self._client.post(PATH, self._generation(sequence), read_completion))
             if not isinstance(found, Failure):
                 self._client.costs.add(found.usage)
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""

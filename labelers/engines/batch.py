@@ -1,10 +1,10 @@
-"""Continuous batching: rows that are done leave, rows that wait join, and nobody waits for the slowest.
+"""Continuous batching: sequences that are done leave, sequences that wait join, and nobody waits for the slowest.
 
-One step is either a prefill of some waiting rows or one more token for every row in flight. The row that has waited
-longest decides which prefix is shared and which length is sought; the rows nearest to its length go with it.
+One step is either a prefill of some waiting sequences or one more token for every sequence in flight. The one that has
+waited longest decides which prefix is shared and which length is sought; those nearest to its length go with it.
 """
 
-# B rows, V vocabulary
+# B sequences, V vocabulary
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 
 from labelers.engines.forward import Forward
 from labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
-from labelers.engines.sampling import draw
-from labelers.engines.sequences import Row
+from labelers.engines.sampling import sample_tokens
+from labelers.engines.sequences import TokenSequence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,13 +30,13 @@ class BatchLimits(NamedTuple):
     """How much is run at a time.
 
     Args:
-        rows: rows in flight.
-        columns: key-value columns of all rows together, as memory allows.
-        prefill_tokens: tokens of one prefill, padding included; a longer row goes alone.
+        sequences: sequences in flight.
+        columns: key-value columns of all sequences together, as memory allows.
+        prefill_tokens: tokens of one prefill, padding included; a longer sequence goes alone.
         share_prefixes: whether a prefix that several prompts share is run once.
     """
 
-    rows: int
+    sequences: int
     columns: int
     prefill_tokens: int
     share_prefixes: bool
@@ -52,30 +52,30 @@ class BatchVocabulary(NamedTuple):
 
 
 class Batch:
-    """Rows in flight and rows that wait."""
+    """Sequences in flight and sequences that wait."""
 
     def __init__(self, forward: Forward, vocabulary: BatchVocabulary, limits: BatchLimits) -> None:
         self._forward = forward
         self._vocabulary = vocabulary
         self._limits = limits
-        self._waiting: list[Row] = []
-        self._active: list[Row] = []
-        self._done: list[Row] = []
+        self._waiting: list[TokenSequence] = []
+        self._active: list[TokenSequence] = []
+        self._done: list[TokenSequence] = []
         self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
         words = -(-forward.vocab_size // 32)
-        self._mask_words = np.zeros((limits.rows, words), dtype=np.int32)
+        self._mask_words = np.zeros((limits.sequences, words), dtype=np.int32)
         self._has_news = True  # something joined or left since a prefill was last thought about
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
 
-    def add(self, row: Row) -> None:
-        """Let a row wait its turn."""
-        self._waiting.append(row)
+    def add(self, sequence: TokenSequence) -> None:
+        """Let a sequence wait its turn."""
+        self._waiting.append(sequence)
         self._has_news = True
 
-    def step(self) -> list[Row]:
-        """Do one piece of work, and return the rows that it finished."""
+    def step(self) -> list[TokenSequence]:
+        """Do one piece of work, and return the sequences that it finished."""
         with torch.inference_mode():
             group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
             if group:
@@ -86,77 +86,77 @@ class Batch:
         done, self._done = self._done, []
         return done
 
-    def _next_group(self) -> tuple[list[Row], int]:
-        """Waiting rows to prefill now and the columns they share, or none if it is better to go on decoding."""
+    def _next_group(self) -> tuple[list[TokenSequence], int]:
+        """Waiting sequences to prefill now and the columns they share, or none if it is better to go on decoding."""
         leader = self._waiting[0]
         if self._room_for([leader]) <= 0:
             return [], 0
         prefix, num_run = self._share(leader) if self._limits.share_prefixes else (None, 0)
         leader.num_paid += num_run
         shared = len(prefix) if prefix is not None else 0
-        fitting = [row for row in self._waiting if prefix is None or self._begins_with(row, prefix)]
+        fitting = [sequence for sequence in self._waiting if prefix is None or self._begins_with(sequence, prefix)]
         wanted = len(leader.prompt)
-        fitting.sort(key=lambda row: (row is not leader, abs(len(row.prompt) - wanted)))
+        fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
         group = self._take(fitting, shared)
         if self._active and self._is_too_small(group, shared, fitting):
             return [], 0
         chosen = set(map(id, group))
-        self._waiting = [row for row in self._waiting if id(row) not in chosen]
+        self._waiting = [sequence for sequence in self._waiting if id(sequence) not in chosen]
         self._reserve(group)
         if prefix is not None:
             self._forward.cache.restore(prefix.state, len(self._active), len(self._active) + len(group))
-        for row in group:
-            row.cached = shared - row.num_paid
+        for sequence in group:
+            sequence.cached = shared - sequence.num_paid
         return group, shared
 
-    def _take(self, rows: Sequence[Row], shared: int) -> list[Row]:
-        """The first of `rows` that go together: within memory, the prefill's size, and the padding that is worth it."""
-        group: list[Row] = []
-        for row in rows:
-            sizes = [len(other.prompt) - shared for other in [*group, row]]
+    def _take(self, sequences: Sequence[TokenSequence], shared: int) -> list[TokenSequence]:
+        """The first of `sequences` that go together: within memory, the prefill's size, and the padding that is worth
+        it.
+        """
+        group: list[TokenSequence] = []
+        for sequence in sequences:
+            sizes = [len(other.prompt) - shared for other in [*group, sequence]]
             padded = max(sizes) * len(sizes)
             if len(group) >= 1 and (
                 padded > self._limits.prefill_tokens or padded - sum(sizes) > MAX_PADDING * padded + 8 * len(sizes)
             ):
                 continue
-            if self._room_for([*group, row]) <= 0:
+            if self._room_for([*group, sequence]) <= 0:
                 break
-            group.append(row)
+            group.append(sequence)
         return group
 
-    def _is_too_small(self, group: list[Row], shared: int, fitting: Sequence[Row]) -> bool:
-        """Whether a prefill would interrupt the others for too little: few short rows while more could soon go with
-        them.
+    def _is_too_small(self, group: list[TokenSequence], shared: int, fitting: Sequence[TokenSequence]) -> bool:
+        """Whether a prefill would interrupt the others for too little: few short sequences while more could soon go
+        with them.
         """
-        tokens = sum(len(row.prompt) - shared for row in group)
-        free = self._limits.rows - len(self._active)
+        tokens = sum(len(sequence.prompt) - shared for sequence in group)
+        free = self._limits.sequences - len(self._active)
         return (
             len(fitting) > len(group)
             and tokens < self._limits.prefill_tokens // 8
-            and free < max(1, self._limits.rows // 4)
+            and free < max(1, self._limits.sequences // 4)
         )
 
-    def _room_for(self, rows: Sequence[Row]) -> int:
-        """Rows that may still join beside those given; 0 or less says that not even they fit. A
-        lone row always fits.
-        """
-        count = len(self._active) + len(rows)
-        if count > self._limits.rows:
+    def _room_for(self, sequences: Sequence[TokenSequence]) -> int:
+        """How many may still join beside those given; 0 or less says that not even they fit. A lone one always fits."""
+        count = len(self._active) + len(sequences)
+        if count > self._limits.sequences:
             return 0
-        longest = max(row.max_length for row in [*self._active, *rows])
+        longest = max(sequence.max_length for sequence in [*self._active, *sequences])
         return 1 if count == 1 else self._limits.columns // longest - count + 1
 
-    def _reserve(self, group: Sequence[Row]) -> None:
-        longest = max(row.max_length for row in [*self._active, *group])
-        used = max((row.length for row in self._active), default=0)
-        rows = max(len(self._active) + len(group), min(self._limits.rows, self._limits.columns // longest))
-        self._forward.cache.reserve(rows, longest, used_rows=len(self._active), used_columns=used)
+    def _reserve(self, group: Sequence[TokenSequence]) -> None:
+        longest = max(sequence.max_length for sequence in [*self._active, *group])
+        used = max((sequence.length for sequence in self._active), default=0)
+        num_rows = max(len(self._active) + len(group), min(self._limits.sequences, self._limits.columns // longest))
+        self._forward.cache.reserve(num_rows, longest, used_rows=len(self._active), used_columns=used)
 
-    def _share(self, leader: Row) -> tuple[Prefix | None, int]:
+    def _share(self, leader: TokenSequence) -> tuple[Prefix | None, int]:
         """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for
         it.
         """
-        others = [row.prompt for row in self._waiting if row is not leader]
+        others = [sequence.prompt for sequence in self._waiting if sequence is not leader]
         prefix = self._prefixes.longest(leader.prompt)
         found = len(prefix) if prefix is not None else 0
         while True:
@@ -166,7 +166,7 @@ class Batch:
                 return prefix, known - found
             prefix = self._run_prefix(leader, prefix, length)
 
-    def _run_prefix(self, leader: Row, base: Prefix | None, length: int) -> Prefix:
+    def _run_prefix(self, leader: TokenSequence, base: Prefix | None, length: int) -> Prefix:
         spare = len(self._active)
         self._reserve([leader])
         known = len(base) if base is not None else 0
@@ -178,93 +178,96 @@ class Batch:
         return prefix
 
     @staticmethod
-    def _begins_with(row: Row, prefix: Prefix) -> bool:
-        return len(row.prompt) > len(prefix) and common_length(row.prompt, prefix.ids) == len(prefix)
+    def _begins_with(sequence: TokenSequence, prefix: Prefix) -> bool:
+        return len(sequence.prompt) > len(prefix) and common_length(sequence.prompt, prefix.ids) == len(prefix)
 
-    def _prefill(self, group: list[Row], shared: int) -> None:
+    def _prefill(self, group: list[TokenSequence], shared: int) -> None:
         first = len(self._active)
         logits_BV = self._forward.prefill(
-            [row.prompt[shared:].tolist() for row in group], first_row=first, prefix=shared
+            [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
         )
         self._active += group
         self._advance(group, logits_BV)
 
     def _decode(self) -> None:
         logits_BV = self._forward.decode(
-            [row.tokens[-1] for row in self._active], [row.length - 1 for row in self._active]
+            [sequence.tokens[-1] for sequence in self._active], [sequence.length - 1 for sequence in self._active]
         )
         self._advance(list(self._active), logits_BV)
 
-    def _advance(self, rows: list[Row], logits_BV: torch.Tensor) -> None:
-        """Look at the raw logits, then draw the next token of each row, and let go of those that are done."""
-        for number, row in enumerate(rows):
-            if here := row.places_here():
-                row.look(logits_BV[number].cpu().numpy(), here)
-            if row.max_new == 0:
-                row.finish = "stop"
-        going = [number for number, row in enumerate(rows) if row.finish is None]
+    def _advance(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> None:
+        """Look at the raw logits, then draw the next token of each sequence, and let go of those that are done."""
+        for number, sequence in enumerate(sequences):
+            if here := sequence.places_here():
+                sequence.look(logits_BV[number].cpu().numpy(), here)
+            if sequence.max_new == 0:
+                sequence.finish = "stop"
+        going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]
         if going:
             drawn = self._draw(
-                [rows[number] for number in going], logits_BV if len(going) == len(rows) else logits_BV[going]
+                [sequences[number] for number in going], logits_BV if len(going) == len(sequences) else logits_BV[going]
             )
             for number, token in zip(going, drawn, strict=True):
-                self._append(rows[number], token)
-        for row in rows:
-            if row.finish is not None:
-                self._leave(row)
+                self._append(sequences[number], token)
+        for sequence in sequences:
+            if sequence.finish is not None:
+                self._leave(sequence)
 
-    def _draw(self, rows: list[Row], logits_BV: torch.Tensor) -> list[int]:
-        bound = [number for number, row in enumerate(rows) if row.matcher is not None]
+    def _draw(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
+        bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
         if bound:
             for place, number in enumerate(bound):
                 words = self._mask_words[place]
-                rows[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+                sequences[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
                 logits_BV.device
             )
-            if len(bound) == len(rows):
+            if len(bound) == len(sequences):
                 logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
             else:
                 logits_BV = logits_BV.clone()
                 logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
-        return draw(logits_BV, [row.request.ask.sampling for row in rows], [row.dice for row in rows])
+        return sample_tokens(
+            logits_BV,
+            [sequence.request.ask.sampling for sequence in sequences],
+            [sequence.rng for sequence in sequences],
+        )
 
-    def _append(self, row: Row, token: int) -> None:
+    def _append(self, sequence: TokenSequence, token: int) -> None:
         vocabulary = self._vocabulary
         is_end = token in vocabulary.eos_ids
-        row.append(token, b"" if is_end or token in vocabulary.silent_ids else vocabulary.token_bytes(token))
-        if row.matcher is not None:
-            if not is_end and not row.matcher.consume_token(token):
-                row.finish, row.detail = "error", f"the grammar got stuck: {row.matcher.get_error()[:300]}"
-            elif is_end or row.matcher.is_stopped():
-                row.finish = "stop"
-        elif is_end or (
-            row.closing and row.closing in row.written[max(row.ends[-1] - len(row.closing) - 64, len(row.prefill)) :]
-        ):
-            row.finish = "stop"
-        if row.finish is None and len(row.tokens) >= row.max_new:
-            row.finish = "length"
+        sequence.append(token, b"" if is_end or token in vocabulary.silent_ids else vocabulary.token_bytes(token))
+        if sequence.matcher is not None:
+            if not is_end and not sequence.matcher.consume_token(token):
+                sequence.finish = "error"
+                sequence.detail = f"the grammar got stuck: {sequence.matcher.get_error()[:300]}"
+            elif is_end or sequence.matcher.is_stopped():
+                sequence.finish = "stop"
+        elif is_end or sequence.has_closing(since=sequence.ends[-1] - 64):
+            sequence.finish = "stop"
+        if sequence.finish is None and len(sequence.tokens) >= sequence.max_new:
+            sequence.finish = "length"
 
-    def _leave(self, row: Row) -> None:
-        """Free the row's place: the last row moves there. A decision that never came by is asked for first."""
+    def _leave(self, sequence: TokenSequence) -> None:
+        """Free the sequence's place: the last one moves there. A decision that never came by is asked for first."""
         self._has_news = True
-        place, last = self._active.index(row), len(self._active) - 1
+        place, last = self._active.index(sequence), len(self._active) - 1
         if place != last:
             mover = self._active[last]
             self._forward.cache.move(last, place, mover.length)
             self._active[place] = mover
         self._active.pop()
-        if row.asker is not None:
-            if row.asker.take_probe(row):
-                self._done.append(row.asker)
+        if sequence.asker is not None:
+            if sequence.asker.take_probe(sequence):
+                self._done.append(sequence.asker)
             return
-        probes = row.probes(self._vocabulary.encode_text)
+        probes = sequence.probes(self._vocabulary.encode_text)
         self._waiting[:0] = probes
         if not probes:
-            self._done.append(row)
+            self._done.append(sequence)
 
     def close(self) -> None:
-        """Forget all rows and prefixes."""
+        """Forget all sequences and prefixes."""
         self._waiting, self._active, self._done = [], [], []
         self._prefixes.clear()
 

@@ -15,19 +15,19 @@ NUCLEUS_GUESS = 1024
 """Tokens sorted at first for a nucleus; the whole vocabulary is sorted only where these do not hold `top_p`."""
 
 
-def draw(logits_BV: torch.Tensor, samplings: Sequence[Sampling], dice: Sequence[random.Random]) -> list[int]:
+def sample_tokens(logits_BV: torch.Tensor, samplings: Sequence[Sampling], rngs: Sequence[random.Random]) -> list[int]:
     """One token a row.
 
     Args:
         logits_BV: float32, already masked by the grammar (-inf where it forbids).
         samplings: temperature and top_p of each row.
-        dice: each row's own source of chance, used once per token and only if the temperature is above 0: what other
+        rngs: each row's own source of chance, used once per token and only if the temperature is above 0: what other
             rows do in the meantime does not shift it.
     """
     tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
     for row, sampling in enumerate(samplings):
         if sampling.temperature > 0.0:
-            tokens[row] = _draw_row(logits_BV[row], sampling, dice[row].random())
+            tokens[row] = _draw_row(logits_BV[row], sampling, rngs[row].random())
     return tokens
 
 

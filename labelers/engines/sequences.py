@@ -32,7 +32,7 @@ class DecisionPlace(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class TokenSequence:
     """A prompt, and at most `max_new` tokens after it.
 
     Args:
@@ -43,7 +43,7 @@ class Row:
         written: the answer so far as bytes, the prefill first.
         matcher: llguidance's state, or None for an answer that is not constrained.
         closing: what ends an answer that is not constrained; empty for nothing but the model's own end.
-        asker: for a probe, the row whose decision it looks up.
+        asker: for a probe, the sequence whose decision it looks up.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class Row:
     matcher: Any = None
     closing: bytes = b""
     flags: tuple[str, ...] = ()
-    asker: Row | None = None
+    asker: TokenSequence | None = None
     cached: int = 0
     num_paid: int = 0
     """Tokens of the shared prefix that were run on its account."""
@@ -68,11 +68,11 @@ class Row:
     found: dict[str, tuple[int, Distribution]] = field(default_factory=dict)
     """By decision: where in `written` its marker ended, and what the logits there said."""
     open_probes: int = 0
-    dice: random.Random = field(init=False)
+    rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.written += self.prefill
-        self.dice = random.Random(self.request.seed)
+        self.rng = random.Random(self.request.seed)
 
     @property
     def length(self) -> int:
@@ -110,6 +110,10 @@ class Row:
         del self.ends[-len(raws) - 1]  # where the first one begins
         self.written += b"".join(raws)
 
+    def has_closing(self, *, since: int) -> bool:
+        """Whether what ends the answer stands in it and goes on beyond a place in `written`."""
+        return bool(self.closing) and self.closing in self.written[max(since - len(self.closing), len(self.prefill)) :]
+
     def missing(self) -> list[tuple[DecisionPlace, int]]:
         """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it
         is.
@@ -120,9 +124,9 @@ class Row:
             if (end := self._only_end(place.marker)) is not None and self.found.get(place.name, (-1, None))[0] != end
         ]
 
-    def probe_for(self, place: DecisionPlace, end: int, encode: Callable[[str], list[int]]) -> Row:
-        """A row that runs up to a place: the tokens that end before it as they are, and the rest of the text encoded
-        apart.
+    def probe_for(self, place: DecisionPlace, end: int, encode: Callable[[str], list[int]]) -> TokenSequence:
+        """A sequence that runs up to a place: the tokens that end before it as they are, and the rest of the text
+        encoded apart.
         """
         whole = sum(token_end <= end for token_end in self.ends)
         start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt
@@ -130,15 +134,15 @@ class Row:
             start, kept = 0, self.prompt[: len(self.prompt) - self.num_prefill]
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
-        return Row(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
+        return TokenSequence(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
 
-    def probes(self, encode: Callable[[str], list[int]]) -> list[Row]:
-        """Rows that look up the decisions whose places never came by; the answer has to wait for all of them."""
+    def probes(self, encode: Callable[[str], list[int]]) -> list[TokenSequence]:
+        """Sequences that look up the decisions whose places never came by; the answer has to wait for all of them."""
         probes = [self.probe_for(place, end, encode) for place, end in self.missing()]
         self.open_probes = len(probes)
         return probes
 
-    def take_probe(self, probe: Row) -> bool:
+    def take_probe(self, probe: TokenSequence) -> bool:
         """Take over what a probe found; True if it was the last one."""
         for name, (_, found) in probe.found.items():
             end = next(end for place, end in self.missing() if place.name == name)
@@ -147,7 +151,7 @@ class Row:
         return self.open_probes == 0
 
     def answer(self) -> Answer:
-        """The finished row as an answer. A decision whose marker is absent, or there more than once, has no
+        """The finished sequence as an answer. A decision whose marker is absent, or there more than once, has no
         distribution.
         """
         ends = {place.name: self._only_end(place.marker) for place in self.places}

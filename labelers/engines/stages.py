@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from labelers.engines.decisions import resolve_labels
-from labelers.engines.sequences import DecisionPlace, Row
+from labelers.engines.sequences import DecisionPlace, TokenSequence
 from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
 from manifests.asks import Answer, Ask, Decision, Request
 from manifests.errors import ConfigError
@@ -69,7 +69,7 @@ def admit(
     *,
     max_prompt_tokens: int,
     matcher: Callable[[Prompt], Any] | None,
-) -> Row | Answer:
+) -> TokenSequence | Answer:
     """Make a request ready to run, or answer it here because its prompt does not fit.
 
     Args:
@@ -80,7 +80,7 @@ def admit(
     prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
     if isinstance(prompt, Overlong):
         return overlong_answer(request, prompt)
-    return Row(
+    return TokenSequence(
         request,
         np.array(prompt.ids, dtype=np.int64),
         ask.max_tokens,

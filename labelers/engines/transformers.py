@@ -18,7 +18,7 @@ from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_toke
 from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
@@ -178,7 +178,7 @@ class Transformers:
             max_prompt_tokens=self._max_prompt(ask),
             matcher=partial(self._matcher, ask) if is_bound else None,
         )
-        if isinstance(admitted, Row):
+        if isinstance(admitted, TokenSequence):
             batch.add(admitted)
         else:
             self._ready.append(admitted)
@@ -189,7 +189,7 @@ class Transformers:
         until = time.perf_counter() + POLL_S
         try:
             while not answers and len(batch) and time.perf_counter() < until:
-                answers += [row.answer() for row in batch.step()]
+                answers += [sequence.answer() for sequence in batch.step()]
         except (RuntimeError, MemoryError) as exc:
             is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(
                 exc

@@ -29,7 +29,7 @@ from labelers.engines.checkpoints import (
 from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
@@ -168,7 +168,7 @@ class Vllm:
             max_prompt_tokens=self._max_prompt(ask),
             matcher=partial(self._matcher, ask) if is_bound else None,
         )
-        if isinstance(admitted, Row):
+        if isinstance(admitted, TokenSequence):
             loop.add(admitted)
         else:
             self._ready.append(admitted)
@@ -183,7 +183,7 @@ class Vllm:
         until = time.perf_counter() + POLL_S
         try:
             while not answers and loop.num_open and time.perf_counter() < until:
-                answers += [row.answer() for row in loop.step()]
+                answers += [sequence.answer() for sequence in loop.step()]
         except RelabelError:
             raise
         except Exception as exc:  # whatever vLLM's workers and kernels raise, its engine is of no use any more

@@ -1,9 +1,9 @@
-"""vLLM's step loop: rows go in as requests of token ids, join and leave between steps, and come out when their
+"""vLLM's step loop: sequences go in as requests of token ids, join and leave between steps, and come out when their
 decisions are there.
 
-A row whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that it can
-be stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one token on
-the cached prefix. Imported by the vLLM engine's constructor.
+A sequence whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that
+it can be stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one
+token on the cached prefix. Imported by the vLLM engine's constructor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.sequences import DecisionPlace, Row
+from labelers.engines.sequences import DecisionPlace, TokenSequence
 from labelers.engines.vllm_grammars import GrammarRegistry
 from manifests.asks import Ask, Finish
 from manifests.errors import ConfigError
@@ -43,13 +43,13 @@ class StepVocabulary(NamedTuple):
 
 
 class StepLoop:
-    """Rows in flight over one vLLM engine.
+    """Sequences in flight over one vLLM engine.
 
     Args:
         engine: vLLM's `LLMEngine`, in this process.
         desk: where matchers are left for its scheduler.
         lora: the adapter that every request runs with, as vLLM's `LoRARequest`.
-        is_inline: take decisions with every token of rows that write freely.
+        is_inline: take decisions with every token of sequences that write freely.
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix
             is cached.
     """
@@ -63,10 +63,10 @@ class StepLoop:
         self._lora = lora
         self._is_inline = is_inline
         self._slots = slots
-        self._waiting: deque[Row] = deque()
-        self._rows: dict[str, Row] = {}
+        self._waiting: deque[TokenSequence] = deque()
+        self._sequences: dict[str, TokenSequence] = {}
         self._names = map(str, itertools.count())
-        self._done: list[Row] = []
+        self._done: list[TokenSequence] = []
         self.num_open = 0
         """Rows that were added and are not done; probes do not count."""
 
@@ -84,45 +84,48 @@ class StepLoop:
         except REFUSALS as exc:
             raise ConfigError(f"stage {ask.stage!r}: vLLM refuses its sampling: {exc}") from exc
 
-    def add(self, row: Row) -> None:
-        """Let a row wait its turn."""
+    def add(self, sequence: TokenSequence) -> None:
+        """Let a sequence wait its turn."""
         self.num_open += 1
-        if row.max_new == 0 and not row.places_here():
-            self._leave(row, "stop")  # nothing to look at after the prompt itself
+        if sequence.max_new == 0 and not sequence.places_here():
+            self._leave(sequence, "stop")  # nothing to look at after the prompt itself
         else:
-            self._waiting.append(row)
+            self._waiting.append(sequence)
 
-    def step(self) -> list[Row]:
-        """Hand over what waits, do one step, and return the rows that it finished."""
-        while self._waiting and len(self._rows) < self._slots:
+    def step(self) -> list[TokenSequence]:
+        """Hand over what waits, do one step, and return the sequences that it finished."""
+        while self._waiting and len(self._sequences) < self._slots:
             self._begin(self._waiting.popleft())
-        if self._rows:
+        if self._sequences:
             for output in self._engine.step():
                 self._take(output)
         done, self._done = self._done, []
         self.num_open -= len(done)
         return done
 
-    def _begin(self, row: Row) -> None:
+    def _begin(self, sequence: TokenSequence) -> None:
         name = next(self._names)
-        grammar_id = self._grammars.leave(row.matcher) if row.matcher is not None else None
+        grammar_id = self._grammars.leave(sequence.matcher) if sequence.matcher is not None else None
         try:
             self._engine.add_request(
-                name, tokens_input(row.prompt.tolist()), self._params(row, grammar_id), lora_request=self._lora
+                name,
+                tokens_input(sequence.prompt.tolist()),
+                self._params(sequence, grammar_id),
+                lora_request=self._lora,
             )
         except REFUSALS as exc:
             if grammar_id is not None:
                 self._grammars.fetch(grammar_id)
-            row.detail = f"vLLM refuses the request: {str(exc)[:300]}"
-            self._leave(row, "error")
+            sequence.detail = f"vLLM refuses the request: {str(exc)[:300]}"
+            self._leave(sequence, "error")
             return
-        row.matcher = None  # vLLM's from here on
-        self._rows[name] = row
+        sequence.matcher = None  # vLLM's from here on
+        self._sequences[name] = sequence
 
-    def _params(self, row: Row, grammar_id: str | None) -> SamplingParams:
-        sampling = row.request.ask.sampling
-        if row.max_new == 0:
-            labels = _label_ids(row.places_here())
+    def _params(self, sequence: TokenSequence, grammar_id: str | None) -> SamplingParams:
+        sampling = sequence.request.ask.sampling
+        if sequence.max_new == 0:
+            labels = _label_ids(sequence.places_here())
             return SamplingParams(
                 max_tokens=1,
                 temperature=0.0,
@@ -132,71 +135,71 @@ class StepLoop:
             )
         is_free = grammar_id is None
         return SamplingParams(
-            max_tokens=row.max_new,
+            max_tokens=sequence.max_new,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             # A request with a seed has a generator of its own, which costs a greedy one time for nothing.
-            seed=row.request.seed if sampling.temperature > 0.0 else None,
+            seed=sequence.request.seed if sampling.temperature > 0.0 else None,
             stop_token_ids=list(self._words.end_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
-            logprob_token_ids=_label_ids(row.places) if is_free and self._is_inline and row.places else None,
+            logprob_token_ids=_label_ids(sequence.places) if is_free and self._is_inline and sequence.places else None,
         )
 
     def _take(self, output: Any) -> None:
-        row = self._rows.get(output.request_id)
-        if row is None:
+        sequence = self._sequences.get(output.request_id)
+        if sequence is None:
             return  # stopped at its closing tag while the step was under way
-        row.cached = max(row.cached, output.num_cached_tokens or 0)
+        sequence.cached = max(sequence.cached, output.num_cached_tokens or 0)
         made = output.outputs[0]
-        if row.max_new == 0:
-            self._look(row, made.logprobs[-1] if made.logprobs else None, row.places_here())
+        if sequence.max_new == 0:
+            self._look(sequence, made.logprobs[-1] if made.logprobs else None, sequence.places_here())
             finish: Finish | None = "stop"
         else:
             finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
-            if self._write(row, made):
+            if self._write(sequence, made):
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
                 finish = "stop"
         if finish == "error":
-            row.detail = f"vLLM ended the request: {made.finish_reason} {made.stop_reason or ''}".rstrip()
+            sequence.detail = f"vLLM ended the request: {made.finish_reason} {made.stop_reason or ''}".rstrip()
         if finish is not None:
-            del self._rows[output.request_id]
-            self._leave(row, finish)
+            del self._sequences[output.request_id]
+            self._leave(sequence, finish)
 
-    def _write(self, row: Row, made: Any) -> bool:
+    def _write(self, sequence: TokenSequence, made: Any) -> bool:
         """Add the tokens that were made; True if the answer ends with them."""
         tokens = list(made.token_ids)
         bytes_of = self._words.bytes_of
         if made.logprobs is None:
-            row.extend(tokens, [bytes_of[token] for token in tokens])
+            sequence.extend(tokens, [bytes_of[token] for token in tokens])
         else:
             for token, logprobs in zip(tokens, made.logprobs, strict=True):
-                self._look(row, logprobs, row.places_here())
-                row.append(token, bytes_of[token])
-        if not row.closing or not tokens:
+                self._look(sequence, logprobs, sequence.places_here())
+                sequence.append(token, bytes_of[token])
+        if not tokens:
             return False
-        since = row.ends[-len(tokens)] - len(bytes_of[tokens[0]])  # where the first of them begins
-        return row.closing in row.written[max(since - len(row.closing), len(row.prefill)) :]
+        since = sequence.ends[-len(tokens)] - len(bytes_of[tokens[0]])  # where the first of them begins
+        return sequence.has_closing(since=since)
 
     @staticmethod
-    def _look(row: Row, logprobs: Any, here: Sequence[DecisionPlace]) -> None:
+    def _look(sequence: TokenSequence, logprobs: Any, here: Sequence[DecisionPlace]) -> None:
         for place in here:
             if logprobs is not None and all(token in logprobs for token in place.label_ids):
-                row.note(place, distribution_of_logprobs([logprobs[token].logprob for token in place.label_ids]))
+                sequence.note(place, distribution_of_logprobs([logprobs[token].logprob for token in place.label_ids]))
 
-    def _leave(self, row: Row, finish: Finish) -> None:
-        row.finish = finish
-        if row.asker is not None:
-            if row.asker.take_probe(row):
-                self._done.append(row.asker)
+    def _leave(self, sequence: TokenSequence, finish: Finish) -> None:
+        sequence.finish = finish
+        if sequence.asker is not None:
+            if sequence.asker.take_probe(sequence):
+                self._done.append(sequence.asker)
             return
-        probes = row.probes(self._words.encode_text) if finish != "error" else []
+        probes = sequence.probes(self._words.encode_text) if finish != "error" else []
         if probes:
             self._waiting.extendleft(reversed(probes))
         else:
-            self._done.append(row)
+            self._done.append(sequence)
 
 
 def _label_ids(places: Sequence[DecisionPlace]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from labelers.verdicts import Reader
 from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
@@ -35,16 +35,16 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def finished(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+def finished(monkeypatch: pytest.MonkeyPatch) -> list[TokenSequence]:
     """Every row that gave an answer, with its token ids."""
-    rows: list[Row] = []
-    plain = Row.answer
+    rows: list[TokenSequence] = []
+    plain = TokenSequence.answer
 
-    def remember(row: Row) -> Any:
+    def remember(row: TokenSequence) -> Any:
         rows.append(row)
         return plain(row)
 
-    monkeypatch.setattr(Row, "answer", remember)
+    monkeypatch.setattr(TokenSequence, "answer", remember)
     return rows
 
 
@@ -62,7 +62,7 @@ def requests_for(num: int, **changes: Any) -> list[Request]:
     return made
 
 
-def assert_own_softmax(folder: Path, rows: list[Row], encode: Any, name: str = "score") -> int:
+def assert_own_softmax(folder: Path, rows: list[TokenSequence], encode: Any, name: str = "score") -> int:
     """Compare each row's distribution with a plain forward over all its ids; returns how many rows had a straddling
     token.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from manifests.specs import EngineSpec
 from tests.engines.conftest import make_tokenizer
 
@@ -142,14 +142,14 @@ def start(
 
 
 @pytest.fixture
-def finished(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+def finished(monkeypatch: pytest.MonkeyPatch) -> list[TokenSequence]:
     """Every row that gave an answer, with its token ids."""
-    rows: list[Row] = []
-    plain = Row.answer
+    rows: list[TokenSequence] = []
+    plain = TokenSequence.answer
 
-    def remember(row: Row) -> Any:
+    def remember(row: TokenSequence) -> Any:
         rows.append(row)
         return plain(row)
 
-    monkeypatch.setattr(Row, "answer", remember)
+    monkeypatch.setattr(TokenSequence, "answer", remember)
     return rows
