@@ -30,8 +30,8 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
         numerators, denominators: by round, above 0; the same unit.
     """
     ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
-    draw = random.Random(5)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    rng = random.Random(5)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return Ratio(statistics.median(ratios), medians[RESAMPLES * 25 // 1000], medians[RESAMPLES * 975 // 1000 - 1])
 
 

@@ -74,13 +74,13 @@ class Changed:
 
 def made_up_pairs(num_queries: int, docs_per_query: int) -> list[Pair]:
     """Queries with four context documents each, and documents of about 60 words; words are made up."""
-    draw = random.Random(11)
+    rng = random.Random(11)
     pairs = []
     for query in range(num_queries):
-        text = " ".join(draw.choices(WORDS, k=4))
-        context = tuple(" ".join(draw.choices(WORDS, k=30)) for _ in range(4))
+        text = " ".join(rng.choices(WORDS, k=4))
+        context = tuple(" ".join(rng.choices(WORDS, k=30)) for _ in range(4))
         for number in range(docs_per_query):
-            document = " ".join(draw.choices(WORDS, k=60))
+            document = " ".join(rng.choices(WORDS, k=60))
             pairs.append(Pair(len(pairs), f"q{query}", text, f"d{query}-{number}", document, context))
     return pairs
 

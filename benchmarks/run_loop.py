@@ -30,14 +30,14 @@ def write_pairs(path: Path, pairs: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    draw = random.Random(7)
+    rng = random.Random(7)
     schema = pa.schema([(name, pa.string()) for name in ("query_id", "query", "doc_id", "document")])
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, pairs, 50_000):
             rows = range(start, min(start + 50_000, pairs))
-            documents = [" ".join(draw.choices(WORDS, k=122)) for _ in rows]
+            documents = [" ".join(rng.choices(WORDS, k=122)) for _ in rows]
             queries = {
-                number: " ".join(draw.choices(WORDS, k=4))
+                number: " ".join(rng.choices(WORDS, k=4))
                 for number in range(start // DOCS_PER_QUERY, rows[-1] // DOCS_PER_QUERY + 1)
             }
             table = {

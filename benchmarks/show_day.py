@@ -65,9 +65,9 @@ class Day:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        draw = random.Random(seed)
-        queries = [" ".join(draw.choices(WORDS, k=4)) for _ in range(-(-self.rows // DOCS_PER_QUERY))]
-        documents = [" ".join(draw.choices(WORDS, k=60)) for _ in range(self.rows)]
+        rng = random.Random(seed)
+        queries = [" ".join(rng.choices(WORDS, k=4)) for _ in range(-(-self.rows // DOCS_PER_QUERY))]
+        documents = [" ".join(rng.choices(WORDS, k=60)) for _ in range(self.rows)]
         if changed_every:
             documents[::changed_every] = [f"{text} anew" for text in documents[::changed_every]]
         if overlong_every:

@@ -45,13 +45,13 @@ WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + numbe
 
 
 def made_up_pairs(num_pairs: int) -> list[Pair]:
-    draw = random.Random(11)
+    rng = random.Random(11)
     queries: dict[int, str] = {}
     pairs = []
     for row in range(num_pairs):
         query = row // DOCS_PER_QUERY
-        queries.setdefault(query, " ".join(draw.choices(WORDS, k=4)))
-        pairs.append(Pair(row, f"q{query}", queries[query], f"d{row}", " ".join(draw.choices(WORDS, k=60))))
+        queries.setdefault(query, " ".join(rng.choices(WORDS, k=4)))
+        pairs.append(Pair(row, f"q{query}", queries[query], f"d{row}", " ".join(rng.choices(WORDS, k=60))))
     return pairs
 
 

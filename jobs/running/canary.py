@@ -1,7 +1,7 @@
 """The canary: rows that are labelled already, asked again before new labels are put beside the old ones.
 
 Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on
-another machine, or behind a server that was changed. Whether that matters is measured: a seeded draw of rows is asked
+another machine, or behind a server that was changed. Whether that matters is measured: a seeded sample of rows is asked
 again, and if too many grades flip, nothing is committed. A run that is resumed without any draws from its own labels.
 An engine that has passed in an output is not asked again there.
 """
@@ -108,7 +108,7 @@ def draw_canary(session: Session) -> CanarySample | None:
     chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
     kept, num_known, num_to_ask = _known_rows(session, chance, size)
     own = _own_files(session, num_to_ask)
-    if session.stop.reason is not None:  # the draw is of some rows alone
+    if session.stop.reason is not None:  # the sample is of some rows alone
         return None
     num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
     num_elsewhere = num_known + num_taken
@@ -167,7 +167,7 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
 
 
 def ask_canary(
-    session: Session, engine: Engine, draw: CanarySample, on_progress: Callable[[], None]
+    session: Session, engine: Engine, sample: CanarySample, on_progress: Callable[[], None]
 ) -> CanaryResult | None:
     """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
     job = session.opened.job
@@ -188,14 +188,14 @@ def ask_canary(
         on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
-    work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in draw.rows])
+    work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
         # nobody else watches: no row is said to be in flight
         is_done = loop.run(iter([work]))
     if not is_done or not asked:
         return None
     assert session.facts is not None
-    result = compare(draw.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    result = compare(sample.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
     return replace(result, wanted=job.spec.canary)
 
 

@@ -129,7 +129,7 @@ class _Begun(NamedTuple):
     """
 
     chunks: Iterator[ChunkWork | None]
-    draw: CanarySample | None
+    sample: CanarySample | None
     remarks: list[str]
 
 
@@ -137,27 +137,27 @@ def _begin(session: Session) -> _Begun | None:
     """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
     unless a canary must speak first.
     """
-    spec, remarks, draw = session.opened.job.spec, list[str](), None
+    spec, remarks, sample = session.opened.job.spec, list[str](), None
     if (
         spec.canary
         and not session.is_retry
         and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate)
     ):
-        draw = draw_canary(session)
-        if draw is None:
+        sample = draw_canary(session)
+        if sample is None:
             return None
-        if not draw.rows:
+        if not sample.rows:
             remarks.append(
                 "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
                 "asked"
             )
     # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
-    is_awaited = draw is not None and bool(draw.rows) and draw.num_to_ask > 0
+    is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
     if session.reuse is None or is_awaited:
-        return _Begun(chunks, draw, remarks)
+        return _Begun(chunks, sample, remarks)
     first = _commit_known(session, chunks)
-    return None if first is None else _Begun(itertools.chain([first], chunks), draw, remarks)
+    return None if first is None else _Begun(itertools.chain([first], chunks), sample, remarks)
 
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
@@ -235,8 +235,8 @@ def _pass_canary(
     try:
         if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
             return None
-        draw = begun.draw if begun.draw is not None else draw_canary(session)
-        result = ask_canary(session, engine, draw, on_progress) if draw is not None and draw.rows else None
+        sample = begun.sample if begun.sample is not None else draw_canary(session)
+        result = ask_canary(session, engine, sample, on_progress) if sample is not None and sample.rows else None
         if result is not None:
             keep_result(opened.store, result)
     finally:

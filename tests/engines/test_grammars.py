@@ -88,22 +88,22 @@ def test_a_json_answer_has_its_keys_in_order_and_numbers_within_their_bounds(tex
 
 def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokenizer):
     """Whatever a model would rather say: each token is drawn from those that the grammar admits."""
-    dice = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     seen = set()
     for shape in range(40):
-        mosts = tuple(dice.choice([0, 1, 2, 4, 9, 12, 30, 130], size=1 + shape % 4).tolist())
+        mosts = tuple(rng.choice([0, 1, 2, 4, 9, 12, 30, 130], size=1 + shape % 4).tolist())
         form = AnswerFormat((JsonIndices(tuple(f"Document_{n}" for n in range(1, len(mosts) + 1)), mosts),))
         budget = token_budget(form)
         reader = Reader(form)
         for _ in range(250):
-            text, num_tokens = random_walk(compiler, form, dice, tokenizer.eos_token_id)
+            text, num_tokens = random_walk(compiler, form, rng, tokenizer.eos_token_id)
             assert num_tokens <= budget * 4  # this vocabulary spells a key byte by byte
             assert reader.read(Answer(0, text, "stop")) == {"": text}
             seen.add(text)
     assert len(seen) > 3000
 
 
-def random_walk(compiler: GrammarCompiler, form: AnswerFormat, dice: Any, end: int) -> tuple[str, int]:
+def random_walk(compiler: GrammarCompiler, form: AnswerFormat, rng: Any, end: int) -> tuple[str, int]:
     matcher, written, count = compiler.matcher(form), b"", 0
     while not matcher.is_stopped():
         forced = matcher.compute_ff_tokens()
@@ -113,7 +113,7 @@ def random_walk(compiler: GrammarCompiler, form: AnswerFormat, dice: Any, end: i
             count += len(forced)
             continue
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
-        token = int(allowed[dice.integers(len(allowed))])
+        token = int(allowed[rng.integers(len(allowed))])
         if token == end:
             break
         assert matcher.consume_token(token)

@@ -172,9 +172,9 @@ def instants(number: int, *, seed: int = 11) -> list[float]:
     """Parts of a run's time, one in each of so many equal parts; in any order, so that a sweep that is cut short has
     tried all over.
     """
-    draw = random.Random(seed)
-    found = [AFTER_ALL * (part + draw.random()) / number for part in range(number)]
-    draw.shuffle(found)
+    rng = random.Random(seed)
+    found = [AFTER_ALL * (part + rng.random()) / number for part in range(number)]
+    rng.shuffle(found)
     return found
 
 

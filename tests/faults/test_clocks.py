@@ -20,7 +20,7 @@ def test_clocks_that_jump_by_an_hour_change_no_label(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:
     run_s = seconds_of_a_run(new_place)
-    draw = random.Random(15)
+    rng = random.Random(15)
 
     def attempt(schedule: tuple[float, float]) -> str | None:
         instant, jump_s = schedule
@@ -31,5 +31,5 @@ def test_clocks_that_jump_by_an_hour_change_no_label(
             return str(ended)
         return place.finish(expected)
 
-    schedules = [(draw.random(), jump_s) for _ in range(count(full=15, short=1)) for jump_s in (HOUR_S, -HOUR_S)]
+    schedules = [(rng.random(), jump_s) for _ in range(count(full=15, short=1)) for jump_s in (HOUR_S, -HOUR_S)]
     sweep(schedules, attempt)

@@ -143,8 +143,8 @@ def test_a_flipped_byte_in_an_input_with_checksums_is_found_or_was_not_read(loca
             return f"with the input restored: {code}: {said[-1500:]}"
         return None if place.committed() == expected else "other labels once the input was restored"
 
-    draw = random.Random(12)
-    sweep([draw.random() for _ in range(count(full=120, short=10))], attempt, at_a_time=1)
+    rng = random.Random(12)
+    sweep([rng.random() for _ in range(count(full=120, short=10))], attempt, at_a_time=1)
 
 
 def flip(path: Path, at: int) -> None:
@@ -162,8 +162,8 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     beside = [path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)]
     names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in beside)]
     assert len(names) > 10
-    draw = random.Random(13)
-    places = [(name, draw.random()) for name in names for _ in range(count(full=6, short=1))]
+    rng = random.Random(13)
+    places = [(name, rng.random()) for name in names for _ in range(count(full=6, short=1))]
 
     def attempt(schedule: tuple[str, float]) -> str | None:
         name, part = schedule
@@ -195,8 +195,8 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
         out / "manifest.json",
         *sorted((out / "receipts").rglob("*.json"))[:3],
     ]
-    draw = random.Random(14)
-    places = [(path, draw.random()) for path in names for _ in range(count(full=60, short=4))]
+    rng = random.Random(14)
+    places = [(path, rng.random()) for path in names for _ in range(count(full=60, short=4))]
     copies = (tmp_copy(out, number) for number in itertools.count())
 
     def attempt(schedule: tuple[Path, float]) -> str | None:

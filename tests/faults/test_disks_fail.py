@@ -82,9 +82,9 @@ def test_a_full_disk_ends_the_run_with_exit_code_20_and_room_lets_it_go_on(
     local_place: Places, sweep: Sweep, tmp_path: Path, disk: Callable[[str], Path]
 ) -> None:
     expected = undisturbed(local_place())
-    draw = random.Random(9)
-    sizes = sorted(draw.sample(range(2, 60), count(full=30, short=3)))
-    inodes = sorted(draw.sample(range(3, 50), count(full=15, short=1)))
+    rng = random.Random(9)
+    sizes = sorted(rng.sample(range(2, 60), count(full=30, short=3)))
+    inodes = sorted(rng.sample(range(3, 50), count(full=15, short=1)))
     limits = [f"size={4 * pages}k" for pages in sizes] + [f"nr_inodes={number}" for number in inodes]
 
     def attempt(limit: str) -> str | None:
@@ -115,8 +115,8 @@ def test_a_quota_that_is_reached_in_the_middle_of_a_file_ends_the_run_with_exit_
             return str(ended)
         return place.finish(expected)
 
-    draw = random.Random(10)
-    sweep(sorted(draw.randrange(100, 150_000) for _ in range(count(full=40, short=3))), attempt)
+    rng = random.Random(10)
+    sweep(sorted(rng.randrange(100, 150_000) for _ in range(count(full=40, short=3))), attempt)
 
 
 def test_an_output_that_turns_read_only_ends_the_run_with_exit_code_3_and_loses_nothing(

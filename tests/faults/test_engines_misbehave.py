@@ -77,8 +77,8 @@ def test_whatever_one_answer_is_the_run_ends_whole_or_says_why_and_the_next_one_
         return f"rows {changed} of queries {queries} changed" if len(queries) > most else None
 
     per_way = count(full=4, short=1)
-    draw = random.Random(16)
-    schedules = [(draw.randrange(2, num_asks), how) for how, _ in itertools.product(HOWS, range(per_way))]
+    rng = random.Random(16)
+    schedules = [(rng.randrange(2, num_asks), how) for how, _ in itertools.product(HOWS, range(per_way))]
     sweep(some(schedules, short=len(HOWS)), attempt)
 
 

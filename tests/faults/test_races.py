@@ -128,13 +128,13 @@ def test_workers_killed_one_after_the_other_while_others_work_leave_a_whole_run(
     """Three workers; one is killed every so often and another begun in its stead."""
 
     def attempt(seed: int) -> str | None:
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         place = new_place()
         place.write(args=SLOW)
         workers = [place.start() for _ in range(3)]
         for _ in range(4):
-            time.sleep(draw.uniform(0.05, 0.5))
-            victim = workers.pop(draw.randrange(len(workers)))
+            time.sleep(rng.uniform(0.05, 0.5))
+            victim = workers.pop(rng.randrange(len(workers)))
             victim.send(signal.SIGKILL)
             victim.wait()
             workers.append(place.start())
