@@ -61,14 +61,14 @@ class Pulled(NamedTuple):
         has_switched: whether another version serves now.
         is_held: nothing was done because somebody rolled back from there.
         fetched_bytes: bytes that came over; the rest was here already.
-        mended: what was wrong with what served, and is put right.
+        repaired: what was wrong with what served, and is put right.
     """
 
     served: ServedVersion
     has_switched: bool
     is_held: bool
     fetched_bytes: int
-    mended: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,12 @@ def _keep(
         destination.remember(state, served, proof)
         destination.tidy(state)
         return Pulled(served, False, is_held, 0)
-    mended = tuple(map(str, proof.faults))
+    repaired = tuple(map(str, proof.faults))
     try:
         version = wanted.version if not is_held else _load_served(bundle_store, state, options.keys)
         ready = _fetch(bundle_store, destination, state, version, progress)
     except (InputError, ManifestError) as exc:
-        raise ManifestError(f"{destination.path_of(served)}: {mended[0]}, and can't be repaired. {exc}") from exc
+        raise ManifestError(f"{destination.path_of(served)}: {repaired[0]}, and can't be repaired. {exc}") from exc
     with destination.switching():
         state = destination.reconciled() or state
         if state.served[0].version_sha256 != served.version_sha256:  # somebody rolled back while files came in
@@ -150,7 +150,7 @@ def _keep(
         state = destination.switch(state, served, options.keep)
     destination.remember(state, served, ready.proof)
     destination.tidy(state)
-    return Pulled(served, True, is_held, ready.fetched_bytes, mended)
+    return Pulled(served, True, is_held, ready.fetched_bytes, repaired)
 
 
 def _load_served(bundle_store: BundleStore, state: State, keys: TrustedKeys | None) -> Version:

@@ -175,7 +175,7 @@ def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
         "has_switched": pulled.has_switched,
         "is_held": pulled.is_held,
         "fetched_bytes": pulled.fetched_bytes,
-        "mended": list(pulled.mended),
+        "repaired": list(pulled.repaired),
     }
 
 
@@ -183,10 +183,10 @@ def _pull_text(pulled: Any, destination: Any) -> str:
     from jobs.delivery.transfers import size_text
 
     served = pulled.served
-    if pulled.mended:
+    if pulled.repaired:
         return (
             f"{destination.folder}: serves {served.version}, repaired, {size_text(pulled.fetched_bytes)} fetched. "
-            f"Damaged: {'; '.join(pulled.mended[:FAULTS_SHOWN])}{_more(pulled.mended)}."
+            f"Damaged: {'; '.join(pulled.repaired[:FAULTS_SHOWN])}{_more(pulled.repaired)}."
         )
     if pulled.is_held:
         return (

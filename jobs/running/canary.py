@@ -105,20 +105,20 @@ def draw_canary(session: Session) -> CanarySample | None:
     would show a change as smaller than it is. None if a stop came.
     """
     opened, size = session.opened, session.opened.job.spec.canary
-    chance = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
-    kept, num_known, num_to_ask = _known_rows(session, chance, size)
+    rng = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
+    kept, num_known, num_to_ask = _known_rows(session, rng, size)
     own = _own_files(session, num_to_ask)
     if session.stop.reason is not None:  # the sample is of some rows alone
         return None
     num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
     num_elsewhere = num_known + num_taken
     num_drawn = min(size, num_elsewhere)
-    num_drawn_taken = sum(number < num_taken for number in chance.sample(range(num_elsewhere), num_drawn))
-    chance.shuffle(kept)
+    num_drawn_taken = sum(number < num_taken for number in rng.sample(range(num_elsewhere), num_drawn))
+    rng.shuffle(kept)
     kept = kept[: num_drawn - num_drawn_taken]
-    rows = _own_rows(session, own, sorted(chance.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
+    rows = _own_rows(session, own, sorted(rng.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
     rows += _own_rows(
-        session, own, sorted(chance.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
+        session, own, sorted(rng.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
     )
     if session.reuse is not None:
         labels = session.reuse.take([place for _, place in kept])
@@ -135,7 +135,7 @@ def _must_end(session: Session, num_to_ask: int) -> bool:
     return session.stop.reason is not None
 
 
-def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
+def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
     """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how
     many rows of the session's own chunks they do not know, which it would ask. Ends early at a stop.
     """
@@ -145,7 +145,7 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
     num_known = num_to_ask = 0
     mine = set(session.shards)
     others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
-    chance.shuffle(others)
+    rng.shuffle(others)
     for shard in [*session.shards, *others]:
         if shard not in mine and num_known >= size:
             break
@@ -159,7 +159,7 @@ def _known_rows(session: Session, chance: random.Random, size: int) -> tuple[lis
                 num_known += 1
                 if len(kept) < size:
                     kept.append((pair, place))
-                elif (at := chance.randrange(num_known)) < size:
+                elif (at := rng.randrange(num_known)) < size:
                     kept[at] = pair, place
             if shard not in mine and num_known >= size:
                 break

@@ -159,7 +159,7 @@ def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_sho
         if command.startswith("pull"):
             done = relabel("pull", f"{store.url}/ecom", str(dest), *command.split()[1:], "--output", "json")
             assert done.code == 0, (what, done)
-            assert any(name in fault for fault in done.json["mended"]), (what, done.json)
+            assert any(name in fault for fault in done.json["repaired"]), (what, done.json)
             # under another name, or for its owner alone
             is_here = name.endswith("model.onnx") or harm in (
                 "mode 000",
@@ -224,7 +224,7 @@ def test_a_link_or_folder_that_is_not_what_a_pull_made_is_mended(
     assert state_of(dest) == before
     done = pull_from(store, dest)
     assert done.has_switched
-    assert done.mended
+    assert done.repaired
     assert digests(dest / "current") == digests(source)
     assert not pull_from(store, dest).has_switched
     assert relabel("verify", str(dest)).code == 0
@@ -248,7 +248,7 @@ def test_what_its_owner_may_not_read_is_mended_for_who_is_not_root(source: Path,
             ((dest / "current").resolve() / "model.onnx").chmod(0)
         else:
             links_and_folders()[harm](dest)
-        assert pull_from(bundle_store, dest).mended
+        assert pull_from(bundle_store, dest).repaired
         assert digests(dest / "current") == digests(root / "bundle")
         assert not pull_from(bundle_store, dest).has_switched
         assert len(list((dest / ".versions").iterdir())) == 1
@@ -288,7 +288,7 @@ def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(
     settled(dest, store)
     (dest / ".stamps.json").write_text(stamps)
     flip_unseen((dest / "current").resolve() / "model.onnx")
-    assert pull_from(store, dest).mended
+    assert pull_from(store, dest).repaired
     assert digests(dest / "current") == digests(source)
 
 
@@ -300,7 +300,7 @@ def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
     with (dest / "current" / "model.onnx").open("rb") as reader:
         held = reader.read(100)
         flip((dest / "current").resolve() / "README.md")
-        assert pull_from(store, dest).mended
+        assert pull_from(store, dest).repaired
         assert held + reader.read() == (source / "model.onnx").read_bytes()
 
 
@@ -322,7 +322,7 @@ def test_a_version_held_after_a_rollback_is_mended_as_that_version(store: LocalB
     Destination(dest).roll_back()
     flip((dest / "current").resolve() / "model.onnx")
     done = pull_from(store, dest)
-    assert (done.is_held, bool(done.mended), served_text(dest)) == (True, True, "one")
+    assert (done.is_held, bool(done.repaired), served_text(dest)) == (True, True, "one")
     assert pull_from(store, dest).is_held
     flip((dest / "current").resolve() / "model.onnx")
     store.delete(version_name("ecom", done.served.version))
@@ -393,7 +393,7 @@ def test_a_disk_that_fills_while_a_version_is_mended_leaves_it_for_the_next_pull
             with pytest.raises(DiskFullError):
                 pull_from(store, dest)
         assert (dest / "current").readlink() == serving
-    assert pull_from(store, dest).mended
+    assert pull_from(store, dest).repaired
     assert digests(dest / "current") == digests(source)
 
 
