@@ -10,10 +10,9 @@ from pathlib import Path
 
 from manifests.errors import ConfigError
 from manifests.secrets.redaction import keep_secret, secret_in
-from manifests.secrets.secret_names import names_secret
+from manifests.secrets.secret_names import STORAGE_KEY, names_secret
 from manifests.secrets.url_secrets import MIN_CHARS, secret_in_url
 
-STORAGE_KEY = "storage_options"
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
 """What may hold the path of a key as well as the key."""
 _NAMES_A_PLACE = re.compile(

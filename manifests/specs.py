@@ -29,6 +29,7 @@ from pydantic import (
 from manifests.errors import ConfigError
 from manifests.odd_text import odd_values, shown
 from manifests.secrets.redaction import redacted
+from manifests.secrets.secret_names import STORAGE_KEY
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
@@ -361,7 +362,7 @@ _YAML_HINTS = {
 
 def _fault(model: type[BaseModel], fault: Any) -> str:
     path = ".".join(str(step) for step in fault["loc"]) or "the spec"
-    if fault["loc"][:1] == ("storage_options",) and fault["type"] != "value_error":  # its values are secrets
+    if fault["loc"][:1] == (STORAGE_KEY,) and fault["type"] != "value_error":
         return (
             f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: "
             f"prod}}}}"
@@ -381,7 +382,7 @@ def _fault(model: type[BaseModel], fault: Any) -> str:
         )
     hint = _YAML_HINTS.get(fault["type"], "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
-    shown = "" if fault["loc"][:1] == ("storage_options",) else f" = {_shown(fault['input'])}"
+    shown = "" if fault["loc"][:1] == (STORAGE_KEY,) else f" = {_shown(fault['input'])}"
     return f"`{path}`{shown}: {message[:1].lower()}{message[1:]}{hint}"
 
 

@@ -32,14 +32,13 @@ from manifests.labels import Reads
 from manifests.runs.label_keys import BY_CONTENT, stage_digests
 from manifests.runs.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
 from manifests.secrets.redaction import keep_secret, secret_in
-from manifests.secrets.secret_names import names_secret
+from manifests.secrets.secret_names import STORAGE_KEY, names_secret
 from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of
 from manifests.storage.run_stores import open_run_store
 
 ENVIRONMENT_PREFIX = "RELABEL_"
-STORAGE_KEY = "storage_options"
 CACHE_VARIABLE = "RELABEL_CACHE"
 """Folder for fetched models; default `~/.cache/relabel`."""
 

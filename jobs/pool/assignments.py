@@ -10,12 +10,13 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from jobs.planning.job_files import STORAGE_KEY, Job, build_job, read_secrets
+from jobs.planning.job_files import Job, build_job, read_secrets
 from jobs.planning.spec_places import absolute
 from jobs.pool.isolation import ChunkCase
 from jobs.running.deadlines import Deadline
 from jobs.running.sessions import Session
 from manifests.runs.receipts import ChunkId
+from manifests.secrets.secret_names import STORAGE_KEY
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+STORAGE_KEY = "storage_options"
+"""A spec's key whose values are secrets, all of them."""
 _INNOCENT = re.compile(
     r"TOKENIZ\w*|AUTHOR(?!I)S?|PASS(?:AGE|IVE|ES)|(?:BY|COM|SUR|TRES)PASS"
     r"|(?:MON|DON|TUR|WHIS|HOC)KEY|KEY(?:BOARD|WORD|NOTE|STONE|FRAME)|CONNECT(?!ION_?STR)|CREDIT|CERTAIN|DISCONN"
