@@ -19,16 +19,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from export.bench.benching import bench_bundle
 from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+from export.bench.latency_facts import ComparedModels
 from export.bench.latency_records import write_to
 from export.bench.side_by_side import Against
 from export.bench.specs import BenchSpec
 from export.bench.workloads import MAX_ROWS
 from export.bundles import Bundle, open_bundle
+from export.parity_records import read_parity
 from export.reference_pairs import PairsFile, draw_pairs, file_pairs
+from export.student_facts import student_facts
 from manifests.storage.context import Storage
 
 NO_SLOWER = 1.05
@@ -77,29 +79,27 @@ def flips(bundle: Bundle) -> dict[str, float]:
     """Share of grades that a precision answers otherwise than the student, by the bundle's own parity; the worst batch
     size.
     """
-    return {
-        one["precision"]: max(figure["flip_share"] for figure in one["by_batch_size"].values())
-        for one in bundle.facts["parity"]["models"]
-    }
+    return {one.precision: one.flip_share for one in read_parity(bundle.facts["parity"], str(bundle.folder)).models}
 
 
-def goals(comparisons: Sequence[dict[str, Any]], flip_share: dict[str, float]) -> list[str]:
+def goals(comparisons: Sequence[ComparedModels], flip_share: dict[str, float]) -> list[str]:
     """A line a goal: reached or not, with the figures."""
     lines = []
     for one in comparisons:
-        if (one["ours"], one["theirs"]) == ("fp32", "optimum"):
-            verdict = "reached" if one["high"] is not None and one["high"] <= NO_SLOWER else "NOT reached"
-            ends = f"upper end {known(one['high'], 3)} (by CPU time {known(one['cpu_high'], 3)}), bound {NO_SLOWER}"
-            lines.append(f"fp32 no slower than optimum's, {one['cell']}: {verdict}, {ends}")
-        if (one["ours"], one["theirs"]) == ("int8", "fp32") and one["cell"].startswith("1x"):
-            faster, low, high, by_cpu = (one[key] and 1 / one[key] for key in ("ratio", "high", "low", "cpu_ratio"))
+        if (one.ours, one.theirs) == ("fp32", "optimum"):
+            verdict = "reached" if one.high is not None and one.high <= NO_SLOWER else "NOT reached"
+            ends = f"upper end {known(one.high, 3)} (by CPU time {known(one.cpu_high, 3)}), bound {NO_SLOWER}"
+            lines.append(f"fp32 no slower than optimum's, {one.cell}: {verdict}, {ends}")
+        if (one.ours, one.theirs) == ("int8", "fp32") and one.cell.startswith("1x"):
+            faster = 1 / one.ratio
+            low, high, by_cpu = (ratio and 1 / ratio for ratio in (one.high, one.low, one.cpu_ratio))
             is_sure = low is not None and low >= INT8_FASTER
             verdict = (
                 "reached" if is_sure else "reached by the median alone" if faster >= INT8_FASTER else "NOT reached"
             )
             ends = f"{faster:.2f} times ({known(low, 2)} to {known(high, 2)})"
             flipped = f"by CPU time {known(by_cpu, 2)} times; {flip_share['int8']:.2%} of grades flip"
-            lines.append(f"int8 {INT8_FASTER} times fp32, {one['cell']}: {verdict}, {ends}, {flipped}")
+            lines.append(f"int8 {INT8_FASTER} times fp32, {one.cell}: {verdict}, {ends}, {flipped}")
     return lines
 
 
@@ -136,9 +136,8 @@ def main() -> None:
     spec = BenchSpec(providers=("cpu",), **held)
     texts = None
     if args.pairs:
-        found = file_pairs(
-            PairsFile(args.pairs), bundle.facts["inputs"]["columns"], Storage(), grades=bundle.facts["grades"]
-        )
+        student = student_facts(bundle)
+        found = file_pairs(PairsFile(args.pairs), student.inputs.columns, Storage(), grades=student.grades)
         texts = draw_pairs(found, MAX_ROWS, seed=0)
     graphs = (
         optimum_graphs(args.optimum.absolute(), args.student, args.to / "optimum", args.pairs) if args.optimum else {}
@@ -153,9 +152,9 @@ def main() -> None:
     print(machine_line(facts), end="\n\n")
     for rows in (cell_rows(facts), rate_rows(facts), comparison_rows(facts)):
         print(shown(rows), end="\n\n")
-    for finding in facts["findings"]:
-        print(f"finding ({finding['kind']}) {finding['where']}: {finding['text']}")
-    print(*goals(facts["comparisons"], flips(bundle)), sep="\n")
+    for finding in facts.findings:
+        print(f"finding ({finding.kind}) {finding.where}: {finding.text}")
+    print(*goals(facts.comparisons, flips(bundle)), sep="\n")
 
 
 if __name__ == "__main__":

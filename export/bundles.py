@@ -58,6 +58,11 @@ class Bundle:
         return str(self.facts["name"])
 
     @property
+    def own_facts(self) -> dict[str, Any]:
+        """The manifest but for what `seal_bundle` writes itself: to seal the bundle anew with whatever it holds."""
+        return {key: value for key, value in self.facts.items() if key not in OWN_KEYS}
+
+    @property
     def version(self) -> str:
         """Its version by default: the first digits of its manifest's sha256."""
         return self.manifest.sha256[:VERSION_DIGITS]

@@ -34,11 +34,13 @@ from export.precisions import list_models, write_models
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
 from export.sessions import ModelSession, provider_here
 from export.specs import ExportSpec
-from export.tensorrt_engines import PRECISIONS, add_engine, check_builder, describe_lengths
+from export.tensorrt_engines import PRECISIONS, add_engine, check_builder
+from export.token_lengths import describe_lengths
 from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError, StaleRunError
 from manifests.extras import installed_versions
+from manifests.records import plain
 from manifests.storage.context import Storage
 
 LOADER = "load.py"
@@ -111,7 +113,7 @@ def export_bundle(
         made = write_models(student, folder, spec, training, say)
         facts = _facts(student, manifest, spec, folder) | {"made_by": _made_by(made), "recipe": recipe}
         rows = loader.Encoder(folder, facts["inputs"]).encode(compared.pairs)
-        facts["inputs"]["lengths"] = describe_lengths([len(ids) for ids, _ in rows])
+        facts["inputs"]["lengths"] = plain(describe_lengths([len(ids) for ids, _ in rows]))
         facts["parity"] = compare(student, folder, facts, compared, spec, provider, say)
         _write_papers(folder, facts, spec)
         bundle = _finish(folder, facts, target)

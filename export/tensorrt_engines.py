@@ -15,19 +15,19 @@ from __future__ import annotations
 import importlib
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from export.bundle_places import locked, made_beside, switch
-from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
+from export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
 from export.optimize import quiet
+from export.student_facts import EngineFile, student_facts
+from export.token_lengths import TokenLengths
 from manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
 from manifests.extras import require
+from manifests.records import plain
 
 FLAVOURS = {"tensorrt": "TensorrtExecutionProvider", "tensorrt_rtx": "NvTensorRTRTXExecutionProvider"}
 """Module → the onnxruntime provider that runs its engines."""
@@ -59,22 +59,12 @@ class BuiltEngine:
     cache: bytes
 
 
-def describe_lengths(lengths: Sequence[int]) -> dict[str, Any]:
-    """The length distribution as a bundle's manifest keeps it: tokens of a pair; `histogram` holds `[tokens, rows]`,
-    short to long.
-    """
-    p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
-    tokens, rows = np.unique(lengths, return_counts=True)
-    histogram = [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)]
-    return {"rows": len(lengths), "p50": p50, "p90": p90, "p99": p99, "max": int(max(lengths)), "histogram": histogram}
-
-
-def plan_profile(lengths: dict[str, Any], max_tokens: int) -> Profile:
+def plan_profile(lengths: TokenLengths, max_tokens: int) -> Profile:
     """The shape profile of a bundle: anything up to `max_tokens`, tuned for nine pairs in ten.
 
     One profile alone: onnxruntime runs an engine's first.
     """
-    return Profile((1, 1), (OPT_BATCH, min(lengths["p90"], max_tokens)), (MAX_BATCH, max_tokens))
+    return Profile((1, 1), (OPT_BATCH, min(lengths.p90, max_tokens)), (MAX_BATCH, max_tokens))
 
 
 def find_tensorrt() -> tuple[str, ModuleType]:
@@ -212,11 +202,9 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
     `build_into`.
     """
     bundle = open_bundle(source)
-    facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
-    plain = next(
-        (model for model in facts.get("models", []) if model["precision"] == "fp32" and model["format"] == "onnx"), None
-    )
-    if plain is None:
+    student = student_facts(bundle)
+    graph = next((model for model in student.models if (model.precision, model.format) == ("fp32", "onnx")), None)
+    if graph is None:
         raise ManifestError(f"{source}: lists no fp32 ONNX model to build from. Export the student again.")
     flavour, trt = find_tensorrt()
     gpu, here = capability_here()
@@ -232,8 +220,8 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
     folder = f"{FOLDER}/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
     old_cache = source / folder / CACHE_NAME
     cache = old_cache.read_bytes() if old_cache.is_file() else b""
-    profile = plan_profile(facts["inputs"]["lengths"], facts["inputs"]["max_tokens"])
-    built = build(trt, source / plain["path"], profile, precision=precision, capability=capability, cache=cache)
+    profile = plan_profile(student.inputs.lengths, student.inputs.max_tokens)
+    built = build(trt, source / graph.path, profile, precision=precision, capability=capability, cache=cache)
     shutil.copytree(
         source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set()
     )
@@ -242,23 +230,21 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         (part / folder / CACHE_NAME).write_bytes(built.cache)
     engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
     (part / engine).write_bytes(built.engine)
-    write_context(part / plain["path"], part / context, Path(engine).name, FLAVOURS[flavour], aimed, trt.__version__)
-    about = {
-        "flavour": flavour,
-        "tensorrt": trt.__version__,
-        "capability": aimed,
-        "gpu": gpu if capability is None else None,
-    }
-    entry = {
-        "path": context,
-        "format": "tensorrt",
-        "precision": precision,
-        "files": [context, engine],
-        **about,
-        "profile": list(profile),
-    }
-    others = [model for model in facts["models"] if model["path"] != context]
-    seal_bundle(part, {**facts, "models": [*others, {**entry, "is_compared": False}]})
+    write_context(part / graph.path, part / context, Path(engine).name, FLAVOURS[flavour], aimed, trt.__version__)
+    entry = EngineFile(
+        path=context,
+        format="tensorrt",
+        precision=precision,
+        files=[context, engine],
+        flavour=flavour,
+        tensorrt=trt.__version__,
+        capability=aimed,
+        gpu=gpu if capability is None else None,
+        profile=list(profile),
+        is_compared=False,
+    )
+    others = [model for model in student.models if model.path != context]
+    seal_bundle(part, {**bundle.own_facts, "models": plain([*others, entry])})
 
 
 def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:

@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from export.bench import memory
 from export.bench.closed_cells import measure_cells
 from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
-from export.bench.latency_tables import blank_latency_row
+from export.bench.latency_facts import (
+    LATENCY_FORMAT,
+    BenchedBundle,
+    BenchFacts,
+    ModelLatency,
+    ReplayedLengths,
+)
 from export.bench.machine_facts import MachineWatch
 from export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
 from export.bench.plans import (
@@ -25,6 +30,7 @@ from export.bench.plans import (
     SWEEP_WEIGHT,
     BenchModel,
     Budget,
+    Cell,
     choose_models,
     plan_cells,
     plan_shapes,
@@ -36,10 +42,9 @@ from export.bench.workloads import workload_of_lengths, workload_of_pairs
 from export.bundles import Bundle
 from export.loader import Encoder, Machine, default_threads
 from export.placement import cpu_nodes
+from export.student_facts import student_facts
 from manifests.extras import require
 from manifests.metrics.gates import Gate, judge_gates
-
-LATENCY_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,13 @@ class Bench:
         planned: names of all figures that were to be measured.
     """
 
-    facts: dict[str, Any]
+    facts: BenchFacts
     planned: Sequence[str]
 
     @property
     def figures(self) -> dict[str, float | None]:
         """By the names that gates have for them; None where a planned one was not measured."""
         return measured_figures(self.facts, self.planned)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Of `latency.parquet`: each model's cells, then its rates."""
-        return [row for model in self.facts["models"] for row in (*model["closed"], *model["open"])]
 
 
 def bench_bundle(
@@ -84,32 +84,34 @@ def bench_bundle(
     Raises:
         ConfigError: a gate names a figure that will not be measured.
         MissingExtraError: a provider or torch is not to be had.
+        ManifestError: the bundle holds no student.
         UsageError, InputError, ManifestError, ModelError: see the modules that say so.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     against = against or Against()
-    threads = spec.threads or default_threads()
+    student, threads = student_facts(bundle), spec.threads or default_threads()
     encoder = Encoder(bundle.folder, bundle.facts["inputs"])
-    planned = choose_models(bundle.facts["models"], spec, Machine.here())
-    against.check(bundle.facts, threads=threads)
-    lengths = bundle.facts["inputs"]["lengths"]
+    planned = choose_models(student.models, spec, Machine.here())
+    against.check(student, threads=threads)
     workload = (
-        workload_of_lengths(lengths, encoder, seed=spec.seed) if pairs is None else workload_of_pairs(pairs, encoder)
+        workload_of_lengths(student.inputs.lengths, encoder, seed=spec.seed)
+        if pairs is None
+        else workload_of_pairs(pairs, encoder)
     )
-    cells, shapes = plan_cells(spec, workload.about), plan_shapes(workload.about)
+    cells, shapes = plan_cells(spec, workload.lengths), plan_shapes(workload.lengths)
     sides = plan_sides(planned, against)
     bounded = [(preset, bound.figure) for preset in sweeps_of(spec) for bound in bounds_of(spec, preset)]
     names = planned_figures(planned, cells, bounded, sides, shapes, may_fall_back=spec.allows_fallback)
     judge_gates(gates, dict.fromkeys(names), None)
     weight = len(planned) * (CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec)))
     weight += COMPARISON_WEIGHT * len(shapes) * len(sides)
-    setting = Setting(bundle, spec, encoder, workload, Budget(spec.seconds, weight), threads, say)
+    setting = Setting(bundle, student, spec, encoder, workload, Budget(spec.seconds, weight), threads, say)
     watch = MachineWatch(threads)
     models = {}
     for model in planned:
         opened, facts = measure_model(setting, model, cells)
         models[opened] = facts
-    left_out = {model: {cell for cell, _ in facts["not_run"]} for model, facts in models.items()}
+    left_out = {model: {cell for cell, _ in facts.not_run} for model, facts in models.items()}
     comparisons, findings = compare_models(setting, list(models), against, shapes, left_out)
     machine = watch.facts()
     findings = [
@@ -119,46 +121,44 @@ def bench_bundle(
         *comparison_findings(comparisons, rounds=spec.rounds),
     ]
     return Bench(
-        {
-            "format": LATENCY_FORMAT,
-            "name": bundle.name,
-            "bundle": {"version": bundle.version, "manifest_sha256": bundle.manifest.sha256},
-            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "spec": spec.model_dump(mode="json"),
-            "machine": machine,
-            "workload": workload.about,
-            "models": list(models.values()),
-            "comparisons": comparisons,
-            "findings": [finding._asdict() for finding in findings],
-        },
+        BenchFacts(
+            format=LATENCY_FORMAT,
+            name=bundle.name,
+            bundle=BenchedBundle(bundle.version, bundle.manifest.sha256),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            spec=spec.model_dump(mode="json"),
+            machine=machine,
+            workload=ReplayedLengths(workload.source, **vars(workload.lengths)),
+            models=list(models.values()),
+            comparisons=comparisons,
+            findings=findings,
+        ),
         names,
     )
 
 
-def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Any]) -> tuple[BenchModel, dict[str, Any]]:
+def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Cell]) -> tuple[BenchModel, ModelLatency]:
     """One model's closed-loop cells and open-loop sweeps.
 
     Returns:
-        The model as it was opened, and its entry in `latency.json`.
+        The model as it was opened, and what was measured of it.
     """
     rss_bytes, device_bytes = memory.rss_bytes(), memory.device_bytes()
     setting.say(f"{model.name}: opening {model.path}")
     model, run = setting.open(model)
-    about = {"provider": model.provider, "precision": model.precision}
-    blank = blank_latency_row() | about | {"model": model.path, "threads": setting.threads}
-    closed, left_out = measure_cells(setting, run, cells, blank, device_bytes=device_bytes)
-    sweeps = {preset: measure_sweep(setting, run, preset, blank) for preset in sweeps_of(setting.spec)}
-    return model, {
-        "asked_provider": model.asked,
-        **about,
-        "path": model.path,
-        "rss_before_bytes": rss_bytes,
-        "cpu_nodes": cpu_nodes(
-            setting.bundle.folder / model.path, model.provider, setting.probe, threads=setting.threads
-        ),
-        "closed": closed,
-        "open": [row for sweep in sweeps.values() for row in sweep["rows"]],
-        "capacity_per_s": {preset: sweep["capacity_per_s"] for preset, sweep in sweeps.items()},
-        "slo": [slo for sweep in sweeps.values() for slo in sweep["slo"]],
-        "not_run": left_out,
-    }
+    closed, left_out = measure_cells(setting, model, run, cells, device_bytes=device_bytes)
+    sweeps = {preset: measure_sweep(setting, model, run, preset) for preset in sweeps_of(setting.spec)}
+    path = setting.bundle.folder / model.path
+    return model, ModelLatency(
+        asked_provider=model.asked,
+        provider=model.provider,
+        precision=model.precision,
+        path=model.path,
+        rss_before_bytes=rss_bytes,
+        cpu_nodes=cpu_nodes(path, model.provider, setting.probe, threads=setting.threads),
+        closed=closed,
+        open=[row for sweep in sweeps.values() for row in sweep.rows],
+        capacity_per_s={preset: sweep.capacity_per_s for preset, sweep in sweeps.items()},
+        slo=[slo for sweep in sweeps.values() for slo in sweep.slo],
+        not_run=left_out,
+    )

@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from export.bench.latency import Clock
+from export.bench.latency_facts import ComparedModels, ComparedPair
 from export.bench.quantiles import samples_needed
 from manifests.metrics.bootstrap import bootstrap
 
@@ -58,21 +59,23 @@ class Turns(NamedTuple):
     wall: Ratio
     cpu: Ratio | None
 
-    def facts(self) -> dict[str, Any]:
+    def compared(self, pair: ComparedPair, cell: str) -> ComparedModels:
         """As `latency.json` holds it."""
         wall, cpu = self
-        return {
-            "rounds": len(wall.ratios),
-            "ratio": wall.median,
-            "low": wall.low,
-            "high": wall.high,
-            "cpu_ratio": cpu and cpu.median,
-            "cpu_low": cpu and cpu.low,
-            "cpu_high": cpu and cpu.high,
-            "ours_ms": wall.ours_ms,
-            "theirs_ms": wall.theirs_ms,
-            "ratios": [round(ratio, 5) for ratio in wall.ratios],
-        }
+        return ComparedModels(
+            **vars(pair),
+            cell=cell,
+            rounds=len(wall.ratios),
+            ratio=wall.median,
+            low=wall.low,
+            high=wall.high,
+            cpu_ratio=cpu.median if cpu else None,
+            cpu_low=cpu.low if cpu else None,
+            cpu_high=cpu.high if cpu else None,
+            ours_ms=wall.ours_ms,
+            theirs_ms=wall.theirs_ms,
+            ratios=[round(ratio, 5) for ratio in wall.ratios],
+        )
 
 
 class Spent(NamedTuple):

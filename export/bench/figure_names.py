@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from export.bench.latency_facts import BenchFacts
 from export.bench.plans import BenchModel, Cell
 
 CELL_KEYS = ("samples", "p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 """Of a cell, in the manifest's summary; all but the samples can be required."""
 CELL_FIGURES = CELL_KEYS[1:]
 RATIO_FIGURES = {"ratio": "ratio", "ratio_high": "high", "cpu_ratio": "cpu_ratio"}
-"""Name of a comparison's figure → its key in `latency.json`."""
+"""Name of a comparison's figure → its field of `ComparedModels`."""
 
 
 def planned_figures(
@@ -42,23 +42,20 @@ def planned_figures(
     return list(dict.fromkeys(names))
 
 
-def measured_figures(facts: Mapping[str, Any], planned: Iterable[str]) -> dict[str, float | None]:
+def measured_figures(facts: BenchFacts, planned: Iterable[str]) -> dict[str, float | None]:
     """What was measured, by name; None where it was planned and then left out, or is not known well enough to be
     stated.
-
-    Args:
-        facts: `latency.json`.
     """
     found: dict[str, float | None] = dict.fromkeys(planned)
-    for model in facts["models"]:
-        name = f"{model['provider']}.{model['precision']}"
-        for row in model["closed"]:
-            found |= {f"{name}.{row['cell']}.{key}": row[key] for key in CELL_FIGURES}
-        for slo in model["slo"]:
-            found[f"{name}.{rate_name(slo['preset'], slo['figure'])}"] = slo["highest_rate"]
-    for one in facts["comparisons"]:
-        name = f"{one['provider']}.{one['ours']}/{one['theirs']}.{one['cell']}"
-        found |= {f"{name}.{figure}": one[key] for figure, key in RATIO_FIGURES.items()}
+    for model in facts.models:
+        name = f"{model.provider}.{model.precision}"
+        for row in model.closed:
+            found |= {f"{name}.{row.cell}.{key}": getattr(row, key) for key in CELL_FIGURES}
+        for slo in model.slo:
+            found[f"{name}.{rate_name(slo.preset, slo.figure)}"] = slo.highest_rate
+    for one in facts.comparisons:
+        name = f"{one.provider}.{one.ours}/{one.theirs}.{one.cell}"
+        found |= {f"{name}.{figure}": getattr(one, key) for figure, key in RATIO_FIGURES.items()}
     return found
 
 

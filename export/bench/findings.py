@@ -5,9 +5,9 @@ A finding is no error: the bench goes on and ends well, and says it in the recor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
+from export.bench.latency_facts import ComparedModels, Finding, LatencyRow, MeasuredMachine, ModelLatency
 from export.bench.machine_facts import BUSY_LOAD
 from export.bench.quantiles import QUANTILES, samples_needed
 from export.bench.rate_sweeps import FEWEST_REQUESTS
@@ -18,92 +18,74 @@ ROUNDS_NEEDED = samples_needed(0.5)
 """Fewest rounds for which the median's 95 % interval exists."""
 
 
-class Finding(NamedTuple):
-    """One thing to know.
-
-    Args:
-        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`,
-            `too_few_rounds`, `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`,
-            `over_quota`.
-        where: provider and precision, or `machine`.
-        text: a sentence.
-    """
-
-    kind: str
-    where: str
-    text: str
-
-
-def model_findings(model: Mapping[str, Any], *, max_tokens: int) -> list[Finding]:
+def model_findings(model: ModelLatency, *, max_tokens: int) -> list[Finding]:
     """Of one model's figures.
 
     Args:
-        model: as `latency.json` holds it, with `not_run` `[cell, reason]` and `cpu_nodes`.
         max_tokens: at which the bundle cuts.
     """
-    where = f"{model['provider']} {model['precision']}"
     found: list[Finding] = []
-    if model["asked_provider"] not in ("auto", model["provider"]) and model["provider"] == "cpu":
-        text = f"{model['asked_provider']} was asked for and is not here: these are figures of the CPU."
-        found.append(Finding("cpu_fallback", where, text))
-    if model["cpu_nodes"]:
-        names = ", ".join(f"{count} {kind}" for kind, count in model["cpu_nodes"].items())
-        found.append(Finding("cpu_nodes", where, f"onnxruntime runs part of the graph on the CPU: {names}."))
-    for reason in dict.fromkeys(reason for _, reason in model["not_run"]):
-        cells = ", ".join(cell for cell, why in model["not_run"] if why == reason)
-        found.append(Finding("not_run", where, f"{cells}: not measured; {reason}"))
-    if noisy := _noisy(model["closed"]):
-        found.append(Finding("noisy", where, noisy))
-    if few := _few(model["closed"] + model["open"]):
-        found.append(Finding("too_few_samples", where, few))
-    if scarce := [row for row in model["open"] if row["warm_up"] + row["samples"] < FEWEST_REQUESTS]:
-        found.append(Finding("too_few_requests", where, _scarce(scarce)))
-    long = [row["cell"] for row in model["closed"] if row["tokens"] and row["tokens"] > max_tokens]
+    if model.asked_provider not in ("auto", model.provider) and model.provider == "cpu":
+        text = f"{model.asked_provider} was asked for and is not here: these are figures of the CPU."
+        found.append(Finding("cpu_fallback", model.side, text))
+    if model.cpu_nodes:
+        names = ", ".join(f"{count} {kind}" for kind, count in model.cpu_nodes.items())
+        found.append(Finding("cpu_nodes", model.side, f"onnxruntime runs part of the graph on the CPU: {names}."))
+    for reason in dict.fromkeys(reason for _, reason in model.not_run):
+        cells = ", ".join(cell for cell, why in model.not_run if why == reason)
+        found.append(Finding("not_run", model.side, f"{cells}: not measured; {reason}"))
+    if noisy := _noisy(model.closed):
+        found.append(Finding("noisy", model.side, noisy))
+    if few := _few(model.closed + model.open):
+        found.append(Finding("too_few_samples", model.side, few))
+    if scarce := [row for row in model.open if row.requests < FEWEST_REQUESTS]:
+        found.append(Finding("too_few_requests", model.side, _scarce(scarce)))
+    long = [row.cell for row in model.closed if row.tokens and row.tokens > max_tokens]
     if long:
         text = (
             f"{', '.join(long)}: longer than the {max_tokens} tokens at which this bundle cuts; to compare with "
             "others' tables alone."
         )
-        found.append(Finding("over_max_tokens", where, text))
-    for slo in model["slo"]:
-        if slo["highest_rate"] is None:
+        found.append(Finding("over_max_tokens", model.side, text))
+    for slo in model.slo:
+        if slo.highest_rate is None:
             text = (
-                f"{slo['preset']}: no rate that was tried keeps {slo['figure']} under {slo['slo_ms']:g} ms with "
+                f"{slo.preset}: no rate that was tried keeps {slo.figure} under {slo.slo_ms:g} ms with "
                 "enough requests to tell."
             )
-            found.append(Finding("slo_missed", where, text))
+            found.append(Finding("slo_missed", model.side, text))
     return found
 
 
-def comparison_findings(comparisons: Sequence[Mapping[str, Any]], *, rounds: int) -> list[Finding]:
+def comparison_findings(comparisons: Sequence[ComparedModels], *, rounds: int) -> list[Finding]:
     """Of comparisons: a small precision that is not faster, other answers, too few rounds."""
     found: list[Finding] = []
     for one in comparisons:
-        where = f"{one['provider']} {one['ours']}"
-        interval = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
-        if one["theirs"] == PLAIN and one["ratio"] >= 1:
-            text = f"{one['cell']}: no faster than fp32, its time over fp32's is {one['ratio']:.2f}{interval}."
+        where = f"{one.provider} {one.ours}"
+        interval = "" if one.low is None else f" ({one.low:.2f} to {one.high:.2f})"
+        if one.theirs == PLAIN and one.ratio >= 1:
+            text = f"{one.cell}: no faster than fp32, its time over fp32's is {one.ratio:.2f}{interval}."
             found.append(Finding("slower_than_fp32", where, text))
-        if one["rounds"] < max(rounds, ROUNDS_NEEDED):
-            said = f"{one['rounds']} of {rounds} rounds fitted into the time"
-            if one["low"] is None:
-                said = f"{one['rounds']} rounds, too few for an interval ({ROUNDS_NEEDED} needed, {rounds} wanted)"
-            found.append(Finding("too_few_rounds", where, f"{one['cell']} against {one['theirs']}: {said}."))
-        if one["ours"] == PLAIN and (one["answers_differ_by"] or 0) > 1e-2:
+        if one.rounds < max(rounds, ROUNDS_NEEDED):
+            said = f"{one.rounds} of {rounds} rounds fitted into the time"
+            if one.low is None:
+                said = f"{one.rounds} rounds, too few for an interval ({ROUNDS_NEEDED} needed, {rounds} wanted)"
+            found.append(Finding("too_few_rounds", where, f"{one.cell} against {one.theirs}: {said}."))
+        if one.ours == PLAIN and (one.answers_differ_by or 0) > 1e-2:
             text = (
-                f"{one['theirs']} answers otherwise by up to {one['answers_differ_by']:.3f}: other weights make no "
+                f"{one.theirs} answers otherwise by up to {one.answers_differ_by:.3f}: other weights make no "
                 "fair comparison."
             )
             found.append(Finding("answers_differ", where, text))
     return found
 
 
-def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
+def machine_findings(machine: MeasuredMachine) -> list[Finding]:
     """Of the machine's state."""
     found = []
-    load, quota, threads = machine["load_before"], machine["cpu_quota"], machine["threads"]
+    load, quota, threads = machine.load_before, machine.cpu_quota, machine.threads
     if load is not None and load > BUSY_LOAD:
-        text = f"it was busy before the bench began (load {load:g} on {machine['cores']} cores)."
+        text = f"it was busy before the bench began (load {load:g} on {machine.cores} cores)."
         found.append(Finding("busy_machine", "machine", text))
     if quota is not None and threads > quota:
         advice = (
@@ -119,33 +101,32 @@ def machine_findings(machine: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _noisy(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def _noisy(rows: Sequence[LatencyRow]) -> str | None:
     """Cells in which every call did the same work and yet they differ."""
-    fixed = [row for row in rows if row["tokens"] and row["p50_ms"] is not None]
-    spread = [row for row in fixed if row["cv"] > MAX_CV]
+    fixed = [row for row in rows if row.tokens and row.p50_ms is not None]
+    spread = [(row.cv, row) for row in fixed if row.cv is not None and row.cv > MAX_CV]
     if not spread:
         return None
-    worst = max(spread, key=lambda row: float(row["cv"]))
+    cv, worst = max(spread, key=lambda one: one[0])
     return (
         f"calls of {len(spread)} of {len(fixed)} fixed shapes vary by more than {MAX_CV:.0%} of their mean "
-        f"(worst {worst['cell']}: {worst['cv']:.0%})."
+        f"(worst {worst.cell}: {cv:.0%})."
     )
 
 
-def _few(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def _few(rows: Sequence[LatencyRow]) -> str | None:
     parts = []
     for name in ("p50", "p99", "p999"):
         need = samples_needed(QUANTILES[name])
-        short = [row for row in rows if row["samples"] < need]
+        short = [row.samples for row in rows if row.samples < need]
         if short:
-            fewest = min(row["samples"] for row in short)
-            parts.append(f"{_spoken(name)} ({need:,}) in {len(short)} of {len(rows)}, fewest {fewest:,}")
+            parts.append(f"{_spoken(name)} ({need:,}) in {len(short)} of {len(rows)}, fewest {min(short):,}")
     return f"too few samples for {'; '.join(parts)}. More --seconds." if parts else None
 
 
-def _scarce(rows: Sequence[Mapping[str, Any]]) -> str:
+def _scarce(rows: Sequence[LatencyRow]) -> str:
     """Rates at which the time was too short for requests."""
-    rates = ", ".join(f"{row['offered_rate']:,.4g}/s ({row['warm_up'] + row['samples']})" for row in rows)
+    rates = ", ".join(f"{row.offered_rate:,.4g}/s ({row.requests})" for row in rows)
     return f"fewer than {FEWEST_REQUESTS} requests came at {rates}: no more fitted into the time. More --seconds."
 
 

@@ -4,8 +4,9 @@ somebody may have edited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from export.bench.latency_facts import BenchFacts
 
 TITLE = "## Latency"
 NEXT_TITLE = "## Made of"
@@ -29,7 +30,7 @@ def put_section(card: str, lines: Sequence[str]) -> str:
     return "\n".join([*rows[:start], *section, *rows[end:]]).rstrip("\n") + "\n"
 
 
-def latency_lines(facts: Mapping[str, Any]) -> list[str]:
+def latency_lines(facts: BenchFacts) -> list[str]:
     """The section's lines, Markdown, without its title."""
     tables = [cell_rows(facts), rate_rows(facts), comparison_rows(facts)]
     lines = [machine_line(facts), ""]
@@ -42,32 +43,29 @@ def latency_lines(facts: Mapping[str, Any]) -> list[str]:
             "`latency.json`, `latency.parquet`."
         )
     ]
-    if facts["findings"]:
+    if facts.findings:
         lines += ["", "What to know about these figures:", ""]
-        lines += [f"- {finding['where']}: {finding['text']}" for finding in facts["findings"]]
+        lines += [f"- {finding.where}: {finding.text}" for finding in facts.findings]
     return lines
 
 
-def machine_line(facts: Mapping[str, Any]) -> str:
+def machine_line(facts: BenchFacts) -> str:
     """What it was measured on, and with what."""
-    machine, workload = facts["machine"], facts["workload"]
-    gpu = f", {machine['gpu']['name']}" if machine["gpu"] else ""
-    lengths = f"p50 {workload['p50']}, p99 {workload['p99']} tokens"
-    source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
-    runtime = machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu")
-    cores = (
-        f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'} on {machine['usable_cores']} of "
-        f"{machine['cores']} cores"
-    )
-    if machine["cpu_quota"] is not None:
-        cores += f" with a quota of {machine['cpu_quota']:g}"
+    machine, workload = facts.machine, facts.workload
+    gpu = f", {machine.gpu.name}" if machine.gpu else ""
+    lengths = f"p50 {workload.p50}, p99 {workload.p99} tokens"
+    source = "its own record of lengths" if workload.from_ == "lengths" else "pairs of a file"
+    threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
+    cores = f"{threads} on {machine.usable_cores} of {machine.cores} cores"
+    if machine.cpu_quota is not None:
+        cores += f" with a quota of {machine.cpu_quota:g}"
     return (
-        f"Measured {facts['measured_at'][:10]} on {machine['cpu']}{gpu}, {cores}, onnxruntime {runtime}. "
+        f"Measured {facts.measured_at[:10]} on {machine.cpu}{gpu}, {cores}, onnxruntime {machine.onnxruntime}. "
         f"Replayed lengths are of {source} ({lengths})."
     )
 
 
-def cell_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+def cell_rows(facts: BenchFacts) -> list[list[str]]:
     """Closed loop: a row a cell; the first row is the head."""
     rows = [
         [
@@ -82,28 +80,27 @@ def cell_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             "peak memory",
         ]
     ]
-    for model in facts["models"]:
-        for row in model["closed"]:
-            name = f"{row['cell']}, {row['scope']}" if row["scope"] != "batch" else row["cell"]
-            p50 = _between(row, "p50") if row["p50_ms"] is not None else f"mean {row['mean_ms']:,.1f}"
-            memory = row["device_bytes"] if row["device_bytes"] is not None else row["peak_rss_bytes"]
+    for model in facts.models:
+        for row in model.closed:
+            memory = row.device_bytes if row.device_bytes is not None else row.peak_rss_bytes
+            p50 = _between(row.p50_ms, row.p50_low, row.p50_high)
             rows.append(
                 [
-                    f"{model['provider']} {model['precision']}",
-                    name,
-                    f"{row['samples']:,}",
-                    p50,
-                    _between(row, "p99"),
-                    _number(row["p999_ms"]),
-                    _number(row["cpu_ms"]),
-                    f"{row['pairs_per_s']:,.0f}",
+                    model.side,
+                    f"{row.cell}, {row.scope}" if row.scope != "batch" else row.cell,
+                    f"{row.samples:,}",
+                    f"mean {row.mean_ms:,.1f}" if row.p50_ms is None else p50,
+                    _between(row.p99_ms, row.p99_low, row.p99_high),
+                    _number(row.p999_ms),
+                    _number(row.cpu_ms),
+                    f"{row.pairs_per_s:,.0f}",
                     "–" if memory is None else f"{memory / 1e6:,.0f} MB",
                 ]
             )
     return rows
 
 
-def rate_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+def rate_rows(facts: BenchFacts) -> list[list[str]]:
     """Open loop: a row a rate; the first row is the head."""
     rows = [
         [
@@ -119,33 +116,30 @@ def rate_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             "p99.9 ms",
         ]
     ]
-    for model in facts["models"]:
-        for row in model["open"]:
-            held = [
-                slo
-                for slo in model["slo"]
-                if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"])
-            ]
-            mark = "".join(f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)" for slo in held)
-            pairs = "1 pair" if row["rows"] == 1 else f"{row['rows']} pairs"
+    for model in facts.models:
+        for row in model.open:
+            held = [slo for slo in model.slo if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate)]
+            mark = "".join(f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)" for slo in held)
+            pairs = "1 pair" if row.rows == 1 else f"{row.rows} pairs"
+            p99 = _between(row.p99_ms, row.p99_low, row.p99_high)
             rows.append(
                 [
-                    f"{model['provider']} {model['precision']}",
-                    f"{pairs} each, {row['scope']}",
-                    f"{row['offered_rate']:,.1f}{mark}",
-                    _number(row["answered_rate"], 1),
-                    _number(row["mean_batch"], 1),
-                    f"{row['samples']:,}",
-                    _number(row["mean_ms"]),
-                    _number(row["p50_ms"]),
-                    f"{row['unanswered']:,} never answered" if row["unanswered"] else _between(row, "p99"),
-                    _number(row["p999_ms"]),
+                    model.side,
+                    f"{pairs} each, {row.scope}",
+                    f"{row.offered_rate:,.1f}{mark}",
+                    _number(row.answered_rate, 1),
+                    _number(row.mean_batch, 1),
+                    f"{row.samples:,}",
+                    _number(row.mean_ms),
+                    _number(row.p50_ms),
+                    f"{row.unanswered:,} never answered" if row.unanswered else p99,
+                    _number(row.p999_ms),
                 ]
             )
     return rows
 
 
-def comparison_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+def comparison_rows(facts: BenchFacts) -> list[list[str]]:
     """Comparisons: a row each; the first row is the head."""
     rows = [
         [
@@ -160,19 +154,18 @@ def comparison_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             "answers differ by",
         ]
     ]
-    for one in facts["comparisons"]:
-        differ = "–" if one["answers_differ_by"] is None else f"{one['answers_differ_by']:.1e}"
+    for one in facts.comparisons:
         rows.append(
             [
-                f"{one['provider']} {one['ours']}",
-                one["theirs"],
-                one["cell"],
-                _number(one["ours_ms"]),
-                _number(one["theirs_ms"]),
-                spoken_ratio(one["ratio"], one["low"], one["high"]),
-                spoken_ratio(one["cpu_ratio"], one["cpu_low"], one["cpu_high"]),
-                str(one["rounds"]),
-                differ,
+                f"{one.provider} {one.ours}",
+                one.theirs,
+                one.cell,
+                _number(one.ours_ms),
+                _number(one.theirs_ms),
+                spoken_ratio(one.ratio, one.low, one.high),
+                spoken_ratio(one.cpu_ratio, one.cpu_low, one.cpu_high),
+                str(one.rounds),
+                "–" if one.answers_differ_by is None else f"{one.answers_differ_by:.1e}",
             ]
         )
     return rows
@@ -185,8 +178,7 @@ def spoken_ratio(ratio: float | None, low: float | None, high: float | None) -> 
     return f"{ratio:.3f}" if low is None or high is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _between(row: Mapping[str, Any], name: str) -> str:
-    value, low, high = (row[f"{name}_{part}"] for part in ("ms", "low", "high"))
+def _between(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.2f}" if low is None or high is None else f"{value:,.2f} ({low:,.2f} to {high:,.2f})"

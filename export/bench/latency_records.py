@@ -8,24 +8,26 @@ bench or export brings it back (`export/bundle_places.py`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from export.bench.benching import Bench
 from export.bench.figure_names import CELL_KEYS
 from export.bench.latency_cards import latency_lines, put_section
+from export.bench.latency_facts import FACTS_NAME, BenchFacts
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.latency_tables import TABLE_NAME, latency_table_bytes
 from export.bundle_cards import CARD_NAME, REPORT_NAME
 from export.bundle_places import PART, beside, check_unchanged, linked_copy, put_back, switch
-from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
+from export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
 from export.destinations import VERSIONS
 from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError, UsageError
+from manifests.records import plain
 from manifests.storage.disk_errors import translate_errors
 
-FACTS_NAME, TEXT_NAME = "latency.json", "latency.md"
+TEXT_NAME = "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
 """Every file of an earlier bench goes when a new one comes."""
 Redraw = Callable[[str, Path], str]
@@ -81,7 +83,6 @@ def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
         StoreError, DiskFullError: the folder can't be written.
     """
     folder, part = bundle.folder, beside(bundle.folder, PART)
-    facts = {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS}
     try:
         with translate_errors("write", part):
             linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME, *NAMES}))
@@ -94,7 +95,7 @@ def put_into_bundle(bundle: Bundle, bench: Bench, *, redraw: Redraw) -> Bundle:
             page = _held_text(part, REPORT_NAME, bundle)
             if page is not None:
                 _replace(part / REPORT_NAME, redraw(page, part))
-            sealed = seal_bundle(part, {**facts, "latency": summary(bench.facts, files)})
+            sealed = seal_bundle(part, {**bundle.own_facts, "latency": summary(bench.facts, files)})
             check_unchanged(bundle, sealed, written={CARD_NAME, REPORT_NAME, *NAMES})
             switch(part, folder)
     finally:
@@ -137,40 +138,42 @@ def write_to(folder: Path, bench: Bench) -> list[str]:
             (folder / name).unlink(missing_ok=True)
         files = write_files(folder, bench)
         (folder / TEXT_NAME).write_text(
-            put_section(f"# {bench.facts['name']}\n", latency_lines(bench.facts)), encoding="utf-8"
+            put_section(f"# {bench.facts.name}\n", latency_lines(bench.facts)), encoding="utf-8"
         )
     return [*files, TEXT_NAME]
 
 
 def write_files(folder: Path, bench: Bench) -> list[str]:
     """Write `latency.json`, `latency.parquet` and the plots; their names."""
-    (folder / FACTS_NAME).write_bytes(readable_json(bench.facts))
-    (folder / TABLE_NAME).write_bytes(latency_table_bytes(bench.rows))
+    (folder / FACTS_NAME).write_bytes(readable_json(plain(bench.facts)))
+    (folder / TABLE_NAME).write_bytes(latency_table_bytes(bench.facts.rows))
     return [FACTS_NAME, TABLE_NAME, *write_plots(folder, bench.facts)]
 
 
-def summary(facts: Mapping[str, Any], files: list[str]) -> dict[str, Any]:
+def summary(facts: BenchFacts, files: list[str]) -> dict[str, Any]:
     """`latency` in a bundle's manifest: what one asks first. No times in it, as in all of the manifest."""
-    machine = facts["machine"]
+    machine = facts.machine
     return {
-        "format": facts["format"],
+        "format": facts.format,
         "files": files,
         "machine": {
-            **{key: machine[key] for key in ("cpu", "cores", "usable_cores", "cpu_quota", "threads")},
-            "gpu": machine["gpu"] and machine["gpu"]["name"],
-            "onnxruntime": machine["versions"].get("onnxruntime") or machine["versions"].get("onnxruntime-gpu"),
+            **{key: getattr(machine, key) for key in ("cpu", "cores", "usable_cores", "cpu_quota", "threads")},
+            "gpu": machine.gpu and machine.gpu.name,
+            "onnxruntime": machine.onnxruntime,
         },
-        "workload": {key: facts["workload"][key] for key in ("from", "rows", "p50", "p90", "p99", "max")},
+        "workload": {key: value for key, value in plain(facts.workload).items() if key != "histogram"},
         "models": [
             {
-                "provider": model["provider"],
-                "precision": model["precision"],
-                "closed": {row["cell"]: {key: row[key] for key in CELL_KEYS} for row in model["closed"]},
-                "capacity_per_s": model["capacity_per_s"],
-                "slo": model["slo"],
+                "provider": model.provider,
+                "precision": model.precision,
+                "closed": {row.cell: {key: getattr(row, key) for key in CELL_KEYS} for row in model.closed},
+                "capacity_per_s": model.capacity_per_s,
+                "slo": plain(model.slo),
             }
-            for model in facts["models"]
+            for model in facts.models
         ],
-        "comparisons": [{key: value for key, value in one.items() if key != "ratios"} for one in facts["comparisons"]],
-        "findings": facts["findings"],
+        "comparisons": [
+            {key: value for key, value in plain(one).items() if key != "ratios"} for one in facts.comparisons
+        ],
+        "findings": plain(facts.findings),
     }

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from export.bench.gpu_queries import query_gpu
+from export.bench.latency_facts import GpuState, MeasuredGpu, MeasuredMachine
 from export.loader import cpu_quota, usable_cores
 from manifests.extras import installed_versions
 
@@ -39,6 +39,14 @@ BUSY_LOAD = 0.5
 """Other work, in cores, from which on a machine counts as busy."""
 
 
+class _State(NamedTuple):
+    """What changes while it is measured."""
+
+    mhz: float | None
+    load: float | None
+    gpu: GpuState | None
+
+
 class MachineWatch:
     """The machine before and after.
 
@@ -51,37 +59,36 @@ class MachineWatch:
         self._before = _state()
         self._energy_uj, self._start = _energy_uj(), time.perf_counter()
 
-    def facts(self) -> dict[str, Any]:
-        """All facts as plain JSON values; None where the system does not tell."""
+    def facts(self) -> MeasuredMachine:
+        """What it was from then until now."""
         after, energy = _state(), _energy_uj()
         watts = None
         if energy is not None and self._energy_uj is not None and energy > self._energy_uj:
             # the counter starts over now and then
             watts = (energy - self._energy_uj) / 1e6 / (time.perf_counter() - self._start)
-        gpu = gpu_facts(GPU_FIELDS)
-        return {
-            "cpu": _cpu_name(),
-            "cores": os.cpu_count(),
-            "usable_cores": usable_cores(),
-            "cpu_quota": cpu_quota(),
-            "threads": self._threads,
-            "mhz_before": self._before["mhz"],
-            "mhz_after": after["mhz"],
-            "governor": _text(GOVERNOR),
-            "power_w": watts,
-            "load_before": self._before["load"],
-            "load_after": after["load"],
-            "memory_bytes": _memory_bytes(),
-            "gpu": gpu and {**gpu, "before": self._before["gpu"], "after": after["gpu"]},
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-            "versions": installed_versions(LIBRARIES),
-        }
+        return MeasuredMachine(
+            cpu=_cpu_name(),
+            cores=os.cpu_count(),
+            usable_cores=usable_cores(),
+            cpu_quota=cpu_quota(),
+            threads=self._threads,
+            mhz_before=self._before.mhz,
+            mhz_after=after.mhz,
+            governor=_text(GOVERNOR),
+            power_w=watts,
+            load_before=self._before.load,
+            load_after=after.load,
+            memory_bytes=_memory_bytes(),
+            gpu=measured_gpu(self._before.gpu, after.gpu),
+            system=f"{platform.system()} {platform.machine()}",
+            python=platform.python_version(),
+            versions=installed_versions(LIBRARIES),
+        )
 
 
-def _state() -> dict[str, Any]:
+def _state() -> _State:
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-    return {"mhz": _mhz(), "load": load, "gpu": gpu_facts(GPU_STATE)}
+    return _State(_mhz(), load, gpu_state())
 
 
 def _cpu_name() -> str:
@@ -117,17 +124,25 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def gpu_facts(fields: Mapping[str, str]) -> dict[str, Any] | None:
-    """Facts of the first visible GPU; None without one. Numbers where they are some, None where nvidia-smi says `[N/A]`
-    or the like.
-    """
-    told = query_gpu(fields)
-    if told is None:
+def gpu_state() -> GpuState | None:
+    """The first visible GPU now; None without one."""
+    answers = query_gpu(GPU_STATE)
+    return None if answers is None else GpuState(**{name: _number(value) for name, value in answers.items()})
+
+
+def measured_gpu(before: GpuState | None, after: GpuState | None) -> MeasuredGpu | None:
+    """The first visible GPU with its state before and after; None without one."""
+    answers = query_gpu(GPU_FIELDS)
+    if answers is None:
         return None
-    return {name: value if name in ("name", "driver") else _number(value) for name, value in told.items()}
+    known: dict[str, Any] = {
+        name: value if name in ("name", "driver") else _number(value) for name, value in answers.items()
+    }
+    return MeasuredGpu(**known, before=before, after=after)
 
 
 def _number(text: str) -> float | None:
+    """A number, None where nvidia-smi says `[N/A]` or the like."""
     try:
         return float(text)
     except ValueError:

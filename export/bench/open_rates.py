@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from export.bench.arrivals import Batching, poisson_arrivals, serve
+from export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
 from export.bench.latency import time_calls
-from export.bench.plans import SWEEP_WEIGHT
+from export.bench.latency_facts import BoundedRate, LatencyRow
+from export.bench.plans import SWEEP_WEIGHT, BenchModel
 from export.bench.quantiles import MS, summarize
-from export.bench.rate_sweeps import HALVINGS, Bound, HighestRate, Point, SweepTime, highest_rate, plan_rates, sweep
+from export.bench.rate_sweeps import HALVINGS, Bound, HighestRate, SweepTime, highest_rate, plan_rates, sweep
 from export.bench.runners import Runner
 from export.bench.settings import Answer, Setting, spoken_latency
 from export.bench.specs import BenchSpec, Preset
@@ -21,6 +22,20 @@ CAPACITY_SHARE = 0.08
 """Of a sweep's time: to find what full micro-batches reach."""
 WARM_UP_SHARE = 0.1
 """Of an open loop's time: requests that came while the queue was still empty from the start."""
+
+
+class RateSweep(NamedTuple):
+    """A preset's open loop.
+
+    Args:
+        rows: by offered rate.
+        capacity_per_s: requests/s of full micro-batches with nobody waiting.
+        slo: one for each bound.
+    """
+
+    rows: list[LatencyRow]
+    capacity_per_s: float
+    slo: list[BoundedRate]
 
 
 def sweeps_of(spec: BenchSpec) -> list[Preset]:
@@ -36,15 +51,8 @@ def bounds_of(spec: BenchSpec, preset: Preset) -> list[Bound]:
     return [] if spec.slo_ms is None else [Bound("p99", spec.slo_ms)]
 
 
-def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str, Any]) -> dict[str, Any]:
-    """Measure capacity first, then rate after rate.
-
-    Args:
-        blank: what all rows of this model have in common.
-    Returns:
-        `rows` by offered rate, `capacity_per_s` (requests/s of full micro-batches with nobody waiting), and `slo`, one
-        for each bound.
-    """
+def measure_sweep(setting: Setting, model: BenchModel, run: Runner, preset: Preset) -> RateSweep:
+    """Measure capacity first, then rate after rate."""
     spec = setting.spec
     rows = SERVING_DOCUMENTS if preset == "serving" else 1
     bounds = bounds_of(spec, preset)
@@ -58,40 +66,44 @@ def measure_sweep(setting: Setting, run: Runner, preset: Preset, blank: dict[str
     batch_s = float(np.median(full.latency_s))
     rates = plan_rates(requests / batch_s, spec.rates)
     time_left = SweepTime(rates, share_s - (time.perf_counter() - start), more=HALVINGS * len(bounds))
-    about = blank | {"preset": preset, "loop": "open", "cell": f"open-{preset}", "scope": setting.scope, "rows": rows}
-    about |= {"max_batch": requests * rows, "max_wait_ms": spec.max_wait_ms}
 
-    def measure(rate: float) -> Point:
-        point = about | measure_rate(
-            spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s
-        )
-        setting.say(
-            f"{blank['provider']} {blank['precision']} {point['cell']} at {rate:,.1f}/s: {spoken_latency(point)}"
-        )
+    def measure(rate: float) -> LatencyRow:
+        offered = offer_rate(spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s)
+        point = _row(setting, model, preset, rate, offered, rows=rows, requests=requests)
+        setting.say(f"{model.name} {point.cell} at {rate:,.1f}/s: {spoken_latency(point)}")
         return point
 
     points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
     setting.budget.spend(time.perf_counter() - start)
-    slo = [_slo(preset, highest_rate(points, bound)) for bound in bounds]
-    return {"rows": points, "capacity_per_s": requests / batch_s, "slo": slo}
+    return RateSweep(points, requests / batch_s, [_bounded(preset, highest_rate(points, bound)) for bound in bounds])
 
 
-def _slo(preset: Preset, best: HighestRate) -> dict[str, Any]:
-    """As `latency.json` holds it."""
-    return {
-        "preset": preset,
-        "figure": best.bound.figure,
-        "slo_ms": best.bound.ms,
-        "highest_rate": best.rate,
-        "mean_ms": best.mean_ms,
-        "p99_ms": best.p99_ms,
-        "is_at_least": best.is_at_least,
-    }
+def _bounded(preset: Preset, best: HighestRate) -> BoundedRate:
+    return BoundedRate(
+        preset=preset,
+        figure=best.bound.figure,
+        slo_ms=best.bound.ms,
+        highest_rate=best.rate,
+        mean_ms=best.mean_ms,
+        p99_ms=best.p99_ms,
+        is_at_least=best.is_at_least,
+    )
 
 
-def measure_rate(
+class OfferedRate(NamedTuple):
+    """How requests at one rate fared.
+
+    Args:
+        warm_up: requests that came before those whose latencies are kept.
+    """
+
+    served: OpenLoopTimes
+    warm_up: int
+
+
+def offer_rate(
     spec: BenchSpec, answer: Answer, rate: float, seconds: float, *, rows: int, requests: int, batch_s: float
-) -> Point:
+) -> OfferedRate:
     """Offer requests at one rate for a while.
 
     Args:
@@ -107,17 +119,33 @@ def measure_rate(
     stop_s = seconds + max(seconds / 2, 5 * batch_s)
     batching = Batching(requests, spec.max_wait_ms / MS)
     served = serve(arrival_s, batching, lambda first, end: answer(first * rows, end * rows), stop_s=stop_s)
-    warm_up = min(int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE)), len(arrival_s) - 1)
-    kept_s = served.latency_s[warm_up:]
-    answered = len(arrival_s) - served.unanswered
+    return OfferedRate(served, min(int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE)), len(arrival_s) - 1))
+
+
+def _row(
+    setting: Setting, model: BenchModel, preset: Preset, rate: float, offered: OfferedRate, *, rows: int, requests: int
+) -> LatencyRow:
+    served, warm_up = offered
+    answered = len(served.latency_s) - served.unanswered
     answered_rate = answered / served.seconds if served.seconds else None
-    found: Point = {
-        "offered_rate": rate,
-        "answered_rate": answered_rate,
-        "mean_batch": answered / served.batches if served.batches else None,
-        "pairs_per_s": answered_rate and answered_rate * rows,
-        "warm_up": warm_up,
-        "unanswered": served.unanswered,
-        "seconds": served.seconds,
-    }
-    return found | summarize(kept_s)
+    return LatencyRow(
+        provider=model.provider,
+        precision=model.precision,
+        model=model.path,
+        preset=preset,
+        loop="open",
+        cell=f"open-{preset}",
+        scope=setting.scope,
+        rows=rows,
+        max_batch=requests * rows,
+        warm_up=warm_up,
+        unanswered=served.unanswered,
+        threads=setting.threads,
+        offered_rate=rate,
+        answered_rate=answered_rate,
+        max_wait_ms=setting.spec.max_wait_ms,
+        mean_batch=answered / served.batches if served.batches else None,
+        seconds=served.seconds,
+        pairs_per_s=answered_rate and answered_rate * rows,
+        **summarize(served.latency_s[warm_up:]),
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from export.bench.specs import BenchSpec, Preset
 from export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
 from export.loader import PROVIDERS, Machine, engine_fault
+from export.student_facts import EngineFile, ModelFile
+from export.token_lengths import TokenLengths
 from manifests.errors import MissingExtraError, UsageError
 
 CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0
@@ -80,14 +81,14 @@ class Budget:
         self.left_s = max(0.0, self.left_s - seconds)
 
 
-def choose_models(models: Sequence[Mapping[str, Any]], spec: BenchSpec, machine: Machine) -> list[BenchModel]:
+def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine) -> list[BenchModel]:
     """The bundle's models to measure on each provider, fp32 first.
 
     Raises:
         MissingExtraError: a provider is not to be had here, and falling back was not allowed.
         UsageError: a precision that the bundle has not.
     """
-    known = {str(model["precision"]) for model in models}
+    known = {model.precision for model in models}
     if strange := [name for name in spec.precisions if name not in known]:
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
     found: dict[BenchModel, None] = {}
@@ -99,21 +100,14 @@ def choose_models(models: Sequence[Mapping[str, Any]], spec: BenchSpec, machine:
     return list(found)
 
 
-def _models_on(models: Sequence[Mapping[str, Any]], asked: str, spec: BenchSpec, machine: Machine) -> list[BenchModel]:
-    wanted = [model for model in models if not spec.precisions or model["precision"] in spec.precisions]
-    graphs = [model for model in wanted if model["format"] == "onnx"]
+def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine: Machine) -> list[BenchModel]:
+    wanted = [model for model in models if not spec.precisions or model.precision in spec.precisions]
+    graphs = [model for model in wanted if model.format == "onnx"]
     if asked == "tensorrt":
-        engines = [model for model in wanted if model["format"] == "tensorrt"]
-        fitting = [model for model in engines if engine_fault(model, machine) is None]
-        if fitting:
-            return [
-                BenchModel(asked, str(model["flavour"]), str(model["precision"]), str(model["path"]))
-                for model in fitting
-            ]
-        faults = (
-            "; ".join(f"{model['path']}: {engine_fault(model, machine)}" for model in engines)
-            or "the bundle holds none"
-        )
+        engines = [(model, engine_fault(vars(model), machine)) for model in wanted if isinstance(model, EngineFile)]
+        if fitting := [model for model, fault in engines if fault is None]:
+            return [BenchModel(asked, model.flavour, model.precision, model.path) for model in fitting]
+        faults = "; ".join(f"{model.path}: {fault}" for model, fault in engines) or "the bundle holds none"
         missing = (
             f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with `relabel "
             "build-engine`"
@@ -121,37 +115,36 @@ def _models_on(models: Sequence[Mapping[str, Any]], asked: str, spec: BenchSpec,
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if PROVIDERS[provider] in machine.providers:
-            return [BenchModel(asked, provider, str(model["precision"]), str(model["path"])) for model in graphs]
+            return [BenchModel(asked, provider, model.precision, model.path) for model in graphs]
         missing = (
             f"--providers {asked}: this onnxruntime has no {PROVIDERS[provider]} "
             f"({', '.join(machine.providers)}). Install one that does"
         )
     if not spec.allows_fallback:
         raise MissingExtraError(f"{missing}, or measure on the CPU with --allow-fallback.")
-    return [BenchModel(asked, "cpu", str(model["precision"]), str(model["path"])) for model in graphs]
+    return [BenchModel(asked, "cpu", model.precision, model.path) for model in graphs]
 
 
-def plan_cells(spec: BenchSpec, lengths: Mapping[str, Any]) -> list[Cell]:
+def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
     """Closed-loop cells, small ones first.
 
     Args:
-        lengths: of the workload: `p50`, `p99`, `max`.
+        lengths: of the workload.
     """
     cells: list[Cell] = []
     if "grid" in spec.presets:
-        tokens = spec.lengths or tuple(dict.fromkeys((lengths["p50"], lengths["p99"])))
+        tokens = spec.lengths or tuple(dict.fromkeys((lengths.p50, lengths.p99)))
         shapes = dict.fromkeys([*((rows, length) for rows in spec.batches for length in tokens), *PUBLIC_SHAPES])
         cells += [Cell("grid", f"{rows}x{length}", rows, length) for rows, length in shapes]
         cells += [Cell("grid", f"{rows}xreplay", rows, None) for rows in dict.fromkeys(spec.batches)]
-    mean = float(lengths["p50"])
-    cells.sort(key=lambda cell: cell.size(mean))
+    cells.sort(key=lambda cell: cell.size(lengths.p50))
     if "table3" in spec.presets:
         cells += [Cell("table3", f"table3-{documents}", documents, None) for documents in TABLE3_DOCUMENTS]
     return cells
 
 
-def plan_shapes(lengths: Mapping[str, Any]) -> list[tuple[int, int]]:
+def plan_shapes(lengths: TokenLengths) -> list[tuple[int, int]]:
     """Rows and tokens of the batches on which two models are compared: a single pair of usual length, and two public
     shapes.
     """
-    return list(dict.fromkeys([(1, int(lengths["p50"])), (1, 128), (32, 128)]))
+    return list(dict.fromkeys([(1, lengths.p50), (1, 128), (32, 128)]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from export.bench.latency_facts import LatencyRow
 
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
@@ -16,11 +18,6 @@ and a finding says so.
 HALVINGS = 3
 """Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
 
-Point = dict[str, Any]
-"""What one rate gave: `offered_rate`, `mean_ms` and `p99_ms` (None where not known), `samples`, `warm_up`,
-`unanswered`, and more.
-"""
-
 
 class Bound(NamedTuple):
     """What a latency must not exceed: the mean, as papers and dashboards state it, or p99, which nearly every request
@@ -30,19 +27,18 @@ class Bound(NamedTuple):
     figure: Literal["mean", "p99"]
     ms: float
 
-    def value(self, point: Point) -> float | None:
+    def value(self, point: LatencyRow) -> float | None:
         """The figure at a rate; None where too few requests came to know it. A mean takes as many
         as a rate should get.
         """
-        if self.figure == "mean" and point["warm_up"] + point["samples"] < FEWEST_REQUESTS:
-            return None
-        found: float | None = point[f"{self.figure}_ms"]
-        return found
+        if self.figure == "p99":
+            return point.p99_ms
+        return point.mean_ms if point.requests >= FEWEST_REQUESTS else None
 
-    def is_broken(self, point: Point) -> bool:
+    def is_broken(self, point: LatencyRow) -> bool:
         """Whether a rate breaks it: by its latency, or by a queue that only grew."""
         value = self.value(point)
-        return bool(point["unanswered"]) or (value is not None and value > self.ms)
+        return bool(point.unanswered) or (value is not None and value > self.ms)
 
 
 @dataclass(frozen=True)
@@ -103,13 +99,13 @@ class SweepTime:
 
 
 def sweep(
-    measure: Callable[[float], Point],
+    measure: Callable[[float], LatencyRow],
     rates: Sequence[float],
     bounds: Sequence[Bound],
     *,
     halvings: int = HALVINGS,
     is_spent: Callable[[], bool] = lambda: False,
-) -> list[Point]:
+) -> list[LatencyRow]:
     """Measure rate after rate, and closer around each bound.
 
     Args:
@@ -120,10 +116,10 @@ def sweep(
     Returns:
         By offered rate.
     """
-    points: list[Point] = []
+    points: list[LatencyRow] = []
     for rate in rates:
         points.append(measure(rate))
-        if points[-1]["unanswered"]:
+        if points[-1].unanswered:
             break
     for bound in bounds:
         for _ in range(halvings):
@@ -131,33 +127,39 @@ def sweep(
             if gap is None or is_spent():
                 break
             points.append(measure(sum(gap) / 2))
-            points.sort(key=lambda point: float(point["offered_rate"]))
+            points.sort(key=_offered)
     return points
 
 
-def highest_rate(points: Sequence[Point], bound: Bound) -> HighestRate:
+def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> HighestRate:
     """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither
     holds nor breaks.
     """
-    best: Point = {"offered_rate": None, "mean_ms": None, "p99_ms": None}
+    best: LatencyRow | None = None
     is_open = True
-    for point in sorted(points, key=lambda point: float(point["offered_rate"])):
+    for point in sorted(points, key=_offered):
         if bound.is_broken(point):
             is_open = False
             break
         if bound.value(point) is not None:
             best = point
-    rate = best["offered_rate"]
-    return HighestRate(bound, rate, best["mean_ms"], best["p99_ms"], is_at_least=is_open and rate is not None)
+    if best is None:
+        return HighestRate(bound, None, None, None, is_at_least=False)
+    return HighestRate(bound, best.offered_rate, best.mean_ms, best.p99_ms, is_at_least=is_open)
 
 
-def _gap(points: Sequence[Point], bound: Bound) -> tuple[float, float] | None:
+def _offered(point: LatencyRow) -> float:
+    assert point.offered_rate is not None  # every row of an open loop has one
+    return point.offered_rate
+
+
+def _gap(points: Sequence[LatencyRow], bound: Bound) -> tuple[float, float] | None:
     """The highest rate that holds (0 where even the lowest breaks) and the lowest that breaks; None where none between
     would tell.
     """
     low: float | None = 0.0
     for point in points:
         if bound.is_broken(point):
-            return None if low is None else (low, point["offered_rate"])
-        low = None if bound.value(point) is None else point["offered_rate"]
+            return None if low is None else (low, _offered(point))
+        low = None if bound.value(point) is None else _offered(point)
     return None

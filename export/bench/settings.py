@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from export.bench.latency_facts import LatencyRow
 from export.bench.plans import BenchModel, Budget
 from export.bench.runners import Batch, OnnxRunner, Runner
 from export.bench.specs import BenchSpec
 from export.bench.workloads import TokenRow, Workload
 from export.bundles import Bundle
 from export.loader import BATCH_TOKENS, Encoder, length_batches
+from export.student_facts import StudentFacts
 from manifests.errors import MissingExtraError
 
 Say = Callable[[str], None]
@@ -27,12 +28,14 @@ class Setting:
     """A bench under way.
 
     Args:
+        student: what the bundle's manifest says of it.
         workload: rows whose lengths are replayed.
         threads: of the CPU, for each model.
         say: told of progress, a line each.
     """
 
     bundle: Bundle
+    student: StudentFacts
     spec: BenchSpec
     encoder: Encoder
     workload: Workload
@@ -43,7 +46,7 @@ class Setting:
     @property
     def heads(self) -> list[str]:
         """Outputs to ask for."""
-        return list(self.bundle.facts["heads"])
+        return list(self.student.heads)
 
     @property
     def scope(self) -> str:
@@ -91,14 +94,12 @@ class Setting:
         return answer
 
 
-def spoken_latency(row: dict[str, Any]) -> str:
+def spoken_latency(row: LatencyRow) -> str:
     """A cell's or a rate's figures in a line of progress."""
-    if not row["samples"]:
+    if not row.samples:
         return "no request came in that time"
-    parts = [
-        f"{name} {row[key]:,.2f} ms" for name, key in (("p50", "p50_ms"), ("p99", "p99_ms")) if row[key] is not None
-    ]
+    parts = [f"{name} {ms:,.2f} ms" for name, ms in (("p50", row.p50_ms), ("p99", row.p99_ms)) if ms is not None]
     if not parts:
-        parts = ["mean not known" if row["mean_ms"] is None else f"mean {row['mean_ms']:,.1f} ms"]
-    waiting = f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
-    return f"{', '.join(parts)}, {row['samples']:,} samples{waiting}"
+        parts = ["mean not known" if row.mean_ms is None else f"mean {row.mean_ms:,.1f} ms"]
+    waiting = f", {row.unanswered:,} never answered" if row.unanswered else ""
+    return f"{', '.join(parts)}, {row.samples:,} samples{waiting}"

@@ -9,16 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from distill.students.students import student_digest
-from export.bench.comparisons import take_turns
-from export.bench.findings import PLAIN, Finding
+from export.bench.comparisons import Turns, take_turns
+from export.bench.findings import PLAIN
 from export.bench.latency_cards import spoken_ratio
+from export.bench.latency_facts import ComparedModels, ComparedPair, Finding
 from export.bench.plans import COMPARISON_WEIGHT, BenchModel
 from export.bench.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
 from export.bench.settings import Setting
 from export.bench.workloads import fixed_batch
+from export.student_facts import StudentFacts
 from manifests.errors import ManifestError, MissingExtraError, ModelError
 
 TORCH = "torch"
@@ -43,21 +44,19 @@ class Against:
         """Of all sides."""
         return ([TORCH] if self.torch is not None else []) + list(self.graphs)
 
-    def check(self, facts: Mapping[str, Any], *, threads: int) -> None:
+    def check(self, student: StudentFacts, *, threads: int) -> None:
         """Refuse before anything is measured what would be refused after; torch is looked for and not loaded.
 
-        Args:
-            facts: the bundle's manifest.
         Raises:
             InputError, ManifestError, MissingExtraError: see `open_other`, `open_torch`.
         """
         for path in self.graphs.values():
-            open_other(path, "cpu", facts["inputs"]["names"], threads=threads)
+            open_other(path, "cpu", student.inputs.names, threads=threads)
         if self.torch is None:
             return
         if importlib.util.find_spec("torch") is None:
             raise MissingExtraError("--against torch needs the package torch: run `pip install 'relabel[cpu]'`.")
-        if student_digest(self.torch) != facts["lineage"]["student"]["digest"]:
+        if student_digest(self.torch) != student.lineage.student.digest:
             raise ManifestError(f"--student {self.torch}: not the student that this bundle was made of. Name that one.")
 
 
@@ -80,7 +79,7 @@ def compare_models(
     against: Against,
     shapes: Sequence[tuple[int, int]],
     left_out: Mapping[BenchModel, set[str]],
-) -> tuple[list[dict[str, Any]], list[Finding]]:
+) -> tuple[list[ComparedModels], list[Finding]]:
     """Every comparison, sides taking turns.
 
     Args:
@@ -88,55 +87,44 @@ def compare_models(
         shapes: rows and tokens of the batches.
         left_out: names of the cells that a model can't run.
     Returns:
-        `comparisons` of `latency.json`, and what could not be compared.
+        Comparisons, and what could not be compared.
     """
-    found: list[dict[str, Any]] = []
+    found: list[ComparedModels] = []
     findings: list[Finding] = []
     opened: dict[tuple[str, str], Runner] = {}
-    sides: list[tuple[BenchModel, Runner, Runner, dict[str, Any]]] = []
+    sides: list[tuple[BenchModel, Runner, Runner, ComparedPair]] = []
     for model, other in plan_sides(models, against):
         _, ours = setting.open(model)
         if (model.provider, other) not in opened:
             opened[model.provider, other] = _open_side(setting, model, models, other, against)
         theirs = opened[model.provider, other]
         differ = differ_by(ours, theirs, setting.probe)
-        sides.append(
-            (
-                model,
-                ours,
-                theirs,
-                {"provider": model.provider, "ours": model.precision, "theirs": other, "answers_differ_by": differ},
-            )
-        )
+        pair = ComparedPair(provider=model.provider, ours=model.precision, theirs=other, answers_differ_by=differ)
+        sides.append((model, ours, theirs, pair))
     # the smallest shapes first: they come to all their rounds, and leave what they do not need to the large ones
     for rows, tokens in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-        for model, ours, theirs, about in sides:
-            share_s, cell, other = setting.budget.share(COMPARISON_WEIGHT), f"{rows}x{tokens}", about["theirs"]
+        for model, ours, theirs, pair in sides:
+            share_s, cell = setting.budget.share(COMPARISON_WEIGHT), f"{rows}x{tokens}"
             if cell in left_out.get(model, set()):
                 continue
             start = time.perf_counter()
-            ratio = _compared(setting, ours, theirs, rows, tokens, share_s)
+            turns = _compared(setting, ours, theirs, rows, tokens, share_s)
             setting.budget.spend(time.perf_counter() - start)
-            if ratio is None:
-                findings.append(
-                    Finding("not_run", model.name, f"{cell} against {other} was not compared: one side can't run it.")
-                )
+            if turns is None:
+                text = f"{cell} against {pair.theirs} was not compared: one side can't run it."
+                findings.append(Finding("not_run", model.name, text))
                 continue
-            found.append({**about, "cell": cell, **ratio})
-            by_clock, by_cpu = (
-                spoken_ratio(ratio["ratio"], ratio["low"], ratio["high"]),
-                spoken_ratio(ratio["cpu_ratio"], None, None),
-            )
-            setting.say(f"{model.name} over {other}, {cell}: {by_clock}, by CPU time {by_cpu}")
+            one = turns.compared(pair, cell)
+            found.append(one)
+            by_clock, by_cpu = spoken_ratio(one.ratio, one.low, one.high), spoken_ratio(one.cpu_ratio, None, None)
+            setting.say(f"{model.name} over {pair.theirs}, {cell}: {by_clock}, by CPU time {by_cpu}")
     return found, findings
 
 
-def _compared(
-    setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens: int, seconds: float
-) -> dict[str, Any] | None:
+def _compared(setting: Setting, ours: Runner, theirs: Runner, rows: int, tokens: int, seconds: float) -> Turns | None:
     batch = fixed_batch(setting.encoder, rows, tokens)
     try:
-        turns = take_turns(
+        return take_turns(
             lambda: ours(batch),
             lambda: theirs(batch),
             rounds=setting.spec.rounds,
@@ -147,7 +135,6 @@ def _compared(
         if tokens <= setting.encoder.max_tokens:
             raise
         return None
-    return turns.facts()
 
 
 def _open_side(
@@ -161,6 +148,4 @@ def _open_side(
     if other == TORCH:
         assert against.torch is not None
         return open_torch(against.torch, model.provider, threads=setting.threads)
-    return open_other(
-        against.graphs[other], model.provider, setting.bundle.facts["inputs"]["names"], threads=setting.threads
-    )
+    return open_other(against.graphs[other], model.provider, setting.student.inputs.names, threads=setting.threads)

@@ -7,14 +7,14 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from export.loader import Encoder
-from export.tensorrt_engines import describe_lengths
+from export.token_lengths import TokenLengths, describe_lengths
 from manifests.errors import InputError
 
 # N rows of the workload
@@ -40,12 +40,13 @@ class Workload:
     Args:
         rows: token ids.
         texts: the (query, document) pairs that they are of; None where only lengths are known.
-        about: where they are from, and their lengths.
+        source: where their lengths are from: the bundle's record of lengths, or pairs.
     """
 
     rows: Sequence[TokenRow]
     texts: Sequence[tuple[str, str]] | None
-    about: dict[str, Any]
+    source: Literal["lengths", "pairs"]
+    lengths: TokenLengths
 
     def draw(self, count: int, *, seed: int) -> Workload:
         """So many rows, drawn with replacement: stretches of a workload of any size."""
@@ -54,20 +55,19 @@ class Workload:
         return replace(self, rows=[self.rows[place] for place in places], texts=texts)
 
 
-def workload_of_lengths(lengths: Mapping[str, Any], encoder: Encoder, *, seed: int) -> Workload:
+def workload_of_lengths(lengths: TokenLengths, encoder: Encoder, *, seed: int) -> Workload:
     """Rows as long as those that a bundle was tested on, by its own record.
 
     Raises:
         InputError: the bundle records no histogram.
     """
-    histogram = lengths.get("histogram")
-    if not histogram:
+    if not lengths.histogram:
         raise InputError(
             "the bundle's manifest records no histogram of lengths (an earlier version made it). Name pairs with "
             "--pairs, or export the student again."
         )
-    drawn_N = draw_lengths(histogram, min(MAX_ROWS, int(lengths["rows"])), seed=seed)
-    return Workload([blank_row(encoder, int(length)) for length in drawn_N], None, {"from": "lengths", **lengths})
+    drawn_N = draw_lengths(lengths.histogram, min(MAX_ROWS, lengths.rows), seed=seed)
+    return Workload([blank_row(encoder, int(length)) for length in drawn_N], None, "lengths", lengths)
 
 
 def workload_of_pairs(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> Workload:
@@ -79,7 +79,7 @@ def workload_of_pairs(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> Wor
     if not pairs:
         raise InputError("--pairs holds no pair to measure with.")
     rows = encoder.encode(pairs)
-    return Workload(rows, pairs, {"from": "pairs", **describe_lengths([len(ids) for ids, _ in rows])})
+    return Workload(rows, pairs, "pairs", describe_lengths([len(ids) for ids, _ in rows]))
 
 
 def draw_lengths(histogram: Sequence[Sequence[int]], count: int, *, seed: int) -> np.ndarray:

@@ -19,10 +19,9 @@ from manifests.errors import UsageError
 from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from export.bench.latency_facts import BenchFacts
     from export.bench.side_by_side import Against
-    from export.bundles import Bundle
+    from export.student_facts import StudentFacts
     from manifests.metrics.gates import GateVerdict
 
 TORCH = "torch"
@@ -124,8 +123,10 @@ def bench(
     from export.bench.specs import BenchSpec
     from export.bundle_places import locked, put_back
     from export.bundles import open_bundle
+    from export.student_facts import student_facts
     from jobs.report.bundle_page import with_latency
     from manifests.metrics.gates import judge_gates, parse_flag
+    from manifests.records import plain
     from manifests.specs import validate_spec
 
     gates = [parse_flag(text) for text in require]
@@ -143,14 +144,14 @@ def bench(
         check_results_folder(place, folder)
     with locked(folder) if to is None else nullcontext():
         opened = open_bundle(folder)
-        _check_student_bundle(opened)
-        texts = None if pairs is None else _texts(pairs, opened.facts, seed=spec.seed)
+        described = student_facts(opened)
+        texts = None if pairs is None else _texts(pairs, described, seed=spec.seed)
         measured = bench_bundle(
             opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True)
         )
-        for finding in measured.facts["findings"]:
-            text = f"finding ({finding['kind']}) {finding['where']}: {finding['text']}"
-            log_format.say(text, level="warning", event="finding", **finding)
+        for finding in measured.facts.findings:
+            text = f"finding ({finding.kind}) {finding.where}: {finding.text}"
+            log_format.say(text, level="warning", event="finding", **finding._asdict())
         if to is None:
             opened = put_into_bundle(opened, measured, redraw=partial(with_latency, name=opened.name))
         else:
@@ -166,7 +167,7 @@ def bench(
         "exit_code": int(code),
         "gates": [verdict.plain() for verdict in verdicts],
     }
-    emit({**about, **measured.facts}, _text(measured.facts, place, opened.version, verdicts), output)
+    emit({**about, **plain(measured.facts)}, _text(measured.facts, place, opened.version, verdicts), output)
     return code
 
 
@@ -195,22 +196,12 @@ def _against(sides: tuple[str, ...], student: str | None) -> Against:
     return Against(None if student is None else _local(student, "--student"), graphs)
 
 
-def _texts(path: str, facts: Mapping[str, Any], *, seed: int) -> Sequence[tuple[str, str]]:
+def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
     from export.bench.workloads import MAX_ROWS
     from export.reference_pairs import PairsFile, draw_pairs, file_pairs
 
-    return draw_pairs(
-        file_pairs(PairsFile(path), facts["inputs"]["columns"], Storage(), grades=facts["grades"]), MAX_ROWS, seed=seed
-    )
-
-
-def _check_student_bundle(bundle: Bundle) -> None:
-    from manifests.errors import ManifestError
-
-    if missing := [key for key in ("inputs", "models", "heads") if key not in bundle.facts]:
-        raise ManifestError(
-            f"{bundle.folder}: its manifest does not name `{missing[0]}`, so there is no student to measure."
-        )
+    found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
+    return draw_pairs(found, MAX_ROWS, seed=seed)
 
 
 def _local(path: str, name: str) -> Path:
@@ -219,7 +210,7 @@ def _local(path: str, name: str) -> Path:
     return Path(path)
 
 
-def _text(facts: Mapping[str, Any], place: Path, version: str, verdicts: Sequence[GateVerdict]) -> str:
+def _text(facts: BenchFacts, place: Path, version: str, verdicts: Sequence[GateVerdict]) -> str:
     from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
 
     head = table([("results", str(place)), ("version", version)])

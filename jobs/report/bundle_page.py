@@ -16,7 +16,7 @@ from pathlib import Path
 
 from export.bundle_cards import REPORT_NAME
 from export.bundle_places import PART, beside, check_unchanged, linked_copy, locked, switch
-from export.bundles import MANIFEST_NAME, OWN_KEYS, Bundle, open_bundle, seal_bundle
+from export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.building import render_report
 from jobs.report.page import Page, opening, render_page
@@ -48,7 +48,7 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
     with locked(folder, waits=True), translate_errors("write", beside(folder, PART)):
         part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
         (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
-        sealed = seal_bundle(part, {key: value for key, value in bundle.facts.items() if key not in OWN_KEYS})
+        sealed = seal_bundle(part, bundle.own_facts)
         check_unchanged(bundle, sealed, written=(REPORT_NAME,))
         switch(part, folder)
     return open_bundle(folder, check_bytes=False)
@@ -61,7 +61,7 @@ def with_latency(page: str, folder: Path, *, name: str) -> str:
 
     Args:
         page: as `put_report` wrote it; another's is left as it is, and that is reported.
-        folder: holds `latency.parquet` and `latency.json`, or neither.
+        folder: holds `latency.json`, or not.
         name: of the bundle.
     Raises:
         ManifestError: these are no latencies.

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from export.bench.latency_facts import FACTS_NAME, BenchFacts, LatencyRow, read_latency
 from export.bundle_cards import compared_on, parity_rows, undecided_lines
 from export.bundles import MANIFEST_NAME
 from export.parity_records import Parity, read_parity
@@ -17,13 +12,9 @@ from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Line, draw_lines
-from manifests.errors import ManifestError
 
-LATENCY = "latency.parquet"
-LATENCY_FACTS = "latency.json"
 MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}
-_AGAIN = "Measure them again: relabel bench."
 _CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p90_ms", "p99_ms", "pairs_per_s")
 _OPEN = (
     "provider",
@@ -103,72 +94,53 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Closed loop: ask, wait, ask again. Open loop: requests come when they come."""
     blocks: list[Block] = []
     for bundle in bundles:
-        rows, facts = _measured(bundle)
-        if rows:
-            try:
-                blocks += _latency_blocks(bundle, rows, facts)
-            except (KeyError, TypeError, AttributeError, ValueError) as exc:
-                raise ManifestError(
-                    f"{bundle.path}/{LATENCY}: not latencies as this relabel writes them. {_AGAIN}"
-                ) from exc
+        try:
+            facts = read_latency(bundle.store.read(FACTS_NAME), f"{bundle.path}/{FACTS_NAME}")
+        except FileNotFoundError:
+            continue
+        if facts.rows:
+            blocks += _latency_blocks(bundle, facts)
     return Section("latency", "Latency", blocks)
 
 
-def _measured(bundle: BundleArtifact) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of `latency.parquet`, and what `latency.json` says besides; nothing where nobody measured."""
-    try:
-        data, facts = bundle.store.read(LATENCY), bundle.store.read(LATENCY_FACTS)
-    except FileNotFoundError:
-        return [], {}
-    try:
-        return pq.read_table(io.BytesIO(data)).to_pylist(), dict(json.loads(facts))
-    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
-        raise ManifestError(f"{bundle.path}/{LATENCY}: not readable as latencies. {_AGAIN}") from exc
-
-
-def _latency_blocks(bundle: BundleArtifact, rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> list[Block]:
-    closed = [row for row in rows if row["loop"] == "closed"]
-    opened = [row for row in rows if row["loop"] == "open"]
+def _latency_blocks(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
+    closed = [row for row in facts.rows if row.loop == "closed"]
+    opened = [row for row in facts.rows if row.loop == "open"]
     blocks: list[Block] = [
         *_machine(bundle, facts),
         Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)]),
     ]
     for name, head, chosen in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
         if chosen:
-            body: list[list[Cell]] = [[row.get(column) for column in head] for row in chosen]
+            body: list[list[Cell]] = [[getattr(row, column) for column in head] for row in chosen]
             save = csv_download(
-                f"latency-{name}-{bundle.name}", tuple(chosen[0]), [tuple(row.values()) for row in chosen]
+                f"latency-{name}-{bundle.name}", tuple(vars(chosen[0])), [tuple(vars(row).values()) for row in chosen]
             )
             titles = [column.replace("_", " ") for column in head]
             blocks.append(
                 Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)])
             )
-    findings = [Paragraph(f"{one['where']}: {one['text']}") for one in facts["findings"]]
+    findings = [Paragraph(f"{one.where}: {one.text}") for one in facts.findings]
     if findings:
         blocks.append(Fold(f"What the bench found: {len(findings)}", findings))
     return blocks
 
 
-def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
+def _machine(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
     """Where it was measured, what it serves in time, and models side by side."""
-    machine = facts["machine"]
+    machine = facts.machine
     rows: list[tuple[str, Cell]] = [
-        ("measured at", str(facts["measured_at"])),
-        ("CPU", f"{machine['cpu']}, {machine['threads']} threads"),
-        *([("GPU", str(machine["gpu"]["name"]))] if machine["gpu"] else []),
-        ("load before", str(machine["load_before"])),
+        ("measured at", facts.measured_at),
+        ("CPU", f"{machine.cpu}, {machine.threads} threads"),
+        *([("GPU", machine.gpu.name)] if machine.gpu else []),
+        ("load before", str(machine.load_before)),
     ]
     limits: list[list[Cell]] = []
-    for model in facts["models"]:
-        for slo in model["slo"] or ():
-            rate = slo["highest_rate"]
-            served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo['is_at_least'] else ''}"
-            # absent in a bundle measured before the mean was bounded
-            figure, mean = (
-                slo.get("figure", "p99"),
-                slo.get("mean_ms"),
-            )
-            limits.append([_model(model), slo["preset"], figure, slo["slo_ms"], served, mean, slo["p99_ms"]])
+    for model in facts.models:
+        for slo in model.slo:
+            rate = slo.highest_rate
+            served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo.is_at_least else ''}"
+            limits.append([model.side, slo.preset, slo.figure, slo.slo_ms, served, slo.mean_ms, slo.p99_ms])
     found: list[Block] = [Facts(rows, f"Where {bundle.name} was measured")]
     if limits:
         head = ("model", "preset", "bound on", "at most, ms", "requests/s", "mean there, ms", "p99 there, ms")
@@ -176,8 +148,8 @@ def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
             Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits))
         )
     pairs: list[list[Cell]] = [
-        [f"{one['ours']} over {one['theirs']}", one["provider"], one["cell"], one["ratio"], one["low"], one["high"]]
-        for one in facts["comparisons"]
+        [f"{one.ours} over {one.theirs}", one.provider, one.cell, one.ratio, one.low, one.high]
+        for one in facts.comparisons
     ]
     if pairs:
         side_head = ("models", "provider", "cell", "time over time", "low", "high")
@@ -186,18 +158,14 @@ def _machine(bundle: BundleArtifact, facts: dict[str, Any]) -> list[Block]:
     return found
 
 
-def _model(row: dict[str, Any]) -> str:
-    return f"{row['provider']} {row['precision']}"
-
-
-def _closed_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> list[Block]:
+def _closed_figures(bundle: BundleArtifact, rows: Sequence[LatencyRow]) -> list[Block]:
     """Latency over length, for the fewest pairs a request and for the most, each model a curve."""
-    fixed = [row for row in rows if row["tokens"] is not None and row["scope"] == "batch"]
+    fixed = [row for row in rows if row.tokens is not None and row.scope == "batch"]
     found: list[Block] = []
-    sizes = sorted({row["rows"] for row in fixed})
+    sizes = sorted({row.rows for row in fixed})
     for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
         for value in ("p50_ms", "p99_ms"):
-            lines, data = _lines([row for row in fixed if row["rows"] == size], "tokens", value)
+            lines, data = _lines([row for row in fixed if row.rows == size], "tokens", value)
             if any(len(line.places) > 1 for line in lines):
                 what = f"{value.removesuffix('_ms')} of {size:,} pair{'s' if size > 1 else ''} a request"
                 save = csv_download(f"closed-{value}-{size}-{bundle.name}", ("model", "tokens", value), data)
@@ -206,12 +174,12 @@ def _closed_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> l
     return found
 
 
-def _open_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> list[Block]:
+def _open_figures(bundle: BundleArtifact, rows: Sequence[LatencyRow]) -> list[Block]:
     """Latency over the rate at which requests come, for each preset."""
     found: list[Block] = []
-    for preset in dict.fromkeys(row["preset"] for row in rows):
+    for preset in dict.fromkeys(row.preset for row in rows):
         for value in ("p50_ms", "p99_ms"):
-            lines, data = _lines([row for row in rows if row["preset"] == preset], "offered_rate", value)
+            lines, data = _lines([row for row in rows if row.preset == preset], "offered_rate", value)
             if lines:
                 save = csv_download(f"open-{preset}-{value}-{bundle.name}", ("model", "requests_per_s", value), data)
                 svg = draw_lines(lines, label="requests/s that come", value="ms", has_log_values=True)
@@ -220,12 +188,13 @@ def _open_figures(bundle: BundleArtifact, rows: Sequence[dict[str, Any]]) -> lis
     return found
 
 
-def _lines(rows: Sequence[dict[str, Any]], place: str, value: str) -> tuple[list[Line], list[tuple[str, float, float]]]:
-    """A curve a model, and all their points."""
+def _lines(rows: Sequence[LatencyRow], place: str, value: str) -> tuple[list[Line], list[tuple[str, float, float]]]:
+    """A curve a model, and all their points; `place` and `value` are fields of the rows."""
     points: dict[str, dict[float, float]] = {}
     for row in rows:
-        if row[place] is not None and row[value] is not None:
-            points.setdefault(_model(row), {})[float(row[place])] = float(row[value])
+        at, held = getattr(row, place), getattr(row, value)
+        if at is not None and held is not None:
+            points.setdefault(row.side, {})[float(at)] = float(held)
     lines = [
         Line(name, sorted(held), [held[at] for at in sorted(held)], has_marks=True) for name, held in points.items()
     ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
 from export.bench.latency import time_calls
-from export.bench.open_rates import measure_rate
+from export.bench.open_rates import offer_rate
 from export.bench.specs import BenchSpec
 
 
@@ -71,11 +71,11 @@ def test_no_time_has_no_arrivals() -> None:
 def test_a_rate_for_which_the_time_is_too_short_is_asked_one_request() -> None:
     asked: list[tuple[int, int]] = []
     for seconds in (0.0, 0.01):
-        point = measure_rate(
+        served, warm_up = offer_rate(
             BenchSpec(), lambda *places: asked.append(places), 0.05, seconds, rows=3, requests=4, batch_s=0.1
         )
-        assert (point["samples"], point["warm_up"], point["unanswered"]) == (1, 0, 0)
-        assert point["seconds"] < 1
+        assert (len(served.latency_s), warm_up, served.unanswered) == (1, 0, 0)
+        assert served.seconds < 1
     assert asked == [(0, 3)] * 2
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from export.bench.benching import Bench
+from export.bench.latency_facts import read_latency
 from export.bench.latency_plots import OPEN_NAME
 from export.bench.latency_records import NAMES, put_into_bundle
 from export.bench.latency_tables import LATENCY_SCHEMA
@@ -23,8 +24,11 @@ from export.bundles import OWN_KEYS, Bundle, open_bundle, seal_bundle
 from export.loader import Student
 from jobs.report.building import render_report
 from jobs.report.bundle_page import REPORT_NAME, put_report, with_latency
+from manifests.digests import readable_json
 from manifests.errors import ManifestError, StoreError
+from manifests.records import plain
 from manifests.storage.context import Storage
+from tests.bench.made_up import bench_facts
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
 Inside = Callable[[Path], dict[str, bytes]]
@@ -46,6 +50,7 @@ def test_a_bench_is_written_into_the_bundle_which_stays_whole(
     assert {name for name in was if found[name] != was[name]} == {"manifest.json", "README.md"}
     facts = json.loads(found["latency.json"])
     assert facts == {key: done.json[key] for key in facts}
+    assert readable_json(plain(read_latency(found["latency.json"], "latency.json"))) == found["latency.json"]
     assert set(opened.facts["latency"]["files"]) == set(found) - set(was)
     assert {key: value for key, value in opened.facts.items() if key not in ("latency", "files")} == {
         key: value for key, value in before.facts.items() if key not in ("latency", "files")
@@ -303,18 +308,7 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_bundle_as_it_was(
 
 def made_up_bench(bundle: Bundle) -> Bench:
     """A bench that measured nothing."""
-    machine: dict[str, Any] = {
-        "cpu": "x",
-        "cores": 1,
-        "usable_cores": 1,
-        "cpu_quota": None,
-        "threads": 1,
-        "gpu": None,
-        "versions": {},
-    }
-    workload = {"from": "lengths", "rows": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1}
-    facts = {"format": 1, "name": bundle.name, "measured_at": "2026-01-01", "machine": machine, "workload": workload}
-    return Bench({**facts, "models": [], "comparisons": [], "findings": []}, [])
+    return Bench(bench_facts(name=bundle.name), [])
 
 
 def test_what_a_user_keeps_beside_a_bundle_is_left_alone(bundle: Path, student: Path, inside: Inside) -> None:

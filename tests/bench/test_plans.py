@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,14 @@ from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency import time_calls
 from export.bench.latency_cards import comparison_rows, put_section
+from export.bench.latency_facts import (
+    BoundedRate,
+    ComparedPair,
+    GpuState,
+    LatencyRow,
+)
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
-from export.bench.machine_facts import GPU_STATE, MachineWatch, gpu_facts
+from export.bench.machine_facts import MachineWatch, gpu_state
 from export.bench.memory import device_bytes
 from export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
 from export.bench.side_by_side import Against, plan_sides
@@ -29,21 +36,28 @@ from export.bench.workloads import draw_lengths
 from export.bundles import open_bundle
 from export.loader import Encoder, Machine
 from export.placement import count_cpu_nodes, cpu_nodes
+from export.student_facts import EngineFile, ModelFile
+from export.token_lengths import TokenLengths
 from manifests.errors import MissingExtraError, UsageError
 from manifests.metrics.gates import judge_gates, parse_flag
+from manifests.records import plain
+from tests.bench.made_up import bench_facts, compared, latency_row, machine, model_facts
 
 MODELS = [
-    {"path": "model.onnx", "format": "onnx", "precision": "fp32"},
-    {"path": "model.int8.onnx", "format": "onnx", "precision": "int8"},
-    {
-        "path": "e/fp16.onnx",
-        "format": "tensorrt",
-        "precision": "fp16",
-        "flavour": "tensorrt",
-        "tensorrt": "10.9.0",
-        "capability": "9.0",
-    },
+    ModelFile(path="model.onnx", format="onnx", precision="fp32", files=["model.onnx"]),
+    ModelFile(path="model.int8.onnx", format="onnx", precision="int8", files=["model.int8.onnx"]),
+    EngineFile(
+        path="e/fp16.onnx",
+        format="tensorrt",
+        precision="fp16",
+        files=["e/fp16.onnx"],
+        flavour="tensorrt",
+        tensorrt="10.9.0",
+        capability="9.0",
+        profile=[(1, 1), (8, 30), (128, 64)],
+    ),
 ]
+LENGTHS = TokenLengths(rows=100, p50=20, p90=50, p99=60, max=64)
 CPU = Machine(None, {}, ["CPUExecutionProvider"])
 GPU = Machine(
     "9.0", {"tensorrt": "10.9.0"}, ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -74,16 +88,15 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
 
 
 def test_cells_hold_the_public_shapes_and_replayed_lengths_small_ones_first() -> None:
-    lengths = {"p50": 20, "p99": 60, "max": 64}
-    cells = plan_cells(spec(), lengths)
+    cells = plan_cells(spec(), LENGTHS)
     names = [cell.name for cell in cells]
     assert {"1x128", "32x128", "1x384", "1x20", "32x60", "8xreplay"} <= set(names)
     assert len(set(names)) == len(names)
     sizes = [cell.size(20) for cell in cells]
     assert sizes == sorted(sizes)
-    assert [cell.rows for cell in plan_cells(spec(presets="table3"), lengths)] == [1, 10, 100, 1000, 10_000]
-    assert plan_cells(spec(presets="serving"), lengths) == []
-    assert Cell("grid", "1x7", 1, 7) in plan_cells(spec(lengths="7", batches="1"), lengths)
+    assert [cell.rows for cell in plan_cells(spec(presets="table3"), LENGTHS)] == [1, 10, 100, 1000, 10_000]
+    assert plan_cells(spec(presets="serving"), LENGTHS) == []
+    assert Cell("grid", "1x7", 1, 7) in plan_cells(spec(lengths="7", batches="1"), LENGTHS)
 
 
 @given(st.floats(0.1, 1000), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 2)), min_size=1, max_size=30))
@@ -211,44 +224,22 @@ def test_a_cpu_clock_too_coarse_to_see_a_turn_gives_no_ratio_by_it() -> None:
         call, call, rounds=20, seconds=0.5, clock=lambda: time[0], cpu_clock=lambda: float(int(time[0] * 10))
     )
     assert found.cpu is None
-    facts = found.facts()
-    json.dumps(facts, allow_nan=False)
-    assert facts["cpu_ratio"] is facts["cpu_low"] is facts["cpu_high"] is None
-    assert facts["ratio"] == pytest.approx(1.0)
-
-
-def compared(**values: Any) -> dict[str, Any]:
-    one = {
-        "provider": "cpu",
-        "ours": "int8",
-        "theirs": "fp32",
-        "cell": "1x128",
-        "rounds": 20,
-        "answers_differ_by": None,
-        "ratio": 1.2,
-    }
-    one |= {
-        "low": 1.1,
-        "high": 1.3,
-        "cpu_ratio": 1.2,
-        "cpu_low": 1.1,
-        "cpu_high": 1.3,
-        "ours_ms": 1.0,
-        "theirs_ms": 1.0,
-    }
-    return one | values
+    one = found.compared(ComparedPair(provider="cpu", ours="int8", theirs="fp32", answers_differ_by=None), "1x128")
+    json.dumps(plain(one), allow_nan=False)
+    assert one.cpu_ratio is one.cpu_low is one.cpu_high is None
+    assert one.ratio == pytest.approx(1.0)
 
 
 def test_a_ratio_without_an_interval_is_shown_and_found_without_one_and_fails_its_gate() -> None:
     unknown = dict.fromkeys(("low", "high", "cpu_ratio", "cpu_low", "cpu_high"))
     one = compared(rounds=3, **unknown)
-    row = comparison_rows({"comparisons": [one]})[1]
+    row = comparison_rows(bench_facts(comparisons=[one]))[1]
     assert row[5:8] == ["1.200", "–", "3"]
-    assert comparison_rows({"comparisons": [compared()]})[1][5:7] == ["1.200 (1.100 to 1.300)"] * 2
+    assert comparison_rows(bench_facts(comparisons=[compared()]))[1][5:7] == ["1.200 (1.100 to 1.300)"] * 2
     texts = {finding.kind: finding.text for finding in comparison_findings([one], rounds=2)}
     assert "3 rounds, too few for an interval (6 needed" in texts["too_few_rounds"]
     assert texts["slower_than_fp32"].endswith("is 1.20.")
-    figures = measured_figures({"models": [], "comparisons": [one]}, ["cpu.int8.1x128.p99_ms"])
+    figures = measured_figures(bench_facts(comparisons=[one]), ["cpu.int8.1x128.p99_ms"])
     gates = [
         parse_flag(f"{name}<=9")
         for name in ("cpu.int8/fp32.1x128.ratio_high", "cpu.int8.1x128.p99_ms", "cpu.int8/fp32.1x128.ratio")
@@ -258,7 +249,7 @@ def test_a_ratio_without_an_interval_is_shown_and_found_without_one_and_fails_it
 
 def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     models = choose_models(MODELS, spec(), CPU)
-    cells = plan_cells(spec(), {"p50": 20, "p99": 60, "max": 64})
+    cells = plan_cells(spec(), LENGTHS)
     bounded = [("grid", "p99"), ("serving", "mean")]
     planned = planned_figures(models, cells, bounded, plan_sides(models, Against()), [(1, 128)], may_fall_back=False)
     assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s"} < set(planned)
@@ -278,20 +269,13 @@ def test_smaller_precisions_are_held_against_fp32_and_all_against_what_is_named(
     assert sides == [("fp32", "optimum"), ("int8", "fp32"), ("int8", "optimum")]
 
 
-def model_facts(**values: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "provider": "cpu",
-        "asked_provider": "cpu",
-        "precision": "fp32",
-        "cpu_nodes": {},
-        "closed": [],
-        "open": [],
-    }
-    return facts | {"not_run": [], "slo": []} | values
+def closed(cell: str, tokens: int | None, cv: float, samples: int = 5000) -> LatencyRow:
+    return latency_row(loop="closed", cell=cell, tokens=tokens, cv=cv, samples=samples, p50_ms=1.0)
 
 
-def closed(cell: str, tokens: int | None, cv: float, samples: int = 5000) -> dict[str, Any]:
-    return {"cell": cell, "tokens": tokens, "cv": cv, "samples": samples, "p50_ms": 1.0}
+def bounded(**values: Any) -> BoundedRate:
+    one = BoundedRate(preset="grid", slo_ms=5.0, highest_rate=None, p99_ms=None, is_at_least=False)
+    return replace(one, **values)
 
 
 def test_findings_are_told_for_what_they_are() -> None:
@@ -310,39 +294,31 @@ def test_findings_are_told_for_what_they_are() -> None:
     assert "cpu_fallback" not in of(asked_provider="auto")
     assert "2 MatMulInteger" in of(cpu_nodes={"MatMulInteger": 2})["cpu_nodes"]
     rates = [
-        {"offered_rate": rate, "warm_up": 1, "samples": samples} for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))
+        latency_row(loop="open", offered_rate=rate, warm_up=1, samples=samples)
+        for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))
     ]
     scarce = of(open=rates)["too_few_requests"]
     assert (
         scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
     )
-    assert "slo_missed" in of(slo=[{"preset": "grid", "figure": "p99", "slo_ms": 5.0, "highest_rate": None}])
-    missed = of(slo=[{"preset": "serving", "figure": "mean", "slo_ms": 5.0, "highest_rate": None}])["slo_missed"]
+    assert "slo_missed" in of(slo=[bounded()])
+    missed = of(slo=[bounded(preset="serving", figure="mean")])["slo_missed"]
     assert missed == "serving: no rate that was tried keeps mean under 5 ms with enough requests to tell."
-    assert "slo_missed" not in of(slo=[{"preset": "grid", "slo_ms": 5.0, "highest_rate": 3.0}])
+    assert "slo_missed" not in of(slo=[bounded(highest_rate=3.0)])
 
 
 def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
-    one = {
-        "provider": "cpu",
-        "ours": "int8",
-        "theirs": "fp32",
-        "cell": "1x128",
-        "low": 1.1,
-        "high": 1.3,
-        "rounds": 20,
-        "answers_differ_by": 0.2,
-    }
-    kinds = [finding.kind for finding in comparison_findings([one | {"ratio": 1.2}, one | {"ratio": 0.5}], rounds=20)]
+    one = compared(answers_differ_by=0.2)
+    kinds = [finding.kind for finding in comparison_findings([one, replace(one, ratio=0.5)], rounds=20)]
     assert kinds == ["slower_than_fp32"]
-    other = {**one, "ours": "fp32", "theirs": "optimum", "ratio": 1.0, "rounds": 3}
+    other = replace(one, ours="fp32", theirs="optimum", ratio=1.0, rounds=3)
     assert [finding.kind for finding in comparison_findings([other], rounds=20)] == ["too_few_rounds", "answers_differ"]
-    calm = {"load_before": 0.1, "cores": 2, "cpu_quota": None, "threads": 2}
-    assert [finding.kind for finding in machine_findings({**calm, "load_before": 9.0})] == ["busy_machine"]
+    calm = machine(load_before=0.1, cores=2, cpu_quota=None, threads=2)
+    assert [finding.kind for finding in machine_findings(replace(calm, load_before=9.0))] == ["busy_machine"]
     assert (
         machine_findings(calm)
-        == machine_findings({**calm, "load_before": None})
-        == machine_findings({**calm, "cpu_quota": 2.0})
+        == machine_findings(replace(calm, load_before=None))
+        == machine_findings(replace(calm, cpu_quota=2.0))
         == []
     )
 
@@ -352,7 +328,7 @@ def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
     [(1.5, "Take --threads 1, or raise the quota."), (0.5, "Give the container at least one core.")],
 )
 def test_more_threads_than_the_quota_keeps_busy_are_told(quota: float, remedy: str) -> None:
-    (finding,) = machine_findings({"load_before": 0.1, "cores": 64, "cpu_quota": quota, "threads": 4})
+    (finding,) = machine_findings(machine(load_before=0.1, cores=64, cpu_quota=quota, threads=4))
     assert finding.kind == "over_quota"
     assert f"4 threads and a quota of {quota:g} cores" in finding.text
     assert finding.text.endswith(remedy)
@@ -412,10 +388,12 @@ def test_the_section_is_put_into_any_card_the_same_way_twice(lines: list[str], n
 
 def test_the_machine_is_described_and_not_named() -> None:
     facts = MachineWatch(3).facts()
-    text = json.dumps(facts, allow_nan=False)
-    assert facts["threads"] == 3
-    assert facts["cores"] >= facts["usable_cores"] >= 1
-    assert facts["memory_bytes"] > 1e8
+    text = json.dumps(plain(facts), allow_nan=False)
+    assert facts.threads == 3
+    assert facts.cores is not None
+    assert facts.cores >= facts.usable_cores >= 1
+    assert facts.memory_bytes is not None
+    assert facts.memory_bytes > 1e8
     assert platform.node() not in text or len(platform.node()) < 4
     assert f'"{getpass.getuser()}"' not in text
 
@@ -425,26 +403,22 @@ def test_a_gpus_facts_are_numbers_where_the_driver_tells_them(tmp_path: Path, mo
     tool.write_text("#!/bin/sh\necho '1980, 2619, [N/A], 41'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert gpu_facts(GPU_STATE) == {"sm_mhz": 1980.0, "memory_mhz": 2619.0, "power_w": None, "temperature_c": 41.0}
+    assert gpu_state() == GpuState(sm_mhz=1980.0, memory_mhz=2619.0, power_w=None, temperature_c=41.0)
     assert device_bytes() is None  # four values for one question
     tool.write_text("#!/bin/sh\necho 1500\n")
     assert device_bytes() == 1500 << 20
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu_facts(GPU_STATE) is device_bytes() is None
-
-
-def plotted(model: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "tiny", "models": [model]}
+    assert gpu_state() is device_bytes() is None
 
 
 def test_plots_are_the_same_bytes_for_the_same_figures_and_left_out_where_there_are_none(tmp_path: Path) -> None:
-    cell = {"cell": "1x20", "p50_ms": 1.0, "p99_ms": None, "mean_ms": 1.1}
-    rates = [{"preset": "grid", "offered_rate": rate, "p50_ms": 1.0, "p99_ms": 2.0 * rate} for rate in (1.0, 2.0)]
-    facts = plotted(model_facts(closed=[cell], open=rates, slo=[{"slo_ms": 3.0}]))
+    cell = latency_row(loop="closed", cell="1x20", p50_ms=1.0, mean_ms=1.1)
+    rates = [latency_row(loop="open", offered_rate=rate, p50_ms=1.0, p99_ms=2.0 * rate) for rate in (1.0, 2.0)]
+    facts = bench_facts(models=[model_facts(closed=[cell], open=rates, slo=[bounded(slo_ms=3.0)])])
     assert write_plots(tmp_path, facts) == [CLOSED_NAME, OPEN_NAME]
     first = [(tmp_path / name).read_bytes() for name in (CLOSED_NAME, OPEN_NAME)]
     assert b"1x20" in first[0]
     assert b"cpu fp32, grid: p99" in first[1]
     write_plots(tmp_path, facts)
     assert [(tmp_path / name).read_bytes() for name in (CLOSED_NAME, OPEN_NAME)] == first
-    assert write_plots(tmp_path, plotted(model_facts(closed=[cell]))) == [CLOSED_NAME]
+    assert write_plots(tmp_path, bench_facts(models=[model_facts(closed=[cell])])) == [CLOSED_NAME]

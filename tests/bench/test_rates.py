@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.bench.arrivals import Batching, poisson_arrivals, serve
+from export.bench.latency_facts import LatencyRow
 from export.bench.quantiles import quantile
 from export.bench.rate_sweeps import (
     FEWEST_REQUESTS,
@@ -21,6 +23,7 @@ from export.bench.rate_sweeps import (
     requests_each,
     sweep,
 )
+from tests.bench.made_up import latency_row
 from tests.bench.test_arrivals import MadeUpClock
 
 SERVICE_S = 0.01
@@ -28,18 +31,23 @@ SERVICE_S = 0.01
 
 def point(
     rate: float, p99_ms: float | None, unanswered: int = 0, *, mean_ms: float | None = None, samples: int = 400
-) -> dict[str, Any]:
-    return {
-        "offered_rate": rate,
-        "mean_ms": mean_ms,
-        "p99_ms": p99_ms,
-        "unanswered": unanswered,
-        "samples": samples,
-        "warm_up": 0,
-    }
+) -> LatencyRow:
+    return latency_row(
+        loop="open",
+        offered_rate=rate,
+        mean_ms=mean_ms,
+        p99_ms=p99_ms,
+        unanswered=unanswered,
+        samples=samples,
+        warm_up=0,
+    )
 
 
-def served(rate: float) -> dict[str, Any]:
+def offered(points: Sequence[LatencyRow]) -> list[float]:
+    return [point.offered_rate for point in points if point.offered_rate is not None]
+
+
+def served(rate: float) -> LatencyRow:
     """A server of fixed service time, M/D/1, looked at for four thousand requests."""
     clock = MadeUpClock()
 
@@ -57,7 +65,8 @@ def test_the_highest_rate_of_a_known_server_is_found_to_a_few_percent() -> None:
     """p99 of M/D/1 at load 0.7 and service 10 ms is near 60 ms; the true bound is searched by brute force."""
     slo_ms = 60.0
     fine = [served(rate) for rate in np.arange(50.0, 95.0, 1.0)]
-    truth = next(point["offered_rate"] for point in fine if point["p99_ms"] > slo_ms)
+    truth = next(point.offered_rate for point in fine if point.p99_ms is not None and point.p99_ms > slo_ms)
+    assert truth is not None
     assert 55 < truth < 90
     bound = Bound("p99", slo_ms)
     found = highest_rate(sweep(served, plan_rates(1 / SERVICE_S, ()), [bound]), bound)
@@ -100,13 +109,13 @@ def test_a_mean_of_too_few_requests_neither_holds_nor_breaks() -> None:
 def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
     asked: list[float] = []
 
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> LatencyRow:
         asked.append(rate)
         return point(rate, 5.0 if rate < 50 else None, 0 if rate < 50 else 9)
 
     points = sweep(measure, [10.0, 40.0, 80.0, 160.0], [])
     assert asked == [10.0, 40.0, 80.0]
-    assert [point["offered_rate"] for point in points] == asked
+    assert offered(points) == asked
 
 
 CURVES = st.lists(
@@ -137,12 +146,12 @@ def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(
 def test_rates_around_the_bound_close_in_on_it(edge: float, slo_ms: float) -> None:
     """A server that holds the bound below some rate and breaks it above."""
 
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> LatencyRow:
         return point(rate, slo_ms / 2 if rate <= edge else slo_ms * 2)
 
     rates = plan_rates(1000.0, ())
     points = sweep(measure, rates, [Bound("p99", slo_ms)])
-    assert [point["offered_rate"] for point in points] == sorted(point["offered_rate"] for point in points)
+    assert offered(points) == sorted(offered(points))
     found = highest_rate(points, Bound("p99", slo_ms)).rate
     if edge < rates[0] / 2**HALVINGS:
         assert found is None
@@ -169,22 +178,22 @@ def test_a_sweep_keeps_to_its_time_though_its_lowest_rate_breaks_the_bound(
     bounds = [Bound("p99", 5.0), Bound("mean", 5.0)][:num_bounds]
     time_left = SweepTime(rates, seconds, more=HALVINGS * num_bounds, clock=clock.now)
 
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> LatencyRow:
         clock.time += time_left.seconds(rate)
         return point(rate, 99.0, mean_ms=99.0)
 
     points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
     assert clock.time <= seconds * (1 + 1e-9)
-    assert {point["offered_rate"] for point in points} >= set(rates)
+    assert set(offered(points)) >= set(rates)
 
 
 def test_no_rate_between_others_is_tried_once_the_time_is_spent() -> None:
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> LatencyRow:
         return point(rate, rate)
 
     bounds = [Bound("p99", 20.0)]
     assert len(sweep(measure, [10.0, 40.0], bounds)) == 2 + HALVINGS
-    assert [one["offered_rate"] for one in sweep(measure, [10.0, 40.0], bounds, is_spent=lambda: True)] == [10.0, 40.0]
+    assert offered(sweep(measure, [10.0, 40.0], bounds, is_spent=lambda: True)) == [10.0, 40.0]
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=9), st.floats(0.1, 1000), st.integers(0, 3))

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import pytest
 from export import tensorrt_engines as engines
 from export.bundles import open_bundle
 from export.loader import Machine, Student, choose_engine
-from export.tensorrt_engines import build, build_into, describe_lengths, find_tensorrt, plan_profile
+from export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
+from export.token_lengths import TokenLengths, describe_lengths
 from manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
 CAPABILITY = "8.9"
@@ -69,17 +71,11 @@ def test_an_engine_is_taken_on_its_own_gpu_and_tensorrt_alone() -> None:
 
 def test_the_profile_is_tuned_for_real_lengths_and_takes_every_length() -> None:
     lengths = describe_lengths([10] * 50 + [30] * 45 + [200] * 5)
-    assert lengths == {
-        "rows": 100,
-        "p50": 20,
-        "p90": 30,
-        "p99": 200,
-        "max": 200,
-        "histogram": [[10, 50], [30, 45], [200, 5]],
-    }
+    histogram = [[10, 50], [30, 45], [200, 5]]
+    assert lengths == TokenLengths(rows=100, p50=20, p90=30, p99=200, max=200, histogram=histogram)
     profile = plan_profile(lengths, 256)
     assert (profile.low, profile.tuned, profile.high) == ((1, 1), (8, 30), (128, 256))
-    assert plan_profile({**lengths, "p90": 300}, 256).tuned[1] == 256
+    assert plan_profile(replace(lengths, p90=300), 256).tuned[1] == 256
 
 
 def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(

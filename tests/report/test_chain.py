@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.curves import CURVE_SCHEMA
+from export.bench.latency_facts import BoundedRate, Finding
 from export.bundles import open_bundle, seal_bundle
 from jobs.report.artifacts import open_artifacts
 from jobs.report.building import build_report
@@ -20,7 +21,9 @@ from jobs.report.bundle_page import REPORT_NAME, put_report
 from jobs.report.lineage import trace
 from manifests.digests import digest_of, sha256_file
 from manifests.errors import InputError, ManifestError
+from manifests.records import plain
 from manifests.storage.context import Storage
+from tests.bench.made_up import bench_facts, compared, latency_row, model_facts
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of
 
@@ -192,63 +195,23 @@ def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
     assert "relabel bench measures it" in html
 
 
-def latency_row(**values: Any) -> dict[str, Any]:
-    nothing = dict.fromkeys(
-        ("tokens", "offered_rate", "answered_rate", "mean_batch", "p90_ms", "p999_ms", "pairs_per_s", "unanswered")
-    )
-    return {
-        "provider": "cpu",
-        "precision": "int8",
-        "preset": "grid",
-        "scope": "batch",
-        "rows": 1,
-        "samples": 100,
-        **nothing,
-        **values,
-    }
-
-
 def write_latency(bundle: Path) -> None:
-    closed = [latency_row(loop="closed", cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64, 256)]
+    closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64, 256)]
     opened = [
         latency_row(loop="open", cell="open-grid", offered_rate=rate, p50_ms=rate / 9, p99_ms=rate / 3)
         for rate in (10.0, 100.0)
     ]
-    pq.write_table(pa.Table.from_pylist([*closed, *opened]), bundle / "latency.parquet")
-    facts = {
-        "format": 1,
-        "measured_at": "2026-11-20",
-        "machine": {"cpu": "Some CPU", "threads": 2, "gpu": None, "load_before": 0.1},
-        "models": [
-            {
-                "provider": "cpu",
-                "precision": "int8",
-                "slo": [
-                    # of an earlier relabel
-                    {
-                        "preset": "grid",
-                        "slo_ms": 50,
-                        "highest_rate": 100.0,
-                        "is_at_least": True,
-                        "p99_ms": 33.3,
-                    },
-                    {
-                        "preset": "serving",
-                        "figure": "mean",
-                        "slo_ms": 150,
-                        "highest_rate": 9.0,
-                        "is_at_least": False,
-                        "mean_ms": 144.0,
-                        "p99_ms": None,
-                    },
-                ],
-            },
-        ],
-        "comparisons": [
-            {"provider": "cpu", "ours": "int8", "theirs": "fp32", "cell": "1x16", "ratio": 0.5, "low": 0.4, "high": 0.6}
-        ],
-        "findings": [{"kind": "busy", "where": "machine", "text": "it was busy"}],
-    }
+    mean = BoundedRate(
+        preset="serving", figure="mean", slo_ms=150, highest_rate=9.0, mean_ms=144.0, p99_ms=None, is_at_least=False
+    )
+    model = model_facts(precision="int8", closed=closed, open=opened, slo=[mean])
+    facts = plain(
+        bench_facts(models=[model], comparisons=[compared()], findings=[Finding("busy", "machine", "it was busy")])
+    )
+    # of an earlier relabel
+    facts["models"][0]["slo"].append(
+        {"preset": "grid", "slo_ms": 50, "highest_rate": 100.0, "is_at_least": True, "p99_ms": 33.3}
+    )
     (bundle / "latency.json").write_text(json.dumps(facts))
 
 
@@ -261,18 +224,22 @@ def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
         ["cpu int8", "256", "51.2"],
     ]
     assert csv_of(html, "open-grid-p50-ms-ecom.csv")[2] == ["cpu int8", "100", "11.1111111"]
-    assert "100.0 or more" in html
+    assert ["cpu int8", "grid", "p99", "50", "100.0 or more", "", "33.3"] in csv_of(html, "slo-ecom.csv")
+    assert csv_of(html, "side-by-side-ecom.csv")[1] == ["int8 over fp32", "cpu", "1x128", "1.2", "1.1", "1.3"]
     assert "it was busy" in html
     assert "relabel bench measures it" not in html
 
 
-def test_latency_of_another_make_is_told_and_ends_in_no_traceback(bundle: Path) -> None:
-    write_latency(bundle)
-    (bundle / "latency.json").write_text('{"machine": []}')
-    with pytest.raises(ManifestError, match="Measure them again"):
+@pytest.mark.parametrize("text", ['{"machine": []}', '{"machine"', "[]"])
+def test_latency_of_another_make_is_told_and_ends_in_no_traceback(bundle: Path, text: str) -> None:
+    (bundle / "latency.json").write_text(text)
+    with pytest.raises(ManifestError, match=r"latency\.json: not latencies .*Measure them again"):
         build_report([str(bundle)], Storage())
-    (bundle / "latency.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ManifestError, match="not readable"):
+
+
+def test_latency_of_a_later_format_is_refused(bundle: Path) -> None:
+    (bundle / "latency.json").write_text(json.dumps(plain(bench_facts(format=2))))
+    with pytest.raises(ManifestError, match="latencies of format 2; this relabel reads 1"):
         build_report([str(bundle)], Storage())
 
 

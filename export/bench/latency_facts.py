@@ -1,0 +1,285 @@
+"""What a bench found: `latency.json` as records, each with the fields that docs/bench.md tells of, in their order."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from manifests.errors import ManifestError
+from manifests.records import checked, fault_of
+
+LATENCY_FORMAT = 1
+FACTS_NAME = "latency.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow:
+    """A closed-loop cell or an open-loop rate, a row of `latency.parquet`; None where a figure does not apply, or is
+    not known.
+    """
+
+    provider: str
+    precision: str
+    model: str
+    preset: str
+    loop: str
+    cell: str
+    scope: str
+    rows: int
+    tokens: int | None = None
+    max_batch: int | None = None
+    samples: int
+    warm_up: int
+    unanswered: int | None = None
+    peak_rss_bytes: int | None = None
+    device_bytes: int | None = None
+    threads: int
+    offered_rate: float | None = None
+    answered_rate: float | None = None
+    max_wait_ms: float | None = None
+    mean_batch: float | None = None
+    seconds: float
+    min_ms: float | None = None
+    max_ms: float | None = None
+    cv: float | None = None
+    cpu_ms: float | None = None
+    pairs_per_s: float | None = None
+    pairs_per_s_low: float | None = None
+    pairs_per_s_high: float | None = None
+    mean_ms: float | None = None
+    mean_low: float | None = None
+    mean_high: float | None = None
+    p50_ms: float | None = None
+    p50_low: float | None = None
+    p50_high: float | None = None
+    p90_ms: float | None = None
+    p90_low: float | None = None
+    p90_high: float | None = None
+    p99_ms: float | None = None
+    p99_low: float | None = None
+    p99_high: float | None = None
+    p999_ms: float | None = None
+    p999_low: float | None = None
+    p999_high: float | None = None
+
+    @property
+    def side(self) -> str:
+        """The model as findings and pages call it."""
+        return f"{self.provider} {self.precision}"
+
+    @property
+    def requests(self) -> int:
+        """Those that came in an open loop."""
+        return self.warm_up + self.samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedRate:
+    """The most requests a second that keep `figure` (`mean` or `p99`) under a bound; see `rate_sweeps.HighestRate`."""
+
+    preset: str
+    figure: str = "p99"
+    slo_ms: float
+    highest_rate: float | None
+    mean_ms: float | None = None
+    p99_ms: float | None
+    is_at_least: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLatency:
+    """What was measured of one model.
+
+    Args:
+        asked_provider: what was asked for; `provider` is where it ran.
+        cpu_nodes: heavy nodes that ran on the CPU though a GPU was asked for, by operator.
+        capacity_per_s: requests/s of full micro-batches with nobody waiting, by preset.
+        not_run: cells left out, each with the reason.
+    """
+
+    asked_provider: str
+    provider: str
+    precision: str
+    path: str
+    rss_before_bytes: int | None
+    cpu_nodes: dict[str, int]
+    closed: list[LatencyRow]
+    open: list[LatencyRow]
+    capacity_per_s: dict[str, float]
+    slo: list[BoundedRate]
+    not_run: list[tuple[str, str]]
+
+    @property
+    def side(self) -> str:
+        """As findings and pages call it."""
+        return f"{self.provider} {self.precision}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPair:
+    """Two models to compare.
+
+    Args:
+        ours: a precision.
+        theirs: another of the same provider, or the name of what was asked for.
+        answers_differ_by: the largest |Δp|; None where they share no head.
+    """
+
+    provider: str
+    ours: str
+    theirs: str
+    answers_differ_by: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedModels(ComparedPair):
+    """Two models that took turns on one batch; see `comparisons.Turns`. `ratio` is our time over theirs."""
+
+    cell: str
+    rounds: int
+    ratio: float
+    low: float | None
+    high: float | None
+    cpu_ratio: float | None
+    cpu_low: float | None
+    cpu_high: float | None
+    ours_ms: float
+    theirs_ms: float
+    ratios: list[float]
+
+
+class Finding(NamedTuple):
+    """One thing to know.
+
+    Args:
+        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`,
+            `too_few_rounds`, `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `busy_machine`,
+            `over_quota`.
+        where: provider and precision, or `machine`.
+        text: a sentence.
+    """
+
+    kind: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU at one moment; None where the driver does not tell."""
+
+    sm_mhz: float | None
+    memory_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredGpu:
+    """The GPU of a bench, and its state before and after."""
+
+    name: str
+    driver: str
+    memory_mib: float | None
+    power_limit_w: float | None
+    max_sm_mhz: float | None
+    before: GpuState | None
+    after: GpuState | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMachine:
+    """What a bench ran on; None where the system does not tell.
+
+    Args:
+        cpu_quota: cores' worth of time that a container may take.
+        threads: of the CPU that the models used.
+        gpu: None without one.
+        versions: of the libraries that are installed.
+    """
+
+    cpu: str
+    cores: int | None
+    usable_cores: int
+    cpu_quota: float | None = None
+    threads: int
+    mhz_before: float | None
+    mhz_after: float | None
+    governor: str | None
+    power_w: float | None
+    load_before: float | None
+    load_after: float | None
+    memory_bytes: int | None
+    gpu: MeasuredGpu | None
+    system: str
+    python: str
+    versions: dict[str, str]
+
+    @property
+    def onnxruntime(self) -> str | None:
+        """Its version, of whichever package it was installed by."""
+        return self.versions.get("onnxruntime") or self.versions.get("onnxruntime-gpu")
+
+
+@dataclass(frozen=True)
+class ReplayedLengths:
+    """The lengths that were replayed, in tokens: `lengths` as the bundle records them, or of `pairs` of a file; the
+    rest as in `TokenLengths`.
+    """
+
+    from_: Annotated[str, Field(alias="from")]
+    rows: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+    histogram: list[list[int]]
+
+
+@dataclass(frozen=True)
+class BenchedBundle:
+    """The bundle that was measured, before the figures came into it."""
+
+    version: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class BenchFacts:
+    """The whole of `latency.json`; `spec` are the options of the bench."""
+
+    format: int
+    name: str
+    bundle: BenchedBundle
+    measured_at: str
+    spec: dict[str, Any]
+    machine: MeasuredMachine
+    workload: ReplayedLengths
+    models: list[ModelLatency]
+    comparisons: list[ComparedModels]
+    findings: list[Finding]
+
+    @property
+    def rows(self) -> list[LatencyRow]:
+        """Of `latency.parquet`: each model's cells, then its rates."""
+        return [row for model in self.models for row in (*model.closed, *model.open)]
+
+
+def read_latency(data: bytes, where: str) -> BenchFacts:
+    """A `latency.json`, read.
+
+    Raises:
+        ManifestError: it is damaged, or of another make; names the key.
+    """
+    try:
+        facts = checked(BenchFacts, json.loads(data))
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not latencies as this relabel writes them ({fault_of(exc)}). Measure them again: relabel bench."
+        ) from exc
+    if facts.format != LATENCY_FORMAT:
+        raise ManifestError(f"{where}: latencies of format {facts.format}; this relabel reads {LATENCY_FORMAT}.")
+    return facts
