@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.splits import TEST, describe_split, split_queries
+from distill.students.student_manifest import read_student_manifest
 
 
 def main() -> None:
@@ -25,18 +26,19 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--limit", type=int, default=0)
     options = parser.parse_args()
-    split = json.loads((Path(options.student) / "manifest.json").read_text())["split"]
+    manifest = Path(options.student) / "manifest.json"
+    split = read_student_manifest(manifest.read_bytes(), str(manifest)).split
     table = pq.read_table(options.pairs)
     table = table.slice(0, options.limit) if options.limit else table
     queries = [str(query) for query in table["query_id"].to_pylist()]
-    side = split_queries(queries, dev=split["shares"]["dev"], test=split["shares"]["test"], seed=split["seed"])
-    found = describe_split(queries, side)
-    if found["sha256"] != split["sha256"]:
+    side = split_queries(queries, dev=split.shares.dev, test=split.shares.test, seed=split.seed)
+    sides, digest = describe_split(queries, side)
+    if digest != split.sha256:
         raise SystemExit(
             "these are not the pairs that the student's split was made of; is --limit the one of its labels?"
         )
     pq.write_table(table.filter(pa.array(side == TEST)), options.out)
-    print(json.dumps({"rows": found["test"]["rows"], "queries": found["test"]["queries"]}))
+    print(json.dumps({"rows": sides["test"].rows, "queries": sides["test"].queries}))
 
 
 if __name__ == "__main__":

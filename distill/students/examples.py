@@ -6,15 +6,15 @@ A row without a node is masked for that head, never guessed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from distill.students.gold import GoldGrades, load_gold
 from distill.students.label_tables import LabelTable, Target, load_labels
 from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
-from distill.students.splits import SIDES, TRAIN, describe_split, folded, leaking_queries, split_queries
+from distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
+from distill.students.student_manifest import DataFacts, ExampleCounts, SplitFacts, SplitShares
 from manifests.errors import InputError
 from manifests.judging.qrels import check_scale
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
@@ -55,7 +55,7 @@ class Examples:
     heads: dict[str, int]
     phi: PhiTable
     columns: Columns
-    about: dict[str, Any]
+    about: DataFacts
     notes: list[str] = field(default_factory=list)
 
     def rows_of(self, side: int) -> np.ndarray:
@@ -85,7 +85,8 @@ def _refuse_twice(tables: Sequence[LabelTable]) -> None:
     """Raise where two sources are the same bytes: all their rows would count twice, and nobody would see it."""
     seen: dict[str, str] = {}
     for table in tables:
-        digest = table.about.get("manifest_sha256") or table.about["sha256"]
+        assert table.about is not None
+        digest = table.about.manifest_sha256 or str(table.about.sha256)
         if digest in seen:
             raise InputError(
                 f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how "
@@ -111,7 +112,7 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     assert gold.columns is not None
     pairs = [pair for pair, _ in kept]
     return LabelTable(
-        gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, {"is_gold": True}
+        gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, None
     )
 
 
@@ -154,13 +155,14 @@ class _Rows:
         self.gold = np.array(
             [NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64
         )
-        self.is_labelled = np.concatenate(
-            [np.full(len(table.pairs), not table.about.get("is_gold", False)) for table in tables]
-        )
+        self.is_labelled = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
         self.targets = {name: [target for table in tables for target in table.targets[name]] for name in HEADS}
         self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
         self.source_weight = np.concatenate(
-            [np.full(len(table.pairs), table.about.get("weight", 1.0), dtype=np.float32) for table in tables]
+            [
+                np.full(len(table.pairs), 1.0 if table.about is None else table.about.weight, dtype=np.float32)
+                for table in tables
+            ]
         )
         self.outside = [mass for table in tables for mass in table.outside_mass]
 
@@ -178,25 +180,17 @@ class _Rows:
         keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
         split = self.spec.split
         side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
-        described = describe_split(keys, side)
+        sides, split_digest = describe_split(keys, side)
         for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
-            described[name]["texts_seen_in_train"] = count
-        about = {
-            "labels": [table.about for table in self.tables if not table.about.get("is_gold")],
-            "gold": None if gold is None else {**gold.about, "graded_rows": int((self.gold >= 0).sum())},
-            "rows": {
-                "all": self.size,
-                "labelled": int(self.is_labelled.sum()),
-                "gold_alone": int((~self.is_labelled).sum()),
-            },
-            "rows_by_head": {name: int((weight > 0).sum()) for name, weight in weights.items()},
-            "split": {
-                "by": split.by,
-                "seed": split.seed,
-                "shares": {"dev": split.dev, "test": split.test},
-                **described,
-            },
-        }
+            sides[name] = replace(sides[name], texts_seen_in_train=count)
+        shares = SplitShares(split.dev, split.test)
+        about = DataFacts(
+            labels=[table.about for table in self.tables if table.about is not None],
+            gold=None if gold is None else replace(gold.about, graded_rows=int((self.gold >= 0).sum())),
+            rows=ExampleCounts(self.size, int(self.is_labelled.sum()), int((~self.is_labelled).sum())),
+            rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
+            split=SplitFacts(split.by, split.seed, shares, **sides, sha256=split_digest),
+        )
         found = Examples(
             [(pair.query, pair.document) for pair in self.pairs],
             [(table.where, pair.row_id) for table in self.tables for pair in table.pairs],
@@ -259,7 +253,7 @@ class _Rows:
             InputError: none of its grades meets a row.
         """
         if gold is not None and not (self.gold >= 0).any():
-            how = gold.about.get("joined_by", "row")
+            how = gold.about.joined_by or "row"
             raise InputError(
                 f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
                 "the same things, and does `gold.grade` name the right column? Fix it, or leave `gold` out."
@@ -363,7 +357,7 @@ def _check(found: Examples) -> None:
         InputError: no training row, one grade only, or a head without a training row.
     """
     rows = found.rows_of(TRAIN)
-    split = found.about["split"]
+    split = found.about.split
     if not len(rows):
         raise InputError(
             f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more "
@@ -385,13 +379,15 @@ def _check(found: Examples) -> None:
             f"all {len(rows)} rows to train on have grade {seen[0]}: one class alone teaches nothing. "
             "Is it the right grade column, or should a map be another?"
         )
-    empty = [name for name in SIDES[1:] if split["shares"][name] and not split[name]["rows"]]
+    judging = (("dev", split.dev, split.shares.dev), ("test", split.test, split.shares.test))
     found.notes += [
-        f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs" for name in empty
+        f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs"
+        for name, side, share in judging
+        if share and not side.rows
     ]
     found.notes += [
-        f"{split[name]['texts_seen_in_train']} queries of the {name} split have the text of a training query, under "
-        "another id: its figures flatter. `split.by: query` keeps them together"
-        for name in SIDES[1:]
-        if split[name]["texts_seen_in_train"]
+        f"{side.texts_seen_in_train} queries of the {name} split have the text of a training query, under another id: "
+        "its figures flatter. `split.by: query` keeps them together"
+        for name, side, _ in judging
+        if side.texts_seen_in_train
     ]

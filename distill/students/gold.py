@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from distill.students.label_tables import LabelTable, read_pairs
 from distill.students.specs import GoldSource
+from distill.students.student_manifest import LearnedGold
 from manifests.digests import digest_of
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
@@ -48,7 +48,7 @@ class GoldGrades:
     pairs: list[Pair]
     grades: list[int | None]
     columns: Columns | None
-    about: dict[str, Any]
+    about: LearnedGold
     by_pair: PairGrades | None = field(default=None)
 
     def of(self, table: LabelTable) -> list[int | None]:
@@ -70,11 +70,11 @@ class GoldGrades:
         if own is not None:
             files, column = own
             grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
-            self.about["joined_by"] = "row of the labels' own input"
+            self.about = replace(self.about, joined_by="row of the labels' own input")
             return list(grades.take(pa.array([pair.row_id for pair in table.pairs], pa.int64())).to_pylist())
         if self.by_pair is None:
             self.by_pair = self._read_by_pair()
-        self.about["joined_by"] = "query_id and doc_id"
+        self.about = replace(self.about, joined_by="query_id and doc_id")
         return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in table.pairs])
 
     def _read_by_pair(self) -> PairGrades:
@@ -97,10 +97,9 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> Gold
     Raises:
         InputError: it can't be read, has no texts while it is learned from, or its grades are off.
     """
+    about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
     if not is_learned:
-        return GoldGrades(
-            source, storage, [], [], None, {"path": source.path, "grade": source.grade, "map": source.map}
-        )
+        return GoldGrades(source, storage, [], [], None, about)
     if not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
@@ -111,14 +110,12 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> Gold
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()
     pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
-    about = {
-        "path": source.path,
-        "grade": source.grade,
-        "map": source.map,
-        "rows": len(grades),
-        "without_grade": grades.count(None),
-        "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
-    }
+    about = replace(
+        about,
+        rows=len(grades),
+        without_grade=grades.count(None),
+        inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
+    )
     return GoldGrades(source, storage, pairs, grades, dataset.columns, about)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.specs import NODE_HEADS, LabelSource
+from distill.students.student_manifest import LearnedLabels, SourceRows
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.inputs.dataset import Dataset, open_dataset
@@ -27,6 +28,7 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
+from manifests.records import checked
 from manifests.runs.label_files import read_labels
 from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, load_plan
 from manifests.runs.readings import Readings
@@ -67,7 +69,7 @@ class LabelTable:
         plan: of a run.
         phi: of a run whose labeler has a rule map.
         columns: of the pairs.
-        about: what made the labels, with digests and row counts, for the manifest.
+        about: what made the labels, for the manifest; None for rows that have gold grades alone.
     """
 
     where: str
@@ -79,7 +81,7 @@ class LabelTable:
     plan: Plan | None
     phi: PhiTable | None
     columns: Columns
-    about: dict[str, Any] = field(default_factory=dict)
+    about: LearnedLabels | None
 
     def head_grades(self, name: str) -> int | None:
         """Number of grades of a head."""
@@ -137,24 +139,24 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
     tables = [read_labels(folder, FileRef(**file), [*COLUMNS, *NODE_COLUMNS]) for file in manifest["labels"]]
     dataset, readings = open_run_input(root, store, plan, storage)
-    about = {
-        "path": root,
-        "kind": "run",
-        "name": plan.name,
-        "labeler": labeler["name"],
-        "model": plan.parts["model"],
-        "fingerprint": plan.fingerprint,
-        "manifest_sha256": sha256_bytes(store.read(MANIFEST_NAME)),
-        "rows": manifest["rows"],
-        "quarantined_by_status": manifest["quarantined_by_status"],
-        "over_limit": manifest["over_limit"],
-        "weight": source.weight,
-    }
-    phi = labeler.get("phi")
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
-    rules = tuple(map(tuple, phi)) if phi else None
-    grades = int(labeler["grades"])
-    return _as_table(held, dataset, root, "run", grades=grades, plan=plan, phi=rules, about=about, readings=readings)
+    table = _usable(held, dataset, root, int(labeler["grades"]), readings)
+    about = LearnedLabels(
+        path=root,
+        kind="run",
+        name=plan.name,
+        labeler=labeler["name"],
+        model=plan.parts["model"],
+        fingerprint=plan.fingerprint,
+        manifest_sha256=sha256_bytes(store.read(MANIFEST_NAME)),
+        rows=checked(SourceRows, manifest["rows"]),
+        quarantined_by_status=manifest["quarantined_by_status"],
+        over_limit=manifest["over_limit"],
+        weight=source.weight,
+        labels=len(table.pairs),
+    )
+    phi = labeler.get("phi")
+    return replace(table, kind="run", plan=plan, phi=tuple(map(tuple, phi)) if phi else None, about=about)
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
@@ -176,15 +178,17 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
-    about = {
-        "path": path,
-        "kind": "file",
-        "sha256": sha256_bytes(data),
-        "rows": {"in": held.num_rows},
-        "rows_by_status": dict(sorted(statuses.items())),
-        "weight": source.weight,
-    }
-    return _as_table(held, dataset, path, "file", grades=None, plan=None, phi=None, about=about, readings=None)
+    table = _usable(held, dataset, path, None, None)
+    about = LearnedLabels(
+        path=path,
+        kind="file",
+        sha256=sha256_bytes(data),
+        rows=SourceRows(held.num_rows),
+        rows_by_status=dict(sorted(statuses.items())),
+        weight=source.weight,
+        labels=len(table.pairs),
+    )
+    return replace(table, about=about)
 
 
 def _check_schema(schema: pa.Schema, path: str) -> None:
@@ -236,18 +240,8 @@ def _is_nodes(kind: pa.DataType) -> bool:
     return bool(names & set(NODE_HEADS)) and names <= NODES.keys()
 
 
-def _as_table(
-    held: pa.Table,
-    dataset: Dataset,
-    where: str,
-    kind: Literal["run", "file"],
-    *,
-    grades: int | None,
-    plan: Plan | None,
-    phi: PhiTable | None,
-    about: dict[str, Any],
-    readings: Readings | None,
-) -> LabelTable:
+def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, readings: Readings | None) -> LabelTable:
+    """The labels that can be learned from, as of a file; what made them is not told yet."""
     columns = {name: held[name].to_pylist() for name in held.column_names}
     size = held.num_rows
     statuses = columns.get("status") or ["ok"] * size
@@ -273,10 +267,9 @@ def _as_table(
             columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
         )
     pairs = _rejoin(columns, dataset, readings, where)
-    about["labels"] = len(usable)
     outside = columns.get("outside_mass") or [None] * len(usable)
     _check_outside(outside, where)
-    return LabelTable(where, kind, grades, pairs, targets, outside, plan, phi, dataset.columns, about)
+    return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
 
 
 def _targets(

@@ -17,11 +17,11 @@ from accelerate.utils import parse_flag_from_env
 from distill.students import checkpoints, sharding
 from distill.students.bases import Base, build_module
 from distill.students.batches import BatchPlan, Collator
-from distill.students.curves import Curve
 from distill.students.examples import Examples, balance_weights
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
+from distill.students.student_manifest import TrainingFacts
 from distill.students.students import StudentRecord
 from distill.students.texts import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from distill.students.training import Feed, Outcome, StudentTrainer, train, training_arguments
@@ -42,13 +42,13 @@ def train_student(
     folder: Path,
     dev_figures: Callable[[Any], dict[str, float]],
     say: Callable[[str], None],
-) -> tuple[Any, dict[str, Any], Curve]:
+) -> tuple[Any, TrainingFacts, Outcome]:
     """Train, resuming from the last whole checkpoint in `folder`.
 
     Args:
         dev_figures: figures of a module on dev.
     Returns:
-        The trained module on the CPU, what there is to say about the training, and its curve.
+        The trained module on the CPU, what there is to say about the training, and its curve and remarks.
     Raises:
         TrainingError: the loss is not finite, or memory runs out at half the batch too.
         InputError: early stopping without a dev row.
@@ -94,7 +94,8 @@ def train_student(
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return module.cpu(), _told(spec, outcome, plan, halvings, notes), outcome.curve
+    outcome.notes += notes
+    return module.cpu(), _told(spec, outcome, plan, halvings), outcome
 
 
 def _attempt(
@@ -205,18 +206,17 @@ def _draw_weight(spec: DistillSpec, examples: Examples) -> np.ndarray | None:
     return np.asarray(balance_weights(examples)[examples.rows_of(TRAIN)], dtype=np.float64)
 
 
-def _told(spec: DistillSpec, outcome: Outcome, plan: BatchPlan, halvings: int, notes: list[str]) -> dict[str, Any]:
+def _told(spec: DistillSpec, outcome: Outcome, plan: BatchPlan, halvings: int) -> TrainingFacts:
     settings = spec.train
-    return {
-        "steps": outcome.steps,
-        "epochs": outcome.epochs,
-        "best_step": outcome.best_step,
-        "device": outcome.device,
-        "rows_per_s": outcome.rows_per_s,
-        "batch_size": settings.batch_size >> halvings if settings.tokens_per_batch is None else None,
-        "tokens_per_batch": settings.tokens_per_batch,
-        "accumulation": settings.accumulation << halvings,
-        "was_batch_halved": halvings > 0,
-        "padding_share": round(plan.padding_share(), 4),
-        "notes": notes,
-    }
+    return TrainingFacts(
+        steps=outcome.steps,
+        epochs=outcome.epochs,
+        best_step=outcome.best_step,
+        device=outcome.device,
+        rows_per_s=outcome.rows_per_s,
+        batch_size=settings.batch_size >> halvings if settings.tokens_per_batch is None else None,
+        tokens_per_batch=settings.tokens_per_batch,
+        accumulation=settings.accumulation << halvings,
+        was_batch_halved=halvings > 0,
+        padding_share=round(plan.padding_share(), 4),
+    )

@@ -10,15 +10,14 @@ a whole student or, to every reader, none. Then the folder of work is removed.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from distill.students.student_manifest import StoredManifest, student_manifest_at
 from manifests import failpoints
 from manifests.digests import sha256_file
 from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError
@@ -120,7 +119,7 @@ class OutputLocation:
                 lease.release()
             lock.release()
 
-    def local_manifest(self) -> dict[str, Any] | None:
+    def local_manifest(self) -> StoredManifest | None:
         """The manifest of a student that is finished here, whether or not it has gone where it goes.
 
         Raises:
@@ -128,7 +127,7 @@ class OutputLocation:
         """
         file = self.folder / MANIFEST_NAME
         try:
-            return parse_student_manifest(file.read_bytes(), str(file))
+            return student_manifest_at(file.read_bytes(), str(file))
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -136,7 +135,7 @@ class OutputLocation:
                 f"{file}: can't be read ({exc.strerror}). Move it away, or name another output."
             ) from exc
 
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> StoredManifest | None:
         """The manifest of the student that is where it belongs.
 
         Raises:
@@ -145,7 +144,7 @@ class OutputLocation:
         if self.url is None:
             return self.local_manifest()
         try:
-            return parse_student_manifest(
+            return student_manifest_at(
                 open_bundle_store(self.url, self.storage).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}"
             )
         except FileNotFoundError:
@@ -224,26 +223,6 @@ def output_location_of(output: str, storage: Storage, *, cache_dir: Path) -> Out
         )
     folder = cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24]
     return OutputLocation(output, folder, storage, url)
-
-
-def parse_student_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """A student's manifest.
-
-    Raises:
-        ManifestError: it is not a student's.
-    """
-    try:
-        held: dict[str, Any] = json.loads(data)
-        is_student = held.get("kind") == "student" and isinstance(held["fingerprint"], str)
-    except (ValueError, AttributeError, KeyError) as exc:
-        raise ManifestError(
-            f"{where}: not readable as a student's manifest. Move it away, or name another output."
-        ) from exc
-    if not is_student:
-        raise ManifestError(
-            f"{where}: is not a student's manifest; the folder belongs to something else. Name another output."
-        )
-    return held
 
 
 def _take(lease: Lock) -> None:

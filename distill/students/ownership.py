@@ -16,22 +16,23 @@ from distill.students.disk_errors import writing
 from distill.students.examples import Examples
 from distill.students.output_locations import CLAIM_NAME, OutputLocation
 from distill.students.specs import DistillSpec
+from distill.students.student_manifest import STUDENT_MANIFEST_VERSION, StoredManifest
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import LockHeldError, StaleRunError
 from manifests.runs.run_folder import MANIFEST_NAME
 
-STUDENT_MANIFEST_VERSION = 1
 _REPLACING = "restart"
-NOT_IN_FINGERPRINT = {"name": True, "output": True, "labels": True, "gold": True, "require": True}
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
+NOT_IN_FINGERPRINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "output", "labels", "gold", "require"), True),
+    "student": {"model"},
+    "train": set(SPEED_ONLY),
+}
 
 
 def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
     """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
     plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
-    plain["student"].pop("model")
-    for name in SPEED_ONLY:
-        plain["train"].pop(name)
     return digest_of(
         {"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION}
     )
@@ -57,7 +58,7 @@ def _data_digest(examples: Examples) -> str:
     return total.hexdigest()
 
 
-def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: str) -> dict[str, Any] | None:
+def finished(held: StoredManifest | None, fingerprint: str, start: str, where: str) -> StoredManifest | None:
     """The manifest that is there, if it is this very student's.
 
     Raises:
@@ -65,9 +66,9 @@ def finished(held: dict[str, Any] | None, fingerprint: str, start: str, where: s
     """
     if held is None or start == "restart":
         return None
-    if held["fingerprint"] != fingerprint:
+    if held.fingerprint != fingerprint:
         raise StaleRunError(
-            f"{where}: holds a student of another spec, model or data (fingerprint {held['fingerprint'][:12]}, this "
+            f"{where}: holds a student of another spec, model or data (fingerprint {held.fingerprint[:12]}, this "
             f"one's is {fingerprint[:12]}). Name another `output`, or replace it with --restart."
         )
     return held

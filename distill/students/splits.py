@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from distill.students.student_manifest import SplitSide
 from manifests.digests import digest_of
 
 TRAIN, DEV, TEST = 0, 1, 2
@@ -42,15 +42,13 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def describe_split(keys: Sequence[str], side_N: np.ndarray) -> dict[str, Any]:
-    """Rows and queries a side, and a digest of which query lies where, for the manifest."""
+def describe_split(keys: Sequence[str], side_N: np.ndarray) -> tuple[dict[str, SplitSide], str]:
+    """Rows and queries of each side, by its name, and a digest of which query lies where, for the manifest."""
     queries: list[set[str]] = [set(), set(), set()]
     for key, side in zip(keys, side_N.tolist(), strict=True):
         queries[side].add(key)
-    counts = {
-        name: {"rows": int((side_N == side).sum()), "queries": len(queries[side])} for side, name in enumerate(SIDES)
-    }
-    return {**counts, "sha256": digest_of([sorted(keys_of) for keys_of in queries])}
+    sides = {name: SplitSide(int((side_N == side).sum()), len(queries[side])) for side, name in enumerate(SIDES)}
+    return sides, digest_of([sorted(keys_of) for keys_of in queries])
 
 
 def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> dict[str, int]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -20,6 +20,10 @@ from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings, sto
 from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.spec_places import Places, placed, resolved
 from manifests.errors import UsageError
+from manifests.records import plain
+
+if TYPE_CHECKING:
+    from distill.students.distilling import Report
 
 LINE_EVERY_S = 15.0
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
@@ -100,7 +104,7 @@ def _teller() -> Callable[[str], None]:
     return say
 
 
-def _result(report: Any) -> dict[str, Any]:
+def _result(report: Report) -> dict[str, Any]:
     keys = (
         "name",
         "fingerprint",
@@ -113,29 +117,23 @@ def _result(report: Any) -> dict[str, Any]:
         "metrics",
         "notes",
     )
-    return {**{key: report.manifest[key] for key in keys}, "gate": report.gate}
+    return {**{key: plain(getattr(report.manifest, key)) for key in keys}, "gate": plain(report.gate)}
 
 
-def _text(report: Any) -> str:
+def _text(report: Report) -> str:
     manifest = report.manifest
-    training, test, split = manifest["training"], manifest["metrics"]["test"], manifest["split"]
+    training, test = manifest.training, manifest.metrics.test
+    sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
     rows = [
-        ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest["heads"].items())),
-        (
-            "rows",
-            ", ".join(
-                f"{side} {split[side]['rows']:,} of {split[side]['queries']:,} queries"
-                for side in ("train", "dev", "test")
-            ),
-        ),
-        ("trained", f"{training['steps']:,} steps, {training['rows_per_s'] or 0:,} rows/s on {training['device']}"),
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
+        ("rows", ", ".join(sides)),
+        ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} rows/s on {training.device}"),
     ]
-    for who in ("student", "teacher"):
-        figures = test.get(who) or {}
-        found = [f"{name} {figures[name]:.4f}" for name in SHOWN if figures.get(name) is not None]
+    for who, figures in (("student", test.student), ("teacher", test.teacher or {})):
+        found = [f"{name} {value:.4f}" for name in SHOWN if (value := figures.get(name)) is not None]
         if found:
-            rows.append((f"{who}, by {test['judged_by']}", ", ".join(found)))
-    rows += [("gate", check["text"]) for check in report.gate["checks"]]
-    rows += [("note", note) for note in manifest["notes"]]
+            rows.append((f"{who}, by {test.judged_by}", ", ".join(found)))
+    rows += [("gate", check.text) for check in report.gate.checks]
+    rows += [("note", note) for note in manifest.notes]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
     return f"{head} {report.place}\n{table(rows)}"

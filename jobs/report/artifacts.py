@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from distill.students.student_manifest import StudentManifest, read_student_manifest
 from export.bundles import read_manifest
 from jobs.running.counts import asked_for
 from manifests.digests import digest_of, sha256_bytes
@@ -123,7 +124,7 @@ class StudentArtifact:
     path: str
     store: RunStore
     record: dict[str, Any]
-    manifest: dict[str, Any]
+    manifest: StudentManifest | None
     name: str
 
     @property
@@ -131,7 +132,7 @@ class StudentArtifact:
         """Over its files, as its manifest names them: what scores and bundles call it by
         (`distill.students.students.student_digest`).
         """
-        return digest_of(self.manifest.get("files", {}))
+        return digest_of((self.manifest and self.manifest.files) or {})
 
 
 @dataclass
@@ -192,7 +193,7 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         return RunArtifact(path, store, storage, plan, plan.name, _read(store, MANIFEST_NAME))
     record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
     if record is not None:
-        held = _object(manifest, f"{path}/{MANIFEST_NAME}") if manifest is not None else {}
+        held = None if manifest is None else read_student_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         facts = _object(record, f"{path}/{STUDENT}")
         return StudentArtifact(path, store, facts, held, str(facts.get("name", "student")))
     if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":

@@ -15,6 +15,7 @@ from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, Student
 from jobs.report.blocks import Block, Drawing
 from jobs.report.downloads import csv_download
 from manifests.digests import digest_of, sha256_bytes
+from manifests.records import plain
 from manifests.secrets.redaction import shortened
 
 BOX = (196, 62)
@@ -81,7 +82,7 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
         if isinstance(one, RunArtifact):
             _trace_run(graph, one, students)
         elif isinstance(one, StudentArtifact):
-            _trace_student(graph, _student_key(one.digest), one.manifest, runs)
+            _trace_student(graph, _student_key(one.digest), plain(one.manifest) or {}, runs)
         else:
             _trace_bundle(graph, one, runs, students)
     return graph

@@ -43,7 +43,11 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
     graph = trace(artifacts)
     warnings: list[Block] = [Paragraph(sentence, "warn") for sentence in changes(graph)]
     cards = [
-        _run_facts(one) if isinstance(one, RunArtifact) else _other_facts(one, has_places=has_places)
+        _run_facts(one)
+        if isinstance(one, RunArtifact)
+        else _student_facts(one, has_places=has_places)
+        if isinstance(one, StudentArtifact)
+        else _bundle_facts(one, has_places=has_places)
         for one in artifacts
     ]
     specs: list[Block] = []
@@ -58,7 +62,9 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
 def _spec_of(one: Artifact) -> dict[str, Any]:
     if isinstance(one, RunArtifact):
         return one.spec
-    held = (one.manifest if isinstance(one, StudentArtifact) else one.facts).get("spec")
+    if isinstance(one, StudentArtifact):
+        return {} if one.manifest is None else one.manifest.spec
+    held = one.facts.get("spec")
     return held if isinstance(held, dict) else {}
 
 
@@ -96,29 +102,31 @@ def _state(run: RunArtifact) -> Badge:
     return Badge("finished, every row accounted for", "good")
 
 
-def _other_facts(one: StudentArtifact | BundleArtifact, *, has_places: bool) -> Facts:
-    facts = one.manifest if isinstance(one, StudentArtifact) else one.facts
-    heads = facts.get("heads") or (one.record.get("heads", {}) if isinstance(one, StudentArtifact) else {})
+def _student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
+    manifest, record = one.manifest, one.record
+    rows: list[tuple[str, Cell]] = [("kind", str(record.get("kind")))]
+    rows += _heads(record.get("heads", {}), {}) if manifest is None else _heads(manifest.heads, manifest.temperature)
+    rows.append(("reads at most", f"{record.get('max_tokens')} tokens"))
+    if manifest is not None:
+        rows += [("starts from", manifest.model.reference), ("fingerprint", manifest.fingerprint[:DIGITS])]
+        rows.append(("gate", Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")))
+    return Facts([*rows, *([("path", one.path)] if has_places else [])], f"Student {one.name}")
+
+
+def _bundle_facts(one: BundleArtifact, *, has_places: bool) -> Facts:
+    facts = one.facts
+    models = ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ()))
+    rows = [("models", models), *_heads(facts.get("heads") or {}, facts.get("temperature") or {})]
+    rows += [("version", one.manifest_sha256[:DIGITS])] if has_places else []
+    rows.append(("licence", str((facts.get("licence") or {}).get("bundle") or "not stated")))
+    return Facts([*rows, *([("path", one.path)] if has_places else [])], f"Bundle {one.name}")
+
+
+def _heads(heads: Mapping[str, int], temperature: Mapping[str, float]) -> list[tuple[str, Cell]]:
     rows: list[tuple[str, Cell]] = [("heads", ", ".join(f"{name} ({grades} grades)" for name, grades in heads.items()))]
-    temperature = facts.get("temperature") or {}
     if temperature:
         rows.append(("temperatures", ", ".join(f"{name} {value:.3g}" for name, value in temperature.items())))
-    if isinstance(one, StudentArtifact):
-        rows.insert(0, ("kind", str(one.record.get("kind"))))
-        rows.append(("reads at most", f"{one.record.get('max_tokens')} tokens"))
-        rows += [("starts from", str(facts["model"]["reference"]))] if "model" in facts else []
-        rows += [("fingerprint", str(facts["fingerprint"])[:DIGITS])] if "fingerprint" in facts else []
-    else:
-        rows.insert(
-            0, ("models", ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ())))
-        )
-        rows += [("version", one.manifest_sha256[:DIGITS])] if has_places else []
-        rows.append(("licence", str((facts.get("licence") or {}).get("bundle") or "not stated")))
-    if gate := (facts.get("gate") if isinstance(one, StudentArtifact) else None):
-        rows.append(("gate", Badge("passed", "good") if gate.get("has_passed") else Badge("refused", "bad")))
-    if has_places:
-        rows.append(("path", one.path))
-    return Facts(rows, f"{'Student' if isinstance(one, StudentArtifact) else 'Bundle'} {one.name}")
+    return rows
 
 
 def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
+from distill.students.student_manifest import SideFigures, StudentManifest
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
@@ -25,7 +26,7 @@ def training_section(students: Sequence[StudentArtifact]) -> Section:
     blocks: list[Block] = []
     for student in students:
         figures = _curves(student)
-        training = student.manifest.get("training") or {}
+        training = {} if student.manifest is None else vars(student.manifest.training)
         facts: list[tuple[str, Cell]] = [
             (name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None
         ]
@@ -88,41 +89,9 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
     """
     blocks: list[Block] = []
     for student in students:
-        test = (student.manifest.get("metrics") or {}).get("test") or {}
-        tables: list[Block] = []
-        if test.get("student", {}).get("rows"):
-            tables.append(_test_table(student, test))
-        if test.get("to_teacher", {}).get("rows"):
-            tables.append(
-                Facts(
-                    [(_name(name), value) for name, value in test["to_teacher"].items()],
-                    f"{student.name} against its teacher, before calibration",
-                )
-            )
-        split = student.manifest.get("split") or {}
-        sides = [
-            [side, split[side]["rows"], split[side]["queries"]] for side in ("train", "dev", "test") if side in split
-        ]
-        if sides:
-            head = ("split", "rows", "queries")
-            tables.append(
-                Table(
-                    head,
-                    sides,
-                    f"Split of {student.name}, by {split.get('by')}",
-                    csv_download(f"split-{student.name}", head, sides),
-                )
-            )
-        checks = (student.manifest.get("gate") or {}).get("checks") or []
-        if checks:
-            rows = [
-                [check["text"], Badge("passed", "good") if check["has_passed"] else Badge("refused", "bad")]
-                for check in checks
-            ]
-            tables.append(Table(("gate", "verdict"), rows, f"Gates of {student.name}"))
-        if tables:
-            blocks.append(Side(tables))
-        blocks += [Paragraph(note) for note in student.manifest.get("notes") or ()]
+        if student.manifest is not None:
+            blocks += [Side(_tables(student.name, student.manifest))]
+            blocks += [Paragraph(note) for note in student.manifest.notes]
     if blocks and not has_triangle:
         blocks.append(
             Paragraph(
@@ -133,16 +102,35 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
     return Section("student", "Student", blocks)
 
 
-def _test_table(student: StudentArtifact, test: dict[str, dict[str, float | None]]) -> Table:
-    judge = test.get("judged_by", "")
-    by = "trusted grades" if judge == "gold" else "its labels"
-    columns = [("student", test["student"])] + ([("teacher", test["teacher"])] if "teacher" in test else [])
+def _tables(student: str, manifest: StudentManifest) -> list[Block]:
+    """Figures on the test split, the split, the gates."""
+    test, split = manifest.metrics.test, manifest.split
+    tables: list[Block] = []
+    if test.student.get("rows"):
+        tables.append(_test_table(student, test))
+    if test.to_teacher and test.to_teacher.get("rows"):
+        figures: list[tuple[str, Cell]] = [(_name(name), value) for name, value in test.to_teacher.items()]
+        tables.append(Facts(figures, f"{student} against its teacher, before calibration"))
+    head = ("split", "rows", "queries")
+    sides: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
+    save = csv_download(f"split-{student}", head, sides)
+    tables.append(Table(head, sides, f"Split of {student}, by {split.by}", save))
+    if manifest.gate.checks:
+        rows: list[list[Cell]] = [
+            [check.text, Badge("passed", "good") if check.has_passed else Badge("refused", "bad")]
+            for check in manifest.gate.checks
+        ]
+        tables.append(Table(("gate", "verdict"), rows, f"Gates of {student}"))
+    return tables
+
+
+def _test_table(student: str, test: SideFigures) -> Table:
+    by = "trusted grades" if test.judged_by == "gold" else "its labels"
+    columns = [("student", test.student)] + ([("teacher", test.teacher)] if test.teacher is not None else [])
     names = list(dict.fromkeys(name for _, held in columns for name in held))
     rows: list[list[Cell]] = [[_name(name), *(held.get(name) for _, held in columns)] for name in names]
     head = ("figure", *(name for name, _ in columns))
-    return Table(
-        head, rows, f"{student.name} on its test split, by {by}", csv_download(f"test-{student.name}", head, rows)
-    )
+    return Table(head, rows, f"{student} on its test split, by {by}", csv_download(f"test-{student}", head, rows))
 
 
 _MORE_NAMES = {

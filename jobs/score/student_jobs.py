@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 
 from distill.students.specs import NODE_HEADS
+from distill.students.student_manifest import StudentFiles
 from distill.students.students import (
     BATCH_TOKENS,
     StudentModel,
@@ -39,6 +40,7 @@ from manifests.extras import require
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Label, LabelColumn, Pair
 from manifests.phi import PhiTable
+from manifests.records import checked
 from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import fingerprint_parts
 from manifests.schemas import LabelRow, QuarantineRow
@@ -148,16 +150,16 @@ def identify(path: str) -> Identity:
     file = Path(path) / MANIFEST_NAME
     try:
         data = file.read_bytes()
-        named = json.loads(data)["files"]
+        named = checked(StudentFiles, json.loads(data)).files
         found = student_file_names(path)
         unnamed = [name for name in found if name not in named]
         missing = sorted(set(named) - set(found))
-        files = {name: str(named[name]) for name in found if name in named}
+        files = {name: named[name] for name in found if name in named}
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{path}: a student without {MANIFEST_NAME}: its training has not ended. Run `relabel distill` again."
         ) from exc
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError) as exc:
         raise ManifestError(
             f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again."
         ) from exc

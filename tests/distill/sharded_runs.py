@@ -23,6 +23,7 @@ import distill.students.distilling
 import distill.students.loop
 from distill.students.specs import DistillSpec
 from manifests import failpoints
+from manifests.records import plain
 from manifests.specs import validate_spec
 from manifests.storage.context import Storage
 
@@ -87,7 +88,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         report = distill.students.distilling.distill(
             spec, Storage(), start=entry.get("start", "new"), say=said.append, is_writer=is_first
         )
-        seen["metrics"] = report.manifest["metrics"]
+        seen["metrics"] = plain(report.manifest.metrics)
     except Killed:
         seen["died"] = True
     finally:

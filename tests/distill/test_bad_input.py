@@ -60,11 +60,11 @@ def test_a_finished_run_is_read_through_its_manifest_with_nodes_and_lineage(
     """The issue's first spec, on the fake teacher's labels."""
     output = label_run()
     report = run(labels=[str(output)], train={"max_steps": 2})
-    (source,) = report.manifest["labels"]
-    assert (source["kind"], source["labeler"]) == ("run", "graph-grpo")
-    assert source["rows"]["in"] == 144
-    assert len(source["manifest_sha256"]) == 64
-    assert report.manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
+    (source,) = report.manifest.labels
+    assert (source.kind, source.labeler) == ("run", "graph-grpo")
+    assert source.rows.in_ == 144
+    assert len(source.manifest_sha256) == 64
+    assert report.manifest.heads == {"relevance": 3, "subject": 5, "attribute": 5}
 
 
 def test_an_unfinished_run_is_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
@@ -90,7 +90,7 @@ def test_a_run_over_its_limit_is_refused_unless_allowed(
     with pytest.raises(ManifestError, match=r"over its limit.*allow_over_limit"):
         run(labels=[str(output)])
     report = run(labels=[str(output)], allow_over_limit=True, train={"max_steps": 1}, student={"heads": "auto"})
-    assert report.manifest["labels"][0]["over_limit"]
+    assert report.manifest.labels[0].over_limit
 
 
 def test_inputs_that_changed_since_the_run_are_refused(
@@ -159,7 +159,7 @@ def test_a_head_that_is_named_and_has_no_rows_is_refused(
     path = write_labels(tmp_path / "labels.parquet", label_rows(make_pairs(), has_nodes=False))
     with pytest.raises(InputError, match="names subject, attribute, and no row"):
         run(labels=labels(path, pairs_file), student={"heads": {"relevance": 3, "subject": 5, "attribute": 5}})
-    assert run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest["heads"] == {"relevance": 3}
+    assert run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest.heads == {"relevance": 3}
 
 
 def test_a_label_file_wants_its_texts(run: Callable[..., Any], labels_file: Path) -> None:
@@ -226,8 +226,8 @@ def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="no query fell there"):
         run(split={"dev": 0.0001, "test": 0.1}, train={"early_stopping": {"metric": "loss"}})
     report = run(split={"dev": 0.0001, "test": 0.0}, train={"max_steps": 1})
-    assert any("dev split is empty" in note for note in report.manifest["notes"])
-    assert report.manifest["temperature"]["relevance"] == 1.0
+    assert any("dev split is empty" in note for note in report.manifest.notes)
+    assert report.manifest.temperature["relevance"] == 1.0
 
 
 @pytest.mark.parametrize(

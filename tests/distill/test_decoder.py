@@ -110,7 +110,7 @@ def test_a_decoder_trains_by_equation_3_and_loads(
         student=decoder(decoder_dir(), batching=batching),
         train={"max_steps": 12, "max_tokens": 160, "learning_rate": 1e-2},
     )
-    assert report.manifest["heads"] == {"relevance": 3}
+    assert report.manifest.heads == {"relevance": 3}
     losses = [value for _, _, name, value in _points(report) if name == "loss"]
     assert losses[-1] < losses[0]
     assert_no_pickle(report.output)
@@ -183,7 +183,7 @@ def test_two_stages_are_two_specs(run: Callable[..., Any], decoder_dir: Callable
         json.loads((second.output / "student.json").read_text())["grade_ids"]
         == load_student(first.output).record.grade_ids
     )
-    assert second.manifest["fingerprint"] != first.manifest["fingerprint"]
+    assert second.manifest.fingerprint != first.manifest.fingerprint
 
 
 @pytest.mark.slow

@@ -14,8 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.ownership import note_claim
+from distill.students.student_manifest import ExampleCounts, read_student_manifest
 from distill.students.students import load_student, read_student, student_digest, student_files
+from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
+from manifests.records import plain
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
 
@@ -70,8 +73,10 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
     assert {"curves.parquet", "curves.svg", "README.md"} <= names
     assert "checkpoints" not in names
     assert_no_pickle(output)
-    manifest = json.loads((output / "manifest.json").read_text())
-    assert manifest == json.loads(json.dumps(report.manifest))
+    data = (output / "manifest.json").read_bytes()
+    assert readable_json(plain(report.manifest)) == data
+    assert readable_json(plain(read_student_manifest(data, "here"))) == data
+    manifest = json.loads(data)
     assert manifest["kind"] == "student"
     assert manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
     assert manifest["files"] == student_files(output)
@@ -84,11 +89,11 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
 
 def test_the_student_learns_and_passes_its_gate(trained: tuple[Path, Any, list[str]]) -> None:
     _, report, said = trained
-    test = report.manifest["metrics"]["test"]
-    assert test["judged_by"] == "gold"
-    assert test["student"]["f1_macro"] > 0.6
-    assert test["teacher"]["f1_macro"] == 1.0
-    assert test["to_teacher"]["kl"] < 0.4
+    test = report.manifest.metrics.test
+    assert test.judged_by == "gold"
+    assert test.student["f1_macro"] > 0.6
+    assert test.teacher["f1_macro"] == 1.0
+    assert test.to_teacher["kl"] < 0.4
     assert report.has_passed
     assert any(line.startswith("step ") and "dev:" in line for line in said)
 
@@ -97,7 +102,7 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     output, report, _ = trained
     rows = pq.read_table(output / "curves.parquet").to_pylist()
     losses = [row["value"] for row in rows if (row["split"], row["name"]) == ("train", "loss")]
-    assert len(losses) == report.manifest["training"]["steps"]
+    assert len(losses) == report.manifest.training.steps
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
     assert {row["name"] for row in rows if row["split"] == "train"} >= {
         "relevance",
@@ -111,15 +116,15 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
 
 
 def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:
-    split = trained[1].manifest["split"]
-    assert sum(split[side]["queries"] for side in ("train", "dev", "test")) == 24
-    assert all(split[side]["rows"] == 6 * split[side]["queries"] for side in ("train", "dev", "test"))
+    split = trained[1].manifest.split
+    assert sum(side.queries for side in split.sides().values()) == 24
+    assert all(side.rows == 6 * side.queries for side in split.sides().values())
 
 
 def test_a_loaded_student_gives_calibrated_rows_that_depend_on_no_batch(trained: tuple[Path, Any, list[str]]) -> None:
     output, report, _ = trained
     record = read_student(output)
-    assert record.temperature == report.manifest["temperature"]
+    assert record.temperature == report.manifest.temperature
     assert record.temperature["relevance"] != 1.0
     student = load_student(output)
     pairs = [(row["query"], row["document"]) for row in make_pairs()[:17]]
@@ -172,10 +177,10 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
     assert not first.was_done
     again = run(train={"max_steps": 2})
     assert again.was_done
-    assert again.manifest["fingerprint"] == first.manifest["fingerprint"]
+    assert again.manifest.fingerprint == first.manifest.fingerprint
     left = first.output / "checkpoints"
     left.mkdir()
-    note_claim(left, first.manifest["fingerprint"], is_replacing=False)  # as of a call killed while it tidied up
+    note_claim(left, first.manifest.fingerprint, is_replacing=False)  # as of a call killed while it tidied up
     (left / "checkpoint-000002").mkdir()
     assert run(train={"max_steps": 2}).was_done
     assert not left.exists()
@@ -196,20 +201,20 @@ def test_gold_alone_trains_a_student(run: Callable[..., Any], pairs_file: Path) 
     """The issue's second spec: no labels, gold with weight 1."""
     gold = {"path": str(pairs_file), "grade": "grade", "map": {0: 0, 1: 1, 2: 1}}
     report = run(labels=[], gold=gold, loss={"gold_weight": 1.0}, train={"max_steps": 3})
-    assert report.manifest["heads"] == {"relevance": 2}
-    assert report.manifest["metrics"]["test"]["judged_by"] == "gold"
-    assert report.manifest["rows"] == {"all": 144, "labelled": 0, "gold_alone": 144}
+    assert report.manifest.heads == {"relevance": 2}
+    assert report.manifest.metrics.test.judged_by == "gold"
+    assert report.manifest.rows == ExampleCounts(all=144, labelled=0, gold_alone=144)
 
 
 def test_label_only_builds_no_node_heads_and_its_head_starts_as_in_the_full_student(run: Callable[..., Any]) -> None:
     report = run(loss={"subject": 0, "attribute": 0, "consistency": 0}, train={"max_steps": 2})
-    assert report.manifest["heads"] == {"relevance": 3}
+    assert report.manifest.heads == {"relevance": 3}
 
 
 def test_a_gate_that_fails_keeps_the_student_and_says_so(run: Callable[..., Any]) -> None:
     report = run(train={"max_steps": 1}, require={"macro_f1": ">=0.999"})
     assert not report.has_passed
-    assert not report.manifest["gate"]["has_passed"]
+    assert not report.manifest.gate.has_passed
     assert "FAILED" in (report.output / "README.md").read_text()
     assert load_student(report.output).record.name == "tiny"
 
@@ -226,7 +231,7 @@ def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callabl
     )
     heads = [load_file(report.output / "heads.safetensors")["relevance.weight"] for report in (first, second)]
     np.testing.assert_allclose(heads[0], heads[1], atol=1e-8)
-    assert second.manifest["model"]["reference"] == str(first.output)
+    assert second.manifest.model.reference == str(first.output)
 
 
 def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
@@ -267,15 +272,15 @@ def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
             "warmup": 0.0,
         }
     )
-    training = report.manifest["training"]
+    training = report.manifest.training
     rows = pq.read_table(report.output / "curves.parquet").to_pylist()
     dev = {row["step"]: row["value"] for row in rows if (row["split"], row["name"]) == ("dev", "loss")}
-    assert training["best_step"] == min(dev, key=dev.__getitem__)
-    assert training["steps"] < 30 * 6
-    assert sum(step > training["best_step"] for step in dev) == 1
+    assert training.best_step == min(dev, key=dev.__getitem__)
+    assert training.steps < 30 * 6
+    assert sum(step > training.best_step for step in dev) == 1
 
 
 def test_batches_of_a_token_budget_and_of_like_length_train_every_row_once(run: Callable[..., Any]) -> None:
     report = run(train={"epochs": 1, "tokens_per_batch": 96})
-    assert report.manifest["training"]["padding_share"] < 0.05
-    assert report.manifest["training"]["batch_size"] is None
+    assert report.manifest.training.padding_share < 0.05
+    assert report.manifest.training.batch_size is None

@@ -16,6 +16,7 @@ from distill.students.examples import Examples, load_examples
 from distill.students.figures import graded_figures, teacher_figures
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
+from distill.students.student_manifest import SplitSide
 from manifests.errors import ConfigError
 from manifests.schemas import NODES
 from manifests.specs import validate_spec
@@ -164,8 +165,8 @@ def test_sides_take_about_their_shares_of_the_queries() -> None:
     side = split_queries([f"q{number}" for number in range(5000)], dev=0.1, test=0.2, seed=0)
     assert abs((side == 1).mean() - 0.1) < 0.02
     assert abs((side == 2).mean() - 0.2) < 0.02
-    about = describe_split(["a", "a", "b"], np.array([0, 0, 2], dtype=np.int8))
-    assert (about["train"], about["test"]) == ({"rows": 2, "queries": 1}, {"rows": 1, "queries": 1})
+    sides, _ = describe_split(["a", "a", "b"], np.array([0, 0, 2], dtype=np.int8))
+    assert (sides["train"], sides["test"]) == (SplitSide(rows=2, queries=1), SplitSide(rows=1, queries=1))
 
 
 def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
@@ -179,11 +180,11 @@ def test_figures_are_those_of_evaluate() -> None:
     chance = np.random.default_rng(2)
     probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
     judged = Judged(3, gold, probs.argmax(1), None, 0, np.zeros(60), probs, None, None)
-    theirs = evaluate(judged, resamples=0, seed=0, calibrate=None).plain()["figures"]
+    theirs = evaluate(judged, resamples=0, seed=0, calibrate=None).figures
     ours = graded_figures(probs, gold)
     for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "ece", "brier", "auc_0/12", "auc_01/2"):
         found = next(value for key, value in theirs.items() if key.replace(" ", "_") == name)
-        assert ours[name] == pytest.approx(found["value"], rel=1e-9), name
+        assert ours[name] == pytest.approx(found.value, rel=1e-9), name
 
 
 def test_distance_to_the_teacher_is_the_mean_kl_of_rows_that_have_one() -> None:
@@ -228,4 +229,4 @@ def test_every_spec_of_the_docs_runs(
     values["train"] |= {"max_steps": 1, "max_tokens": 60 if kind == "encoder" else 300}
     values |= {"output": str(tmp_path / "out"), "split": {"dev": 0.2, "test": 0.2}}
     report = distill(validate_spec(DistillSpec, values, where=name), Storage())
-    assert report.manifest["training"]["steps"] == 1
+    assert report.manifest.training.steps == 1

@@ -12,7 +12,9 @@ import pytest
 from distill.students import distilling
 from distill.students import output_locations as output_locations
 from distill.students.output_locations import OutputLocation
+from manifests.digests import readable_json
 from manifests.errors import StaleRunError
+from manifests.records import plain
 from manifests.storage.context import Storage
 from manifests.storage.local_bundle_store import LocalBundleStore
 
@@ -149,9 +151,9 @@ def test_a_restart_that_was_killed_goes_on_beside_the_student_that_it_replaces(
     said: list[str] = []
     report = run(start="resume", say=said.append, train=train)
     assert not report.was_done
-    assert report.manifest["training"]["steps"] == train["max_steps"]
+    assert report.manifest.training.steps == train["max_steps"]
     assert any("resuming from" in line for line in said) == (place != "after_training_step")
-    assert json.loads(manifest.read_bytes()) == json.loads(json.dumps(report.manifest))
+    assert manifest.read_bytes() == readable_json(plain(report.manifest))
     assert manifest.read_bytes() != old
     assert not (tmp_path / "out/checkpoints").exists()
     assert run(start="resume", train=train).was_done

@@ -98,7 +98,7 @@ def test_a_gate_that_changed_since_the_training_is_judged_anew(run: Callable[...
     again = run(require={"accuracy": ">=0.0", "f1_macro": ">1"}, train=SHORT)
     assert again.was_done
     assert not again.has_passed
-    assert [check["has_passed"] for check in again.gate["checks"]] == [True, False]
+    assert [check.has_passed for check in again.gate.checks] == [True, False]
     assert run(train=SHORT).has_passed
 
 
@@ -120,7 +120,7 @@ def test_a_lone_node_that_nothing_trains_gets_no_head(
 ) -> None:
     """Consistency needs both nodes, so it trains no lone one."""
     sources = labels(tmp_path, pairs_file, attribute=None, attribute_probs=None)
-    assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest["heads"] == {"relevance": 3}
+    assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest.heads == {"relevance": 3}
 
 
 @pytest.mark.parametrize("mass", [float("nan"), -0.5, 1.5, float("inf")])
@@ -181,11 +181,11 @@ def test_a_plain_gate_is_judged_on_all_rows_beside_one_against_the_teacher(
     new = [{**pair, "doc_id": f"n{pair['doc_id']}"} for pair in make_pairs()]
     gates = {"accuracy": ">=0", "macro_f1": ">=0*teacher"}
     report = run(gold=gold_file(tmp_path, [*known, *new]), loss={"gold_weight": 0.5}, require=gates, train=SHORT)
-    test = report.manifest["metrics"]["test"]
-    plain, of_teacher = report.gate["checks"]
-    assert test["student"]["rows"] > test["student_where_teacher"]["rows"]
-    assert plain["value"] == test["student"]["accuracy"]
-    assert of_teacher["value"] == test["student_where_teacher"]["f1_macro"]
+    test = report.manifest.metrics.test
+    plain, of_teacher = report.gate.checks
+    assert test.student["rows"] > test.student_where_teacher["rows"]
+    assert plain.value == test.student["accuracy"]
+    assert of_teacher.value == test.student_where_teacher["f1_macro"]
 
 
 @pytest.mark.parametrize("metric", ["macro_f1", "auc", "kappa"])
@@ -200,8 +200,8 @@ def test_early_stopping_by_a_figure_that_dev_can_not_have_is_refused_before_trai
 def test_a_dev_split_without_a_trusted_grade_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
     trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
     report = run(gold=gold_file(tmp_path, trained_alone), train=SHORT)
-    assert report.manifest["temperature"]["relevance"] == 1.0
-    assert any("relevance" in note and "not calibrated" in note for note in report.manifest["notes"])
+    assert report.manifest.temperature["relevance"] == 1.0
+    assert any("relevance" in note and "not calibrated" in note for note in report.manifest.notes)
 
 
 def test_a_query_that_stands_on_two_sides_under_other_ids_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -209,12 +209,12 @@ def test_a_query_that_stands_on_two_sides_under_other_ids_is_said(run: Callable[
     pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
     sources = labels(tmp_path, tmp_path / "pairs.parquet")
     report = run(labels=sources, train=SHORT, split={"dev": 0.2, "test": 0.3})
-    assert any("under another id" in note and "by: query" in note for note in report.manifest["notes"])
-    assert report.manifest["split"]["test"]["texts_seen_in_train"] > 0
+    assert any("under another id" in note and "by: query" in note for note in report.manifest.notes)
+    assert report.manifest.split.test.texts_seen_in_train > 0
     split = {"dev": 0.2, "test": 0.3, "by": "query"}
     kept = run(labels=sources, train=SHORT, split=split, output=str(tmp_path / "by-text"))
-    assert kept.manifest["split"]["test"]["texts_seen_in_train"] == 0
-    assert not any("under another id" in note for note in kept.manifest["notes"])
+    assert kept.manifest.split.test.texts_seen_in_train == 0
+    assert not any("under another id" in note for note in kept.manifest.notes)
 
 
 @pytest.mark.parametrize(

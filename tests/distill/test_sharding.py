@@ -125,7 +125,7 @@ def test_two_processes_with_half_the_weights_each_train_as_one_that_accumulates(
     assert_same_answers(folder / kind, alone.output, rtol=1e-3, atol=1e-3)
     first, second = seen[kind]
     assert first["metrics"] == second["metrics"]
-    assert first["best_step"] == second["best_step"] == alone.manifest["training"]["best_step"]
+    assert first["best_step"] == second["best_step"] == alone.manifest.training.best_step
     assert_no_pickle(folder / kind)
 
 
@@ -193,7 +193,7 @@ def test_one_process_goes_on_from_a_checkpoint_of_two(
     train = {**changes["encoder"]["train"], "strategy": "fsdp"}
     report = run(start="resume", say=said.append, **{**changes["encoder"], "train": train})
     assert "resuming from checkpoint-000004" in said
-    assert report.manifest["training"]["steps"] == 6
+    assert report.manifest.training.steps == 6
     until_4 = [[row for row in curve(path) if row["step"] <= 4] for path in (report.output, folder / "encoder")]
     assert until_4[0] == until_4[1]
 

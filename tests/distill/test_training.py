@@ -77,7 +77,7 @@ def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_b
     assert "resuming from checkpoint-000006" in said
     assert curve(resumed.output) == curve(alone.output)
     assert same_weights(resumed.output, alone.output)
-    assert resumed.manifest["metrics"] == alone.manifest["metrics"]
+    assert resumed.manifest.metrics == alone.manifest.metrics
     assert not (tmp_path / "killed" / "checkpoints").exists()
     assert run(start="resume", **values).was_done
 
@@ -126,7 +126,7 @@ def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
         run(train=train)
     monkeypatch.undo()
     report = run(start="resume", train=train)
-    assert report.manifest["training"]["steps"] == 6
+    assert report.manifest.training.steps == 6
     steps = [row["step"] for row in curve(report.output) if row["name"] == "loss" and row["split"] == "train"]
     assert steps == [1, 2, 3, 4, 5, 6]
 
@@ -228,10 +228,10 @@ def test_out_of_memory_halves_the_batch_once_and_says_so(
     said: list[str] = []
     monkeypatch.setattr(EncoderStudent, "forward", without_room_for(8))
     report = run(say=said.append, train={"max_steps": 3, "batch_size": 16})
-    assert report.manifest["training"]["was_batch_halved"]
-    assert (report.manifest["training"]["batch_size"], report.manifest["training"]["accumulation"]) == (8, 2)
+    assert report.manifest.training.was_batch_halved
+    assert (report.manifest.training.batch_size, report.manifest.training.accumulation) == (8, 2)
     assert any("going on with 8" in line for line in said)
-    assert any("out of memory" in note for note in report.manifest["notes"])
+    assert any("out of memory" in note for note in report.manifest.notes)
     monkeypatch.undo()
     monkeypatch.setattr(EncoderStudent, "forward", without_room_for(4))
     with pytest.raises(TrainingError, match=r"also with half the batch \(8 rows\).*train\.batch_size"):
@@ -249,12 +249,8 @@ def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], mo
     monkeypatch.undo()
     with pytest.raises(StaleRunError, match="another spec"):
         run(start="resume", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})
-    assert (
-        run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}).manifest["training"][
-            "steps"
-        ]
-        == 4
-    )
+    again = run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})
+    assert again.manifest.training.steps == 4
 
 
 def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:

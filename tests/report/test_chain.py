@@ -95,28 +95,47 @@ def student(tmp_path: Path, run: Path) -> Path:
         "labeler": "r3a",
         "labels": 32,
         "weight": 1.0,
+        "rows": {"in": 32, "labelled": 32, "reused": 0, "quarantined": 0},
         "fingerprint": json.loads((run / "plan.json").read_text())["fingerprint"],
         "manifest_sha256": sha256_file(run / "manifest.json"),
     }
+    check = {"gate": "macro_f1 >= 0.9*teacher", "figure": "f1_macro", "value": 0.61, "bound": 0.9, "has_passed": False}
     manifest = {
+        "version": 1,
+        "kind": "student",
+        "relabel": "0.1.0",
         "name": "ecom",
         "fingerprint": "f" * 64,
-        "files": FILES,
+        "model": {"reference": "hf:org/base", "digest": "e" * 64},
+        "heads": {"relevance": 3},
+        "temperature": {"relevance": 1.0},
+        "phi": None,
         "labels": [source],
         "gold": {"path": "gold.parquet", "grade": "grade"},
-        "model": {"reference": "hf:org/base", "digest": "e" * 64},
-        "training": {"steps": 38, "epochs": 2.0, "device": "cpu"},
-        "metrics": {
-            "test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR}
-        },
+        "rows": {"all": 128, "labelled": 128, "gold_alone": 0},
+        "rows_by_head": {"relevance": 128},
         "split": {
             "by": "query_id",
+            "seed": 0,
+            "shares": {"dev": 0.1, "test": 0.3},
             "train": {"rows": 80, "queries": 10},
             "dev": {"rows": 8, "queries": 1},
             "test": PART,
+            "sha256": "5" * 64,
         },
-        "gate": {"has_passed": False, "checks": [{"text": "macro_f1 >= 0.9*teacher", "has_passed": False}]},
+        "training": {"steps": 38, "epochs": 2.0, "best_step": None, "device": "cpu", "rows_per_s": 120.5}
+        | {"batch_size": 8, "tokens_per_batch": None, "accumulation": 1, "was_batch_halved": False}
+        | {"padding_share": 0.04},
+        "metrics": {
+            "dev": {"rows": 8, "judged_by": "gold", "student": FIGURES},
+            "test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR},
+        },
+        "gate": {"has_passed": False, "checks": [{**check, "text": "macro_f1 >= 0.9*teacher"}]},
         "notes": ["a note"],
+        "versions": {},
+        "spec": {},
+        "student": {},
+        "files": FILES,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     points = [(step, "train", "loss", 1 / step) for step in range(1, 901)] + [
