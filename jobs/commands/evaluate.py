@@ -115,7 +115,7 @@ def evaluate(
     from manifests.judging.qrels import parse_map
     from manifests.metrics.gates import parse_flag
 
-    # Arrow's own pool keeps what is freed: 597 MiB where this takes 446, of a million labels (2026-11-22)
+    # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
     options = JudgingOptions(
         qrels=qrels,

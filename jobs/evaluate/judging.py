@@ -28,6 +28,7 @@ from manifests.judging.qrels import (
     load_qrels,
     mapped,
 )
+from manifests.memory import release_unused
 from manifests.metrics.judged import Judged
 from manifests.metrics.triangle import BY_IDS
 from manifests.storage.context import Storage
@@ -88,12 +89,14 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
         UsageError: options that contradict each other.
     """
     sets = [open_set(path, options, storage) for path in paths]
+    release_unused()
     golds = [gold_of(one, options, storage) for one in sets]
     pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else None
     seen = seen_by(golds, pairs)
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
     join = Join(grades, pairs)
+    release_unused()
     for one, gold in zip(sets, golds, strict=True):
         for part in one.parts():
             labels = map_labels(part, options.label_map, where=one.where)
@@ -103,6 +106,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
                 join.add_by_pair(labels, one.where)
     if not join.num_judged:
         raise InputError(_nothing_judged(join, pairs, options))
+    release_unused()
     judged = join.judged()
     notes = [
         *itertools.chain.from_iterable(one.notes for one in sets),
@@ -136,6 +140,7 @@ def load_pairs(options: JudgingOptions, storage: Storage) -> PairGrades:
         is_by_row=False,
         grade_map=options.grade_map,
     )
+    release_unused()
     return grades_by_pair(qrels, options.duplicates)
 
 

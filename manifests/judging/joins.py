@@ -10,6 +10,7 @@ import pyarrow as pa
 from manifests.ids import codes_of, texts_of
 from manifests.judging.label_columns import LabelPart, put_together
 from manifests.judging.qrels import PairGrades, check_scale, grades_seen, taken
+from manifests.memory import release_unused
 from manifests.metrics.judged import Judged, check_widths, distributions, sample_counts
 from manifests.metrics.triangle import BY_IDS, Labelled
 
@@ -99,6 +100,7 @@ class Join:
         doc_N, doc_names = _numbered(rows.doc_ids, len(gold_N))
         if len(doc_names) < len(gold_N) and any(texts_of(doc_names[:2])):
             self.num_relabelled = len(gold_N) - len(np.unique(query_N * len(doc_names) + doc_N))
+        release_unused()
         correct_N, sampled_N = sample_counts(rows.samples, gold_N)
         return Judged(
             self.grades,

@@ -142,7 +142,9 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     query, doc = qrels.query_ids.dictionary_encode(), qrels.doc_ids.dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
     order = np.argsort(key_N, kind="stable")
-    keys, start_P = np.unique(key_N[order], return_index=True)
+    key_N = key_N[order]
+    start_P = np.flatnonzero(np.diff(key_N, prepend=-1))
+    keys = key_N[start_P]
     grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
     if len(keys) < len(order):
         grades, num_conflicts = _settled(qrels, grades, order, start_P, duplicates)

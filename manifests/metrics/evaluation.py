@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from manifests.errors import InputError
+from manifests.memory import release_unused
 from manifests.metrics.bootstrap import Interval, bootstrap, paired_bootstrap
 from manifests.metrics.calibration import BINS, Method, fit_calibrator, split_groups
 from manifests.metrics.judged import Judged
@@ -122,8 +123,10 @@ def evaluate(
         MissingExtraError: a package of the extra `eval` is absent.
     """
     check_samples([judged], pass_at)
+    release_unused()  # what the rows were read and joined with
     found = JudgedStatistics(judged, pass_at)
     metrics = MetricSet(METRICS, found, num_groups=found.num_groups)
+    release_unused()
     intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
     calibration = None if calibrate is None else _calibration(found, calibrate, resamples, seed)
     return _evaluation(found, metrics, intervals, calibration)
@@ -144,6 +147,7 @@ def evaluate_both(
     check_samples([first, second], pass_at)
     found = [JudgedStatistics(judged, pass_at) for judged in (first, second)]
     ours, theirs = (MetricSet(METRICS, one, num_groups=one.num_groups) for one in found)
+    release_unused()
     paired = paired_bootstrap(
         ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed
     )

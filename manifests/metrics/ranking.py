@@ -46,8 +46,10 @@ def rank_queries(
         gold_N: grades, 0 is irrelevant.
     """
     query_M, doc_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
+    # first, while nothing else is held: of a million rows it takes the most memory of all
+    tau_G = tau_by_query(query_M, score_M, gold_M, num_queries=num_queries)
     size_G = np.bincount(query_M, minlength=num_queries)
-    order = np.argsort(_places(query_M, -score_M) * (int(doc_M.max(initial=0)) + 1) - doc_M)
+    order = np.argsort(_places(query_M, -score_M).astype(np.int64) * (int(doc_M.max(initial=0)) + 1) - doc_M)
     # query_M[order] ascends, so places run on in each
     place_M = np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]
     top = order[place_M < depth]
@@ -60,7 +62,7 @@ def rank_queries(
     bad_G = np.bincount(query_T, gold_M[top] < 0.5, minlength=num_queries) > 0
     return QueryRanking(
         dcg_G / np.where(ideal_G > 0, ideal_G, np.nan),
-        tau_by_query(query_M, score_M, gold_M, num_queries=num_queries),
+        tau_G,
         np.where(size_G > 0, bad_G, np.nan),
     )
 
@@ -108,10 +110,19 @@ def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray,
 
 
 def _places(query_N: np.ndarray, score_N: np.ndarray) -> np.ndarray:
-    """The place of each row's (query, score) among the different ones, queries first, from 0: int64 [N]."""
+    """The place of each row's (query, score) among the different ones, queries first, from 0: int32 [N]."""
     # twice whole numbers, which are sorted three times as fast as two keys are
-    scores, level_N = np.unique(score_N, return_inverse=True)
-    return np.unique(query_N * len(scores) + level_N, return_inverse=True)[1]
+    level_N = _dense_ranks(score_N)
+    return _dense_ranks(query_N.astype(np.int64) * (int(level_N.max(initial=0)) + 1) + level_N)
+
+
+def _dense_ranks(value_N: np.ndarray) -> np.ndarray:
+    """The place of each value among the different ones, from 0: int32 [N]; with half the memory of `np.unique`."""
+    order = np.argsort(value_N)
+    sorted_N = value_N[order]
+    rank_N = np.zeros(len(order), dtype=np.int32)
+    rank_N[order[1:]] = np.cumsum(sorted_N[1:] != sorted_N[:-1], dtype=np.int32)
+    return rank_N
 
 
 def _tied_pairs(query_N: np.ndarray, place_N: np.ndarray, num_queries: int) -> np.ndarray:
@@ -130,19 +141,22 @@ def _inversions(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np
 
     Args:
         query_N: ascending.
+        rank_N: int32 [N]; put in order of itself.
     """
     wrong_G = np.zeros(num_queries, dtype=np.int64)
     for bit in reversed(range(int(rank_N.max(initial=0)).bit_length())):
         is_one_N = (rank_N >> bit) & 1
-        ones_N = np.cumsum(is_one_N) - is_one_N  # before each row
+        ones_N = np.cumsum(is_one_N, dtype=np.int32) - is_one_N  # before each row
         above_N = rank_N >> (bit + 1)
         starts = np.flatnonzero(np.append(True, (query_N[1:] != query_N[:-1]) | (above_N[1:] != above_N[:-1])))
-        sizes = np.diff(np.append(starts, len(rank_N)))
+        starts = starts.astype(np.int32)
+        sizes = np.diff(starts, append=np.int32(len(rank_N)))
         here_N = ones_N - np.repeat(ones_N[starts], sizes)
         wrong_G += np.bincount(query_N, np.where(is_one_N == 0, here_N, 0), minlength=num_queries).astype(np.int64)
         # zeros before ones, each in their order
         zeros_N = np.repeat(sizes - np.add.reduceat(is_one_N, starts), sizes)
-        place_N = np.where(is_one_N, np.repeat(starts, sizes) + zeros_N + here_N, np.arange(len(rank_N)) - here_N)
+        one_N, zero_N = np.repeat(starts, sizes) + zeros_N + here_N, np.arange(len(rank_N), dtype=np.int32) - here_N
+        place_N = np.where(is_one_N, one_N, zero_N)
         rank_N[place_N] = rank_N.copy()
     return wrong_G
 

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
+from manifests.memory import release_unused
 from manifests.metrics.agreement import confusion_by_group, pass_at_k
 from manifests.metrics.calibration import at_least, reliability_by_group
 from manifests.metrics.judged import Judged
@@ -203,6 +204,7 @@ class JudgedStatistics:
         one = self.judged
         if not self.is_by_query:
             return None
+        release_unused()
         return rank_queries(self.group_N, one.docs, np.round(one.scores, 6), one.gold, num_queries=self.num_groups)
 
     @cached_property
