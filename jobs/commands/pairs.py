@@ -1,4 +1,5 @@
-"""`pairs`: build pairs from citations, give pairs their context documents, and cut documents into chunks."""
+"""`pairs`: build pairs from citations, give pairs their context documents, cut documents into chunks, and compare them
+with their queries (`pairs_similar.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from jobs.commands.options import Number, output_option
+from jobs.commands.pairs_similar import similar
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
@@ -20,11 +22,14 @@ FORCE_HELP = "Replace the file if it is there."
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
 def pairs() -> None:
-    """Build query-document pairs: from the citations of generated answers, their context by BM25, and the chunks of
-    their documents.
+    """Build query-document pairs: from the citations of generated answers, their context by BM25, the chunks of their
+    documents, and how similar these are to the query.
 
     Needs the extra `pairs` (polars, bm25s, lxml, markdown-it-py).
     """
+
+
+pairs.add_command(similar)
 
 
 @pairs.command(

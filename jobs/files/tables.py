@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import pyarrow as pa
 
 from jobs.files.durable_files import written
 from manifests.errors import InputError, UsageError
 from manifests.extras import require
 from manifests.inputs.dataset import check_single, open_parquet
+from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import list_files
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.secrets.redaction import shortened
@@ -93,6 +96,52 @@ def open_tables(
             )
     check_columns(first, wanted, file=files[0], role=role)
     return here, first, files[0]
+
+
+def stream_tables(
+    files: Sequence[str],
+    schema: pa.Schema,
+    path: str,
+    storage: Storage,
+    *,
+    batch_rows: int,
+    rows: range | None = None,
+) -> Iterator[pa.Table]:
+    """All rows of Parquet files, or a range of them, some at a time, all with one schema. Row groups outside the range
+    are not read.
+
+    Args:
+        files: as `open_tables` gives them.
+        schema: columns and types that every table has.
+        path: what the user called the files, for messages.
+    Raises:
+        InputError: a file is damaged, or a column can't become the schema's type.
+    """
+    first = 0
+    for file in files:
+        name = path if is_url(path) else file
+        with reading(name), open_parquet(file, storage) as parquet:
+            for group in range(parquet.num_row_groups):
+                here = range(first, first + parquet.metadata.row_group(group).num_rows)
+                first = here.stop
+                kept = here if rows is None else range(max(here.start, rows.start), min(here.stop, rows.stop))
+                if not kept:
+                    continue
+                at = here.start
+                for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=[group]):
+                    begin, end = max(kept.start - at, 0), min(kept.stop - at, batch.num_rows)
+                    at += batch.num_rows
+                    if begin < end:
+                        yield _cast(batch.slice(begin, end - begin), schema, name, files[0])
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str, first_file: str) -> pa.Table:
+    try:
+        return pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    except (pa.ArrowException, TypeError) as exc:
+        raise InputError(
+            f"{name}: a column has another type than in {first_file}: {shortened(str(exc), 200)}. Make the files agree."
+        ) from exc
 
 
 def check_columns(held: Mapping[str, Any], wanted: Mapping[str, Kind], *, file: str, role: str) -> None:

@@ -4,24 +4,21 @@ longest pages and not with the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.files.durable_files import written
-from jobs.files.tables import check_columns, open_tables
+from jobs.files.tables import check_columns, open_tables, stream_tables
 from jobs.pairs.chunks import PageChunk, chunk_page
 from jobs.pairs.reading import Form, read_page
 from jobs.pairs.token_counts import CountTokens
 from manifests.errors import InputError
 from manifests.inputs.column_types import CHUNK
 from manifests.inputs.dataset import open_parquet
-from manifests.inputs.input_faults import reading
-from manifests.secrets.redaction import shortened
 from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
 
 DOCUMENT, CHUNKS, JSON_LD = "document", "chunks", "jsonld"
 _TEXT = pa.large_string()
@@ -83,7 +80,7 @@ def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> 
     counts = ChunkCounts()
     with written(to, storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         waiting = [schema.empty_table()]
-        for table in _batches(files, held, pairs_path, storage):
+        for table in stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS):
             texts = [table[name].cast(_TEXT).to_pylist() for name in columns]
             rows = list(zip(*texts, strict=True))
             waiting.append(_with_chunks(table.select([one.name for one in kept]), rows, columns, rule, counts))
@@ -115,23 +112,6 @@ def _document_columns(rule: ChunkRule, names: list[str], file: str) -> tuple[str
         if name in names and (name != DOCUMENT or DOCUMENT not in columns):
             raise InputError(f"{file} (PAIRS): has a column `{name}` already. Drop or rename it first.")
     return columns
-
-
-def _batches(files: Sequence[str], schema: pa.Schema, path: str, storage: Storage) -> Iterator[pa.Table]:
-    """All rows, some at a time, all with the first file's types."""
-    for file in files:
-        name = path if is_url(path) else file
-        with reading(name), open_parquet(file, storage) as parquet:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
-                table = pa.Table.from_batches([batch]).select(schema.names)
-                try:
-                    table = table.cast(schema)
-                except (pa.ArrowException, TypeError) as exc:
-                    raise InputError(
-                        f"{name}: a column has another type than in {files[0]}: {shortened(str(exc), 200)}. Make the "
-                        "files agree."
-                    ) from exc
-                yield table
 
 
 def _with_chunks(

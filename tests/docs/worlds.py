@@ -19,6 +19,7 @@ import pytest
 from jobs.cli import main
 from jobs.commands.demo import load_pairs
 from tests.docs.pages import DOCS
+from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
 from tests.score.conftest import write_tiny_student
 
@@ -108,6 +109,12 @@ def cited_answers(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(documents), folder / "docs.parquet")
 
 
+def cited_answers_and_encoder(folder: Path) -> None:
+    """Those, and an encoder of random weights under the name of a real one."""
+    cited_answers(folder)
+    write_tiny_model(folder / "models" / "all-MiniLM-L6-v2")
+
+
 def trained_student(folder: Path) -> None:
     """A student of one head in student/, and pairs."""
     write_pairs(folder)
@@ -178,7 +185,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "deploying.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
-    "pairs.md": lambda folder, _: cited_answers(folder),
+    "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
     "reuse.md": lambda folder, _: two_days(folder),
     "score.md": lambda folder, _: trained_student(folder),

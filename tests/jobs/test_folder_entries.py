@@ -50,6 +50,7 @@ LATER = {
     "score input": ("score student --input {folder} --to {out} --limit 1000", "{rows}"),
     "export pairs": ("export student --to {out} --pairs {folder} --provider cpu", ""),
     "distill spec_file": ("distill {spec}", ""),
+    "pairs similar pairs_file": ("pairs similar {folder} --to {out}.parquet --model student", "Wrote {rows} pairs"),
 }
 """The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student."""
 NO_PATHS = {
@@ -83,7 +84,7 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench "
     "to, merge to, "
-    "export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, convert target",
+    "export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, pairs similar to, convert target",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),

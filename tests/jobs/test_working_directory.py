@@ -52,6 +52,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
         ("pairs chunk cited.parquet --to chunked.parquet", DONE),
         ("pairs chunk cited.parquet --to chunked.parquet --force --format markdown --tokenizer encoder", DONE),
     ],
+    "pairs similar": [("pairs similar chunked.parquet --to similar.parquet --model encoder", DONE)],
     "publish": [
         ("publish out/bundle models --channel stable", DONE),
         ("publish second models --channel stable --version two", DONE),

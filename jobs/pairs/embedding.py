@@ -1,0 +1,180 @@
+"""Texts as vectors, by an encoder: what sentence-transformers computes of a model that is a transformer, a mean or CLS
+pooling and a normalisation.
+
+Documents are hostile: text that spells a control token is encoded as the characters it consists of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from manifests.errors import ModelError
+from manifests.extras import require
+
+# N texts, T tokens, D hidden
+
+Role = Literal["query", "document"]
+Pooling = Literal["mean", "cls"]
+_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_PROMPT_NAMES: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """What the files of sentence-transformers in a model's directory say; a bare encoder has mean pooling.
+
+    Args:
+        max_tokens: of a text, special tokens included; None where no file says.
+        prompts: text put before every query, and before every document.
+        is_lower: texts are lower-cased first.
+        is_stated: whether the model says how it pools.
+    """
+
+    pooling: Pooling
+    max_tokens: int | None
+    prompts: dict[Role, str]
+    is_lower: bool
+    is_stated: bool
+
+
+def read_settings(folder: Path) -> EmbeddingSettings:
+    """How a model makes a vector of a text.
+
+    Raises:
+        ModelError: it does so in a way that is not supported here (a dense layer, another pooling).
+    """
+    paths = {"Transformer": folder, "Pooling": folder / "1_Pooling"}
+    for module in _read_json(folder / "modules.json") or ():
+        name = str(module.get("type")).rpartition(".")[2]
+        if name not in _MODULES:
+            raise ModelError(f"{folder}: makes vectors with a module {name!r}; only {', '.join(_MODULES)} can be run.")
+        paths[name] = folder / str(module.get("path", ""))
+    pooled = _read_json(paths["Pooling"] / "config.json")
+    config = _read_json(paths["Transformer"] / "sentence_bert_config.json") or {}
+    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    by_role = {
+        role: next((prompts[one] for one in names if one in prompts), "") for role, names in _PROMPT_NAMES.items()
+    }
+    if pooled is not None and not pooled.get("include_prompt", True) and any(by_role.values()):
+        raise ModelError(f"{folder}: pools without its prompt's tokens, which can't be run here.")
+    return EmbeddingSettings(
+        _pooling_of(folder, pooled),
+        config.get("max_seq_length"),
+        by_role,
+        bool(config.get("do_lower_case")),
+        pooled is not None,
+    )
+
+
+def _pooling_of(folder: Path, pooled: dict[str, Any] | None) -> Pooling:
+    if pooled is None:
+        return "mean"
+    if (mode := pooled.get("pooling_mode")) is not None:  # as newer versions write it
+        modes = [mode] if isinstance(mode, str) else list(mode)
+    else:
+        modes = [_POOLINGS.get(name, name) for name, on in pooled.items() if name.startswith("pooling_mode_") and on]
+    if len(modes) != 1 or modes[0] not in _POOLINGS.values():
+        raise ModelError(f"{folder}: pools by {', '.join(modes) or 'nothing'}; mean and cls can be run.")
+    return cast(Pooling, modes[0])
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{path}: can't be read ({exc}). Fetch the model again.") from exc
+
+
+class Embedder:
+    """An encoder with its tokenizer.
+
+    Args:
+        folder: a model directory with safetensors, as `resolve_model` finds it.
+        max_tokens: a text is cut to so many tokens; None for what the model takes.
+        batch_tokens: of a batch, padding included. Changes the last bits of a vector at most.
+        device: what torch calls it; `auto` is a GPU where one is.
+    Raises:
+        ModelError: no encoder, or one whose vectors can't be made here.
+        MissingExtraError: torch or transformers is not installed.
+    """
+
+    def __init__(self, folder: Path, *, max_tokens: int | None, batch_tokens: int, device: str = "auto") -> None:
+        purpose = "relabel pairs similar"
+        torch = require("torch", extra="cpu", purpose=purpose)
+        transformers = require("transformers", extra="cpu", purpose=purpose)
+        from distill.students.encoder import load_backbone
+
+        transformers.logging.set_verbosity_error()  # it reports a pooling layer that is not used
+        transformers.logging.disable_progress_bar()
+        self.settings = read_settings(folder)
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            self._module = load_backbone(folder).eval()
+        except (OSError, ValueError, KeyError) as exc:
+            raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc
+        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self._module.to(self.device)
+        self._batch_tokens = batch_tokens
+        limits = (
+            max_tokens,
+            self.settings.max_tokens,
+            self._tokenizer.model_max_length,
+            getattr(self._module.config, "max_position_embeddings", None),
+        )
+        self.max_tokens = min(limit for limit in limits if limit is not None)
+
+    def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
+        """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the
+        vector of the special tokens alone.
+        """
+        prompt = self.settings.prompts[role]
+        rows = self._token_rows([prompt + text for text in texts])
+        found = np.empty((len(rows), self._module.config.hidden_size), np.float32)
+        for places in _batches(rows, self._batch_tokens):
+            found[places] = self._vectors([rows[place] for place in places])
+        return found
+
+    def _token_rows(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        if self.settings.is_lower:
+            texts = [text.lower() for text in texts]
+        held = self._tokenizer(
+            texts, truncation=True, max_length=self.max_tokens, split_special_tokens=True, return_attention_mask=False
+        )
+        rows: list[list[int]] = held["input_ids"]
+        return rows
+
+    def _vectors(self, rows: list[list[int]]) -> np.ndarray:
+        import torch
+
+        from distill.students.encoder import pool
+
+        lengths = torch.tensor([len(row) for row in rows], device=self.device)
+        width = max(map(len, rows))
+        pad = self._tokenizer.pad_token_id or 0
+        ids_NT = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
+        mask_NT = (torch.arange(width, device=self.device)[None] < lengths[:, None]).long()
+        with torch.inference_mode():
+            hidden_NTD = self._module(input_ids=ids_NT, attention_mask=mask_NT).last_hidden_state
+            vectors_ND = pool(hidden_NTD, mask_NT, self.settings.pooling)
+            vectors: np.ndarray = torch.nn.functional.normalize(vectors_ND, dim=-1).float().cpu().numpy()
+        return vectors
+
+
+def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+    """Places of rows that share a batch, rows of like length together, the longest first."""
+    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+    while order:
+        count = max(1, batch_tokens // max(1, len(rows[order[0]])))
+        yield order[:count]
+        order = order[count:]

@@ -1,0 +1,201 @@
+"""How similar a query and its documents are, by the cosine of their embeddings: for a ranking, and for RES-RAG's
+heuristic labels, the chunks of a document whose cosine is above 0.4.
+
+Source: RES-RAG, section 3.4.1 (a sentence embedding model, chunks above 0.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.files.durable_files import written
+from jobs.files.tables import check_columns, open_tables, stream_tables
+from jobs.pairs.embedding import Embedder
+from manifests.digests import digest_of
+from manifests.errors import InputError, StaleRunError
+from manifests.inputs.column_types import INPUT_KINDS
+from manifests.inputs.dataset import open_parquet
+from manifests.storage.context import Storage
+
+COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
+_CHUNKS = "chunks"
+_ADDED = {COSINE: pa.float32(), COSINES: pa.large_list(pa.float32()), SIMILAR: pa.large_list(pa.int32())}
+_BATCH_ROWS = 256
+"""Rows whose texts are embedded together, so that texts of like length share a batch."""
+_GROUP_ROWS = 16_384
+_MARK = b"relabel.similar"
+"""Key of the Parquet file's metadata that says what it was made of and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarRule:
+    """What is computed.
+
+    Args:
+        threshold: a chunk is similar above this cosine.
+        model: digest of the encoder.
+        worker: which part of the rows, of how many.
+    """
+
+    threshold: float
+    model: str
+    worker: tuple[int, int] = (0, 1)
+
+
+@dataclass(slots=True)
+class SimilarCounts:
+    """What came of it."""
+
+    pairs: int = 0
+    chunks: int = 0
+    similar: int = 0
+    """Chunks above the threshold."""
+    without: int = 0
+    """Pairs without a cosine: their query, or all of their document, is blank."""
+
+
+class SimilarPairs:
+    """Pairs to be compared: their files, looked at but for the rows.
+
+    Args:
+        path: file, folder or glob of Parquet files.
+    Raises:
+        InputError: a file or column is off, or a column that is written is there already.
+    """
+
+    def __init__(self, path: str, rule: SimilarRule, storage: Storage) -> None:
+        self.path, self._rule, self._storage = path, rule, storage
+        self._files, types, named = open_tables(path, {"query": "text"}, storage, role="PAIRS")
+        self.has_chunks = _CHUNKS in types
+        with open_parquet(self._files[0], storage) as first:
+            self._schema = first.schema_arrow.remove_metadata()
+        self._documents: tuple[str, ...] = (_CHUNKS,)
+        if not self.has_chunks:
+            self._documents = (
+                ("document",) if "document" in types else tuple(n for n in ("title", "body") if n in types)
+            )
+            check_columns(types, dict.fromkeys(self._documents or ("document",), "text"), file=named, role="PAIRS")
+        elif not INPUT_KINDS["list<chunk>"][1](self._schema.field(_CHUNKS).type):
+            raise InputError(f"{named} (PAIRS): column `chunks` is not as `relabel pairs chunk` writes it.")
+        self.added = {name: kind for name, kind in _ADDED.items() if self.has_chunks or name == COSINE}
+        for name in self.added:
+            if name in types:
+                raise InputError(f"{named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
+        self._num_rows = 0
+        sizes = []
+        for file in self._files:
+            with open_parquet(file, storage) as parquet:
+                self._num_rows += parquet.metadata.num_rows
+                sizes.append([parquet.metadata.num_rows, parquet.metadata.serialized_size])
+        self._sizes = sizes
+
+    @property
+    def rows(self) -> range:
+        """The part of the rows that this worker takes."""
+        index, count = self._rule.worker
+        return range(self._num_rows * index // count, self._num_rows * (index + 1) // count)
+
+    def fingerprint(self, max_tokens: int) -> str:
+        """What decides the result: input, model, threshold, tokens, part."""
+        rule = self._rule
+        parts = [self._sizes, rule.model, rule.threshold if self.has_chunks else None, max_tokens, list(rule.worker)]
+        return digest_of(parts)
+
+    def is_done(self, target: str, max_tokens: int) -> bool:
+        """Whether the target is there already, made of the same in the same way.
+
+        Raises:
+            StaleRunError: it is there, made of something else.
+        """
+        try:
+            with open_parquet(target, self._storage) as parquet:
+                found = (parquet.schema_arrow.metadata or {}).get(_MARK, b"").decode()
+        except InputError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return False
+            raise
+        if found != self.fingerprint(max_tokens):
+            raise StaleRunError(
+                f"{target}: is there, of other pairs or by another model, threshold or number of tokens. Give another "
+                "folder, or --force to replace it."
+            )
+        return True
+
+    def write(self, target: str, embedder: Embedder) -> SimilarCounts:
+        """Write this worker's rows with the columns that are added, in order; the file is there whole or not at all.
+
+        Raises:
+            InputError: the rows can't be read.
+            DiskFullError, StoreError: it can't be written; what stood there before still does.
+        """
+        mark = {_MARK: self.fingerprint(embedder.max_tokens).encode()}
+        schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
+        counts = SimilarCounts()
+        with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            waiting = [schema.empty_table()]
+            for table in self._tables():
+                waiting.append(self._with_cosines(table, embedder, counts).replace_schema_metadata(mark))
+                if sum(map(len, waiting)) >= _GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
+        return counts
+
+    def _tables(self) -> Iterator[pa.Table]:
+        return stream_tables(
+            self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
+        )
+
+    def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: SimilarCounts) -> pa.Table:
+        queries = [text or "" for text in table["query"].cast(pa.large_string()).to_pylist()]
+        texts = self._texts(table)
+        cosines = cosines_of(queries, texts, embedder)
+        best = [max((one for one in row if one is not None), default=None) for row in cosines]
+        counts.pairs += len(queries)
+        counts.without += best.count(None)
+        columns: dict[str, Sequence[Any]] = {COSINE: best}
+        if self.has_chunks:
+            numbers = [[chunk["n"] for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
+            chosen = [above(*pair, self._rule.threshold) for pair in zip(numbers, cosines, strict=True)]
+            counts.chunks += sum(map(len, numbers))
+            counts.similar += sum(map(len, chosen))
+            columns |= {COSINES: cosines, SIMILAR: chosen}
+        for name, kind in self.added.items():
+            table = table.append_column(name, pa.array(columns[name], type=kind))
+        return table
+
+    def _texts(self, table: pa.Table) -> list[list[str]]:
+        """The texts of each row that are compared with its query."""
+        if self.has_chunks:
+            return [[chunk["text"] or "" for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
+        parts = zip(*(table[name].cast(pa.large_string()).to_pylist() for name in self._documents), strict=True)
+        return [["\n\n".join(part for part in row if part)] for row in parts]
+
+
+def cosines_of(queries: Sequence[str], texts: Sequence[Sequence[str]], embedder: Embedder) -> list[list[float | None]]:
+    """The cosine of each row's query with each of its texts, -1 to 1; None where either is blank."""
+    distinct = {text: place for place, text in enumerate(dict.fromkeys(queries))}
+    queries_QD = embedder.embed(list(distinct), "query")
+    flat = [text for row in texts for text in row]
+    texts_ND = embedder.embed(flat, "document")
+    rows = np.repeat([distinct[query] for query in queries], [len(row) for row in texts]).astype(np.int64)
+    found = iter(np.einsum("nd,nd->n", queries_QD[rows], texts_ND).clip(-1.0, 1.0).tolist())
+    pairs = zip(queries, texts, strict=True)
+    return [[_unless_blank(next(found), query, text) for text in row] for query, row in pairs]
+
+
+def _unless_blank(cosine: float, query: str, text: str) -> float | None:
+    return cosine if query.strip() and text.strip() else None
+
+
+def above(numbers: Sequence[int], cosines: Sequence[float | None], threshold: float) -> list[int]:
+    """The numbers of the chunks whose cosine is above the threshold, the most similar first, of equals the earlier."""
+    held = [(-cosine, place) for place, cosine in enumerate(cosines) if cosine is not None and cosine > threshold]
+    return [numbers[place] for _, place in sorted(held)]
