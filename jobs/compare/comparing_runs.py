@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.compare.flips import LargestFlips, examples
-from jobs.compare.gold import HumanGrades
+from jobs.compare.gold import GoldGrades
 from jobs.compare.matches import MatchCounts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
@@ -51,9 +51,9 @@ def compare_runs(
     polars = require("polars", extra=EXTRA, purpose="relabel compare")
     ours, theirs = open_both(first, second, storage, allow_partial=options.allow_partial)
     how, notes = how_matched(ours, theirs)
-    humans = None
+    gold = None
     if options.qrels is not None:
-        humans = HumanGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
+        gold = GoldGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
     counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
@@ -66,8 +66,8 @@ def compare_runs(
             num_matched += frame.height
             moved.add(_names(polars, frame), sums.add(rows))
             flips.add(frame)
-            if humans is not None:
-                humans.add(frame, rows)
+            if gold is not None:
+                gold.add(frame, rows)
     if not num_matched:
         raise InputError(_nothing_matched(ours, theirs, how, counts))
     shown, more = examples(flips.rows(), ours, theirs, storage)
@@ -83,7 +83,7 @@ def compare_runs(
         figures=sums.figures(resamples=resamples, seed=seed),
         confusion=confusion.tolist(),
         tests=GradeTests(stuart_maxwell(confusion), bowker(confusion)),
-        gold=None if humans is None else humans.result(num_matched, resamples=resamples, seed=seed),
+        gold=None if gold is None else gold.result(num_matched, resamples=resamples, seed=seed),
         flips=Flips(flips.up + flips.down, flips.up, flips.down, shown),
         queries=QueriesMoved(**vars(summary(sums.moves)), depth=depth, moved_most=moved.rows()),
         resamples=resamples,

@@ -35,8 +35,8 @@ class _Part:
     probs: tuple[np.ndarray, np.ndarray]
 
 
-class HumanGrades:
-    """Collects the matched rows that humans graded; memory grows with these.
+class GoldGrades:
+    """Collects the matched rows that have a gold grade; memory grows with these.
 
     Args:
         sets: the two runs.

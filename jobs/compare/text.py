@@ -27,7 +27,7 @@ def runs_text(result: RunComparison) -> str:
         "tests\n" + _tests(result),
     ]
     if result.gold:
-        blocks.append(f"both against {result.gold.qrels}\n" + _against_humans(result.gold))
+        blocks.append(f"both against {result.gold.qrels}\n" + _against_gold(result.gold))
     blocks += [_flips(result.flips), _queries(result.queries), notes_text(result.notes)]
     return "\n\n".join(filter(None, blocks))
 
@@ -109,7 +109,7 @@ def _tests(result: RunComparison) -> str:
     return aligned(rows)
 
 
-def _against_humans(found: AgainstGold) -> str:
+def _against_gold(found: AgainstGold) -> str:
     ours, theirs = found.a.figures, found.b.figures
     rows = [("figure", "A", "B", "B - A", "95 % interval")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:

@@ -1,4 +1,4 @@
-"""From paths to triangles: which set is the teacher, which rows are the same, and how humans judged them."""
+"""From paths to triangles: which set is the teacher, which rows are the same, and how gold grades judge them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def compare_sets(
     named = _opened(arguments, options, storage)
     teacher, students = _by_role(named)
     sets = [one.labels for one in (teacher, *students)]
-    humans = None if options.qrels is None else _Humans(sets, options, storage)
-    seen = humans.seen if humans else set()
+    gold = None if options.qrels is None else _GoldGrades(sets, options, storage)
+    seen = gold.seen if gold else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
     ours = _gathered(teacher.labels, grades, options)
@@ -69,7 +69,7 @@ def compare_sets(
     for student in students:
         theirs = _gathered(student.labels, grades, options)
         drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), humans, grades, drawn)
+        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), gold, grades, drawn)
         verdicts = judge_gates(gates, *_figures(triangle))
         comparisons.append(StudentBeside.of((teacher.name, student.name), triangle, joined_by, verdicts))
     has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
@@ -85,7 +85,7 @@ def compare_sets(
     )
 
 
-class _Humans:
+class _GoldGrades:
     """The gold grades of all sets: by row of an input where they are one's own, and by pair where
     any set needs that.
     """
@@ -112,7 +112,7 @@ class _Humans:
 
 
 def _triangle(
-    sets: _Both, rows: tuple[Labelled, Labelled], humans: _Humans | None, grades: int, drawn: dict[str, Any]
+    sets: _Both, rows: tuple[Labelled, Labelled], gold: _GoldGrades | None, grades: int, drawn: dict[str, Any]
 ) -> tuple[Triangle, str | None]:
     """The triangle of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
     and samples.
@@ -120,14 +120,14 @@ def _triangle(
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
     if not len(match.teacher):
         raise InputError(_nothing_matched(*rows, match))
-    if humans is None:
+    if gold is None:
         return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
-    joined_by, golds, is_known = humans.of(sets, rows, match)
+    joined_by, golds, is_known = gold.of(sets, rows, match)
     triangle = compare(*rows, match, golds, is_known, grades=grades, **drawn)
     if triangle.teacher is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
-            f"{humans.qrels}, joined by "
+            f"{gold.qrels}, joined by "
             f"{joined_by}. Do the ids mean the same things? --by and --doc name other columns."
         )
     return triangle, joined_by

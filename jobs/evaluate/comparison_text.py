@@ -24,8 +24,8 @@ def comparison_text(result: SetsBeside) -> str:
             "student against teacher\n" + _against_teacher(one.against_teacher),
             _confusion(one.confusion),
         ]
-        if one.against_humans:
-            blocks.append(f"both against {result.qrels}\n" + _against_humans(one.against_humans))
+        if one.against_gold:
+            blocks.append(f"both against {result.qrels}\n" + _against_gold(one.against_gold))
         blocks += [gates_text(one.gates), notes_text(one.notes)]
     return "\n\n".join(filter(None, [*blocks, notes_text(result.notes)]))
 
@@ -37,7 +37,7 @@ def _counts(one: StudentBeside, result: SetsBeside) -> list[tuple[str, str]]:
         ("matched", f"{counts.matched:,} rows of {counts.queries:,} queries, by {one.matched_by}"),
         ("unmatched", f"{counts.only_teacher:,} of the teacher, {counts.only_student:,} of the student, left out"),
     ]
-    if one.against_humans:
+    if one.against_gold:
         without = f"{counts.unjudged:,} without a gold grade, {counts.gold_null:,} with a null one"
         rows.append(("judged", f"{counts.judged:,} of them, joined by {one.joined_by}; {without}"))
     drawn = f"queries, {result.resamples:,} times, seed {result.seed}, the same draws for both"
@@ -62,7 +62,7 @@ def _confusion(matrix: list[list[int]]) -> str:
     return aligned(rows, right=True)
 
 
-def _against_humans(found: BothByGold) -> str:
+def _against_gold(found: BothByGold) -> str:
     ours, theirs = found.teacher.figures, found.student.figures
     rows = [("figure", "teacher", "student", "student - teacher", "95 % interval")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:

@@ -116,7 +116,7 @@ class StudentBeside:
     counts: TriangleCounts
     against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
-    against_humans: BothByGold | None
+    against_gold: BothByGold | None
     gates: list[GateVerdict]
     notes: list[str]
 
@@ -125,9 +125,9 @@ class StudentBeside:
         cls, names: tuple[str, str], found: Triangle, joined_by: str | None, gates: list[GateVerdict]
     ) -> StudentBeside:
         """`names` are teacher and student."""
-        humans = None
+        gold = None
         if found.teacher is not None and found.student is not None:
-            humans = BothByGold(found.teacher, found.student, found.difference)
+            gold = BothByGold(found.teacher, found.student, found.difference)
         return cls(
             *names,
             matched_by=found.matched_by,
@@ -135,7 +135,7 @@ class StudentBeside:
             counts=found.counts,
             against_teacher=found.against_teacher,
             confusion=found.confusion,
-            against_humans=humans,
+            against_gold=gold,
             gates=gates,
             notes=found.notes,
         )

@@ -20,7 +20,7 @@ def evaluation_text(result: JudgedLabels) -> str:
         f"Labels of {', '.join(source.path for source in result.labels)} judged by {result.qrels}\n"
         + table(_counts(result)),
         _figures(result.figures),
-        confusion_text(result.confusion, "human \\ label"),
+        confusion_text(result.confusion, "gold \\ label"),
     ]
     if result.reliability:
         blocks.append(_reliability(result.reliability))

@@ -49,18 +49,18 @@ class BrowserData:
         return json.dumps(held, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
-def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+def label_view(run: int, row: dict[str, Any], pair: Pair | None, gold: int | None) -> dict[str, Any]:
     """A label as the browser takes it, with the columns that its labeler has of its own; what is null is left out.
 
     Args:
         run: its number among the page's runs.
         pair: its texts; None where they can't be read any more.
-        human: a trusted grade.
+        gold: a trusted grade.
     """
     spans = row["evidence"] or ()
     return _without_none(
         {
-            **_ids(run, row, pair, human),
+            **_ids(run, row, pair, gold),
             "grade": row["grade"],
             "probs": _rounded(row["probs"]),
             "outside": _number(row["outside_mass"]),
@@ -78,11 +78,11 @@ def label_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | No
     )
 
 
-def quarantine_view(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+def quarantine_view(run: int, row: dict[str, Any], pair: Pair | None, gold: int | None) -> dict[str, Any]:
     """A row of `manifests.schemas.QUARANTINE`, likewise."""
     tries = [{**one, "text": _cut(one["text"], TRY_CHARS)} for one in row["tries"] or ()]
     return _without_none(
-        {**_ids(run, row, pair, human), "reason": _cut(row["reason"], SHORT_CHARS), "tries": tries or None}
+        {**_ids(run, row, pair, gold), "reason": _cut(row["reason"], SHORT_CHARS), "tries": tries or None}
     )
 
 
@@ -93,7 +93,7 @@ def entropy(probs: Iterable[float] | None) -> float | None:
     return round(max(0.0, -math.fsum(p * math.log(p) for p in probs if p > 0)), 4)
 
 
-def _ids(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) -> dict[str, Any]:
+def _ids(run: int, row: dict[str, Any], pair: Pair | None, gold: int | None) -> dict[str, Any]:
     document = pair.document if pair is not None else None
     return {
         "run": run,
@@ -101,7 +101,7 @@ def _ids(run: int, row: dict[str, Any], pair: Pair | None, human: int | None) ->
         "query_id": _cut_or_none(row["query_id"], SHORT_CHARS),
         "doc_id": _cut_or_none(row["doc_id"], SHORT_CHARS),
         "status": row["status"],
-        "human": human,
+        "gold": gold,
         "query": _cut(pair.query, QUERY_CHARS) if pair is not None else None,
         "document": None if document is None else document[:DOCUMENT_CHARS],
         "length": len(document) if document is not None and len(document) > DOCUMENT_CHARS else None,

@@ -12,7 +12,7 @@ from typing import Any
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
 from jobs.report.blocks import Paragraph, Section
 from jobs.report.browser import BrowserData, label_view, quarantine_view
-from jobs.report.gold import GoldChoice, Humans
+from jobs.report.gold import GoldChoice, RunGold
 from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
@@ -154,9 +154,9 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
         chosen = {kind: list(read_chosen(run, tally, kind)) for kind in ("labels", "quarantine")}
         texts, note = _texts(run, [row["row_id"] for found in chosen.values() for row in found])
         notes += [Paragraph(note, "warn")] if note else []
-        humans = _humans(run, choice)
+        run_gold = _gold(run, choice)
         for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
-            golds = humans.of(chosen[kind]) if humans else [None] * len(chosen[kind])
+            golds = run_gold.of(chosen[kind]) if run_gold else [None] * len(chosen[kind])
             rows += [
                 view(number, row, texts.get(row["row_id"]), gold) for row, gold in zip(chosen[kind], golds, strict=True)
             ]
@@ -171,12 +171,12 @@ def _texts(run: RunArtifact, row_ids: list[int]) -> tuple[dict[int, Any], str]:
         return {}, f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}"
 
 
-def _humans(run: RunArtifact, choice: GoldChoice) -> Humans | None:
+def _gold(run: RunArtifact, choice: GoldChoice) -> RunGold | None:
     options = choice.options(run)
     if options is None:
         return None
     try:
-        return Humans(run, options)
+        return RunGold(run, options)
     except (InputError, MissingExtraError):
         if choice.path is not None:
             raise
@@ -192,7 +192,7 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     missing = []
-    if runs and "humans" not in names:
+    if runs and "gold" not in names:
         brings = "brings figures, confusion, reliability and nDCG."
         missing += [f"Gold: {why} --gold FILE {brings}" for why in unused]
         if not unused:

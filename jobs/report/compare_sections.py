@@ -20,7 +20,7 @@ def comparison_page(result: RunComparison) -> str:
         Section("matched", "Rows", _rows(result)),
         Section("figures", "B beside A", _figures(result)),
         Section("tests", "Tests", _tests(result)),
-        Section("humans", "Both against gold", _humans(result.gold) if result.gold else []),
+        Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
         Section("flips", "Flips", _flips(result.flips)),
         Section("queries", "Queries that moved", _queries(result.queries)),
     ]
@@ -111,7 +111,7 @@ def _tests(result: RunComparison) -> list[Block]:
     return [Table(("question", "test", "outcome"), rows, "Tests"), Paragraph(note)]
 
 
-def _humans(gold: AgainstGold) -> list[Block]:
+def _gold(gold: AgainstGold) -> list[Block]:
     ours, theirs = gold.a.figures, gold.b.figures
     head = ("figure", "A", "B", "B minus A", "low", "high")
     rows: list[tuple[Cell, ...]] = []
@@ -138,7 +138,7 @@ def _humans(gold: AgainstGold) -> list[Block]:
         blocks.append(
             Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True)
         )
-    return [*blocks, Table(head, rows, "Both against gold", csv_download("humans", head, rows))]
+    return [*blocks, Table(head, rows, "Both against gold", csv_download("gold", head, rows))]
 
 
 def _flips(found: Flips) -> list[Block]:

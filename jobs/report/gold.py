@@ -125,7 +125,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
     return _OwnGold(path, column)
 
 
-class Humans:
+class RunGold:
     """The gold grades of a run's rows, as the browser shows them."""
 
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:

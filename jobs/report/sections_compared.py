@@ -91,14 +91,14 @@ def _comparison_blocks(teacher: str, student: str, found: StudentBeside) -> list
             ]
         ),
     ]
-    if found.against_humans is not None:
-        blocks += _both_against_humans(teacher, student, found.against_humans, counts.judged)
+    if found.against_gold is not None:
+        blocks += _both_against_gold(teacher, student, found.against_gold, counts.judged)
     if found.notes:
         blocks.append(Fold(f"Remarks: {len(found.notes)}", [Paragraph(note) for note in found.notes]))
     return blocks
 
 
-def _both_against_humans(teacher: str, student: str, found: BothByGold, judged: int) -> list[Block]:
+def _both_against_gold(teacher: str, student: str, found: BothByGold, judged: int) -> list[Block]:
     sides = [(teacher, found.teacher.figures), (student, found.student.figures)]
     groups = [(name, shown_figures(figures)) for name, figures in sides]
     rows: list[list[Cell]] = []

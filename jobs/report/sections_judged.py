@@ -73,7 +73,7 @@ def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section
             _figures(judged),
             *_remarks(judged),
         ]
-    return Section("humans", "Against gold", blocks)
+    return Section("gold", "Against gold", blocks)
 
 
 def ranking_section(judged: Sequence[JudgedRun]) -> Section:
@@ -216,10 +216,10 @@ def _confusions(judged: Sequence[JudgedRun]) -> list[Block]:
     tables: list[Block] = []
     for one in judged:
         counts = one.evaluation.confusion
-        rows = [(human, label, count) for human, row in enumerate(counts) for label, count in enumerate(row)]
-        save = csv_download(f"confusion-{one.name}", ("human", "label", "rows"), rows)
+        rows = [(gold, label, count) for gold, row in enumerate(counts) for label, count in enumerate(row)]
+        save = csv_download(f"confusion-{one.name}", ("gold", "label", "rows"), rows)
         tables.append(
-            confusion_table(counts, "human", "label", caption=f"Gold grades by labels of {one.name}", download=save)
+            confusion_table(counts, "gold", "label", caption=f"Gold grades by labels of {one.name}", download=save)
         )
     return tables
 

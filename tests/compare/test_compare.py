@@ -131,7 +131,7 @@ def test_human_grades_say_who_is_right(
     assert difference == pytest.approx((only_b - only_a) / len(rows))
     # `evaluate` over the same two sets, the first of which it takes for the teacher: the same rows, the same figures
     evaluated = relabel("evaluate", "a", "b", "--qrels", "pairs.parquet", "--output", "json").json["comparisons"][0][
-        "against_humans"
+        "against_gold"
     ]
     assert {name: one["value"] for name, one in found["a"]["figures"].items()} == pytest.approx(
         {name: one["value"] for name, one in evaluated["teacher"]["figures"].items()}

@@ -153,7 +153,7 @@ def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], wri
     done = relabel("evaluate", path, "--qrels", path, "--label", "label")
     assert done.code == 0
     assert "no intervals" in done.out
-    assert " to " not in done.out.partition("human")[0].partition("figure")[2]
+    assert " to " not in done.out.partition("gold")[0].partition("figure")[2]
 
 
 def test_undefined_figures_are_null_in_json_and_said_in_text(

@@ -236,7 +236,7 @@ def test_a_k_beyond_the_samples_is_named(relabel: Callable[..., Any], write_rows
     both = relabel(
         "evaluate", f"a={path}", f"b={bare}", "--qrels", path, "--label", "label", "--pass-at", "2", "--output", "json"
     )
-    humans = both.json["comparisons"][0]["against_humans"]
+    humans = both.json["comparisons"][0]["against_gold"]
     assert ("pass@2" in humans["teacher"]["figures"], "pass@2" in humans["student"]["figures"]) == (True, False)
 
 
@@ -266,8 +266,8 @@ def test_auc_without_distributions_is_by_the_written_grade_and_says_so(
     beside = ("evaluate", f"teacher={given}", f"student={bare}", "--qrels", given, "--label", "label")
     assert "AUC 0/12 by written grade of student" in relabel(*beside).out
     both = relabel(*beside, "--output", "json").json["comparisons"][0]
-    assert "auc_0/12" not in both["against_humans"]["difference"]
-    assert "accuracy" in both["against_humans"]["difference"]
+    assert "auc_0/12" not in both["against_gold"]["difference"]
+    assert "accuracy" in both["against_gold"]["difference"]
     assert any("not subtracted" in note for note in both["notes"])
 
 

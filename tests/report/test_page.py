@@ -199,8 +199,8 @@ def test_filters_keep_what_they_say(hostile: Path, open_page: Callable[..., Any]
     assert found(by_status="refused") == sum(row["status"] == "refused" for row in rows) == 2
     assert found(by_grade="2") == sum(row.get("grade") == 2 for row in rows)
     assert found(by_run="1") == 48
-    assert found(by_gold="differs") == sum("grade" in row and row["grade"] != row["human"] for row in rows) > 0
-    assert found(by_gold="agrees") == sum("grade" in row and row["grade"] == row["human"] for row in rows) > 0
+    assert found(by_gold="differs") == sum("grade" in row and row["grade"] != row["gold"] for row in rows) > 0
+    assert found(by_gold="agrees") == sum("grade" in row and row["grade"] == row["gold"] for row in rows) > 0
     assert found(low="0.9") == sum(row.get("entropy", -1) >= 0.9 for row in rows)
     assert found(high="0.7") == sum(row.get("entropy", 9) <= 0.7 for row in rows)
     assert found(find="BODY 17 ") == 2

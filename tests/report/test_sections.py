@@ -126,9 +126,9 @@ def test_texts_that_are_gone_are_missed_aloud_and_not_made_up(tmp_path: Path, pa
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade")
     write_table(pairs, plain_pairs(24, 7))
     built = build_report([str(run)], Storage())
-    assert all("document" not in row and "human" not in row for row in rows_of(built.html))
+    assert all("document" not in row and "gold" not in row for row in rows_of(built.html))
     assert "can&#39;t be read again" in built.html
-    assert "humans" not in built.sections
+    assert "gold" not in built.sections
     pairs.unlink()
     assert len(rows_of(build_report([str(run)], Storage()).html)) == 192
 
@@ -157,9 +157,9 @@ def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Pa
         tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade"
     )
     built = build_report([str(run)], Storage())
-    assert {"humans", "ranking"} <= set(built.sections)
+    assert {"gold", "ranking"} <= set(built.sections)
     assert {row[1]: row[2] for row in csv_of(built.html, "figures.csv")[1:]}["accuracy"] == "1"
-    assert all(row["human"] == row["grade"] for row in rows_of(built.html))
+    assert all(row["gold"] == row["grade"] for row in rows_of(built.html))
     ndcg = csv_of(built.html, "ndcg-by-query.csv")[1:]
     assert sorted(row[1] for row in ndcg) == sorted(f"q{number}" for number in range(24))
 
@@ -221,7 +221,7 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_pa
     both = build_report(
         [str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))], Storage()
     )
-    assert "humans" in both.sections
+    assert "gold" in both.sections
     assert "its input is 2 paths" in both.html
 
 
@@ -502,7 +502,7 @@ def test_command_writes_the_page_and_says_what_is_in_it(relabel: Callable[..., A
     assert done.json["bytes"] == len(page)
     assert done.json["rows"] == 24
     assert done.json["rows_shown"] == len(rows_of(page.decode())) <= 12
-    assert {"ran", "conservation", "humans", "labels"} <= set(done.json["sections"])
+    assert {"ran", "conservation", "gold", "labels"} <= set(done.json["sections"])
     relabel("report", "out", "--grade", "grade").refused(2, "--gold")
     relabel("report", "absent").refused(3, "absent: holds no plan.json")
     relabel("report", "out", "--to", "pages/").refused(2, "--to pages/")

@@ -73,7 +73,7 @@ def test_sets_of_one_input_are_matched_by_row_and_judged_by_it(
         [label["grade"] for label in committed("labels", output).values()] for output in ("out/ecom", "out/scores")
     )
     assert one["against_teacher"]["agreement"]["value"] == pytest.approx(metrics.accuracy_score(ours, theirs))
-    humans = one["against_humans"]
+    humans = one["against_gold"]
     assert humans["teacher"]["figures"]["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(gold, ours))
     assert humans["student"]["figures"]["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(gold, theirs))
     step = humans["difference"]["accuracy"]
@@ -83,7 +83,7 @@ def test_sets_of_one_input_are_matched_by_row_and_judged_by_it(
 
 @pytest.mark.usefixtures("taught")
 def test_each_sides_figures_are_those_of_evaluate_on_it_alone(relabel: Callable[..., Any]) -> None:
-    both = relabel("evaluate", "out/ecom", "out/scores", *QRELS, *JSON).json["comparisons"][0]["against_humans"]
+    both = relabel("evaluate", "out/ecom", "out/scores", *QRELS, *JSON).json["comparisons"][0]["against_gold"]
     for role, output in (("teacher", "out/ecom"), ("student", "out/scores")):
         assert both[role]["figures"] == relabel("evaluate", output, *QRELS, *JSON).json["figures"]
 
@@ -91,7 +91,7 @@ def test_each_sides_figures_are_those_of_evaluate_on_it_alone(relabel: Callable[
 @pytest.mark.usefixtures("taught")
 def test_the_triangle_needs_no_human(relabel: Callable[..., Any]) -> None:
     one = relabel("evaluate", "out/ecom", "out/scores", *JSON).json["comparisons"][0]
-    assert one["against_humans"] is None
+    assert one["against_gold"] is None
     assert set(one["against_teacher"]) == {"kl", "agreement", "kappa", "kendall_tau"}
     assert one["against_teacher"]["kl"]["value"] > 0
 
@@ -107,7 +107,7 @@ def test_rows_that_only_one_set_has_are_counted_and_compared_with_nothing(
         == done["counts"]
     )
     assert "labels of out/ecom that the other set has no row for, left out: 14" in done["notes"]
-    assert done["against_humans"]["teacher"]["figures"]["accuracy"]["over"] == 10
+    assert done["against_gold"]["teacher"]["figures"]["accuracy"]["over"] == 10
 
 
 @pytest.mark.usefixtures("taught")
@@ -174,7 +174,7 @@ def test_the_same_seed_gives_the_same_bytes(relabel: Callable[..., Any], two_fil
     assert relabel(*line).out == relabel(*line).out
     assert relabel(*line).out != relabel(*line, "--seed", "8").out
     assert (
-        relabel(*line, "--resamples", "0").json["comparisons"][0]["against_humans"]["difference"]["accuracy"]["low"]
+        relabel(*line, "--resamples", "0").json["comparisons"][0]["against_gold"]["difference"]["accuracy"]["low"]
         is None
     )
 
@@ -191,7 +191,7 @@ def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_
     found = relabel(*line, "--require", "macro_f1>=1.5*teacher", *JSON).json
     assert found["exit_code"] == 5
     gate = found["comparisons"][0]["gates"][0]
-    humans = found["comparisons"][0]["against_humans"]
+    humans = found["comparisons"][0]["against_gold"]
     assert gate["value"] == humans["student"]["figures"]["f1_macro"]["value"]
     assert gate["bound"] == pytest.approx(1.5 * humans["teacher"]["figures"]["f1_macro"]["value"])
 

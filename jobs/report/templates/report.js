@@ -56,16 +56,16 @@
   options(byId("by-status"), distinct(rows.map((row) => row.status)).map((name) => [name, name]));
   options(byId("by-grade"), [...new Set(rows.map((row) => row.grade).filter((grade) => grade !== undefined))].sort((a, b) => a - b).map((grade) => [grade, String(grade)]));
   byId("by-run").parentElement.hidden = runs.length < 2;
-  byId("by-gold").parentElement.hidden = !rows.some((row) => row.human !== undefined);
+  byId("by-gold").parentElement.hidden = !rows.some((row) => row.gold !== undefined);
 
   const ORDERS = {
     entropy: (a, b) => (rows[b].entropy ?? -1) - (rows[a].entropy ?? -1),
     outside: (a, b) => (rows[b].outside ?? -1) - (rows[a].outside ?? -1),
   };
   const GOLD = {
-    differs: (row) => row.human !== undefined && row.grade !== undefined && row.human !== row.grade,
-    agrees: (row) => row.human !== undefined && row.human === row.grade,
-    none: (row) => row.human === undefined,
+    differs: (row) => row.gold !== undefined && row.grade !== undefined && row.gold !== row.grade,
+    agrees: (row) => row.gold !== undefined && row.gold === row.grade,
+    none: (row) => row.gold === undefined,
   };
 
   let kept = [];
@@ -123,9 +123,9 @@
 
   function line(row) {
     const chips = element("span", "chips", element("span", "badge" + (row.status === "ok" ? "" : " bad"), row.status === "ok" ? `grade ${row.grade}` : row.status));
-    if (row.human !== undefined) {
-      const tone = row.grade === undefined ? "" : row.human === row.grade ? " good" : " warn";
-      chips.append(element("span", "badge" + tone, `human ${row.human}`));
+    if (row.gold !== undefined) {
+      const tone = row.grade === undefined ? "" : row.gold === row.grade ? " good" : " warn";
+      chips.append(element("span", "badge" + tone, `gold ${row.gold}`));
     }
     const what = element("span", "what", row.query || row.query_id, " ", element("span", "", clipped(row.document || row.doc_id, 160)));
     const facts = [];
