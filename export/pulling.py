@@ -80,6 +80,7 @@ class Wanted:
 
     @property
     def seen(self) -> Seen | None:
+        """The channel's move that this is, to be noted; None where a version was named itself."""
         return Seen(self.channel.head.sequence, self.version.sha256) if self.channel else None
 
 

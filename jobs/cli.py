@@ -74,6 +74,7 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table, without importing one."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -88,6 +89,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an unknown name gets the nearest known one with its refusal."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from manifests.specs import unknown_name
 
@@ -95,6 +97,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of all commands from the table, without importing one."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 

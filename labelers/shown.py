@@ -70,6 +70,7 @@ class Shown(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
+        """What a label says of documents that were cut or left out."""
         return ["document_truncated"] * self.is_cut + ["documents_left_out"] * (self.num_left_out > 0)
 
     @property

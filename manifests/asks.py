@@ -35,6 +35,7 @@ class Message(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The whole message; which parts are data is lost."""
         return "".join(self.parts)
 
 

@@ -57,6 +57,7 @@ class Lines:
 
     @property
     def max_tokens(self) -> int:
+        """Most tokens that they take, line breaks included."""
         return self.most * (self.max_line_tokens + 1)
 
 
@@ -69,6 +70,7 @@ class Indices:
 
     @property
     def max_tokens(self) -> int:
+        """Most tokens that they take, commas included."""
         return min(self.most, MOST_INDICES) * (len(str(self.most)) + 2)
 
 
@@ -88,6 +90,7 @@ class JsonIndices:
 
     @property
     def max_tokens(self) -> int:
+        """Most tokens that the object takes, each digit taken for a token."""
         each = zip(self.keys, self.mosts, strict=True)
         return sum(8 + len(key) + (most + 1) * (len(str(most)) + 2) for key, most in each)
 

@@ -55,6 +55,7 @@ class Conversion:
     notes: list[str]
 
     def plain(self) -> dict[str, Any]:
+        """As `--output json` shows it."""
         return asdict(self)
 
 

@@ -65,6 +65,7 @@ class CitationCounts:
     """Random negatives that the corpus was too small for."""
 
     def short_names(self) -> str:
+        """The first of `short_queries`, and how many more there are."""
         more = len(self.short_queries) - _NAMES_SHOWN
         return ", ".join(self.short_queries[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 

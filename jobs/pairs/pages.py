@@ -68,18 +68,23 @@ class PageWriter:
         self._length = 0
 
     def heading(self, level: int, title: str) -> None:
+        """Add a heading of level 1 to 6."""
         self._add("heading", [f"{'#' * level} {title}"], level, title)
 
     def text(self, text: str) -> None:
+        """Add a paragraph."""
         self._add("text", [text])
 
     def table(self, rows: Sequence[str]) -> None:
+        """Add a table, a line of text each row."""
         self._add("table", rows)
 
     def list(self, items: Sequence[str]) -> None:
+        """Add a list, a line of text each item."""
         self._add("list", items)
 
     def finish(self, json_ld: Sequence[str] = (), unreadable_json_ld: int = 0) -> CleanedPage:
+        """The page as written so far."""
         return CleanedPage(_BETWEEN.join(self._texts), tuple(self._blocks), tuple(json_ld), unreadable_json_ld)
 
     def _add(self, kind: BlockKind, parts: Sequence[str], level: int = 0, title: str = "") -> None:

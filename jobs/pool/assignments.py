@@ -48,6 +48,7 @@ class Assignment:
     storage: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def as_line(self) -> str:
+        """One line of JSON, as a worker reads it from its standard input; it holds secrets."""
         return json.dumps(asdict(self)) + "\n"
 
     def named(self, name: str) -> Assignment:

@@ -28,6 +28,7 @@ class Shade:
 
     @property
     def step(self) -> int:
+        """The shade's number, 0 to `SHADES`."""
         return min(SHADES, max(0, round(self.share * SHADES)))
 
 

@@ -57,6 +57,7 @@ class Graph:
         return key
 
     def join(self, source: str, target: str, is_same: bool | None = None) -> None:
+        """Draw an arrow from one node to another, once; `is_same` says whether what is there is still what was used."""
         edge = Edge(source, target, is_same)
         if edge not in self.edges:
             self.edges.append(edge)

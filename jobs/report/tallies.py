@@ -42,14 +42,17 @@ class Histogram:
 
     @property
     def rows(self) -> int:
+        """How many values were counted."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float | None:
+        """Of all values; None without any."""
         return self.total / self.rows if self.rows else None
 
     @property
     def edges(self) -> list[float]:
+        """Lower ends of the bins, and the upper end of the last: `BINS` + 1 numbers."""
         return [self.top * number / BINS for number in range(BINS + 1)]
 
 
@@ -71,6 +74,7 @@ class LabelTally:
 
     @property
     def num_chosen(self) -> int:
+        """Rows that the labels browser shows."""
         return sum(map(len, self.chosen.values()))
 
 

@@ -70,6 +70,7 @@ class CanaryResult:
 
     @property
     def has_passed(self) -> bool:
+        """Whether no more grades flipped than may."""
         return self.flip_rate <= self.max_flip_rate
 
 

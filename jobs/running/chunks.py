@@ -78,5 +78,6 @@ class ChunkWork:
         return +found
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
+        """Asks and tokens by stage, stages in order of name."""
         names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
         return {stage: dict(zip(names, counts, strict=True)) for stage, counts in sorted(self.stages.items())}

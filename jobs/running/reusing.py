@@ -49,9 +49,11 @@ class AnswerCache:
         self.known = KnownAnswers(outputs)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """What equal asks have in common: see `manifests.runs.label_keys`."""
         return self._keys.key(ask, round_number, sample, attempt)
 
     def find(self, key: bytes) -> AnswerRow | None:
+        """The answer of that key as it was kept; None if it is not known."""
         return self.known.find(key)
 
     def answer(self, key: bytes) -> Answer | None:

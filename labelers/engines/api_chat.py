@@ -56,6 +56,7 @@ class ChatMode:
         self._control = ControlTexts((*known, *args.control_texts))
 
     def details(self) -> dict[str, Any]:
+        """What a run records of this way to ask."""
         return {"constrain": False}
 
     def prepare(self, asks: Sequence[Ask], loop: LoopThread) -> list[str]:

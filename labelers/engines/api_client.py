@@ -116,6 +116,7 @@ class ApiClient:
         return f"ApiClient({self._args.served_model!r})"
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._connections.close()
 
     async def model_names(self) -> dict[str, dict[str, Any]] | None:

@@ -74,6 +74,7 @@ class Connections:
             self._free.append(client)
 
     async def close(self) -> None:
+        """Close every client."""
         for client in self._all:
             await client.aclose()
 

@@ -46,6 +46,7 @@ class Costs:
         return (self.prompt_tokens * (self.price_input or 0.0) + self.output_tokens * (self.price_output or 0.0)) / 1e6
 
     def as_dict(self) -> dict[str, Any]:
+        """Counts by name, as a run records them."""
         return {
             "http_requests": self.requests,
             "retries": self.retries,

@@ -111,10 +111,12 @@ class Complaint(NamedTuple):
 
     @property
     def is_too_long(self) -> bool:
+        """Whether the prompt did not fit into the model's context."""
         return self.code in _TOO_LONG_CODES or any(text in self.message.lower() for text in _TOO_LONG_TEXTS)
 
     @property
     def is_filtered(self) -> bool:
+        """Whether the server's content filter refused."""
         return self.code in _FILTER_CODES
 
 

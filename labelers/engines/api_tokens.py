@@ -95,9 +95,11 @@ class TokensMode:
 
     @property
     def has_distributions(self) -> bool:
+        """Whether the server gives log-probabilities of chosen token ids."""
         return self._can.logprob_ids
 
     def details(self) -> dict[str, Any]:
+        """What a run records of this way to ask."""
         return {"constrain": self._is_bound, "context": self._context}
 
     def detect(self, loop: LoopThread) -> str | None:

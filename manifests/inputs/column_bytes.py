@@ -68,6 +68,7 @@ class ColumnBytes:
 
     @property
     def columns(self) -> list[str]:
+        """Names of the columns whose bytes are read."""
         return list(self._leaves)
 
     def hold(self, groups: Iterable[int]) -> None:

@@ -54,6 +54,7 @@ class InputFile(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, str]:
+        """What makes it the same file wherever it lies: size and sha256 of its footer."""
         return self.size_bytes, self.footer_sha256
 
 

@@ -71,6 +71,7 @@ class GateVerdict:
         return f"{self.gate}: {'passed' if self.has_passed else 'refused'}, {self.figure} is {value}, the bound {bound}"
 
     def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
         return asdict(self)
 
 
