@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
 from jobs.running.label_values import check_columns
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
 from jobs.running.trajectories import OpenPair, Trajectory, row_of
@@ -27,14 +27,12 @@ from labelers.registry import Labeler, declared_columns
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
 from manifests.runs.receipts import ChunkId
-from manifests.runs.reuse import answer_of, answer_row
-from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+from manifests.runs.reuse import answer_row
+from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
 
 MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
-SHARED_ANSWERS_KEPT = 4096
-"""Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is looked at again, while it has work."""
 IDLE_S = 0.02
@@ -47,29 +45,6 @@ reason to end a run.
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """Stands for a pair while no chunk can be begun."""
-
-
-class AnswerBook(Protocol):
-    """Answers that rows share, kept from run to run."""
-
-    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """What the answer to an ask is kept under."""
-        ...
-
-    def find(self, key: bytes) -> AnswerRow | None:
-        """The answer of an earlier run, if one is known."""
-        ...
-
-
-class _Shared:
-    """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
-
-    __slots__ = ("answer", "kept_as", "waiters")
-
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.kept_as: bytes | None = None
-        self.waiters: list[Trajectory] = []
 
 
 class _InFlight(NamedTuple):
@@ -98,7 +73,7 @@ class RunLoop:
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
         watch: learns what the engine is doing.
-        book: answers that rows share, from earlier runs and for later ones.
+        answer_cache: answers that rows share, from earlier runs and for later ones.
     """
 
     def __init__(
@@ -127,10 +102,10 @@ class RunLoop:
         self._watch = watch
         self._patience = StallDetection(engine, ask_timeout_s)
         self._seed = seed
-        self._static: dict[object, bytes] = {}
+        self._keys = AskKeys(seed)
         self._ready: deque[Request] = deque()
         self._in_flight: dict[int, _InFlight] = {}
-        self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
+        self._shared = SharedAsks()
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
         self._open_pairs = 0
         self._next_id = 0
@@ -296,7 +271,7 @@ class RunLoop:
                     yield work, index
 
     def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
-        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them
+        """A chunk's groups of poison rows, one after the other, with nothing else in flight and everything before them
         committed.
         """
         for group in work.apart:
@@ -344,17 +319,17 @@ class RunLoop:
         ask = trajectory.ask
         assert ask is not None
         work: ChunkWork = trajectory.open.work
-        key = self._key(ask, work.round, trajectory.sample, trajectory.attempt)
+        key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
         if ask.shared_by is None:
             self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None))
             return
         shared = self._shared.get(key)
         if shared is None:
-            self._shared[key] = shared = _Shared()
-            if self.answer_cache is not None and self._take_over(shared, self.answer_cache, trajectory):
+            self._shared[key] = shared = SharedAsk()
+            if self.answer_cache is not None and shared.take_from(self.answer_cache, trajectory):
                 assert shared.answer is not None
                 self._runnable.append((trajectory, shared.answer))
-                self._forget_old_answers()
+                self._shared.forget_old()
                 return
             shared.waiters.append(trajectory)
             self._enqueue(ask, key, _InFlight(work, ask.stage, None, key))
@@ -363,44 +338,11 @@ class RunLoop:
         else:
             self._runnable.append((trajectory, shared.answer))
 
-    def _take_over(self, shared: _Shared, answer_cache: AnswerBook, trajectory: Trajectory) -> bool:
-        """Answer a shared ask from an earlier run, if one had it."""
-        work: ChunkWork = trajectory.open.work
-        assert trajectory.ask is not None
-        shared.kept_as = answer_cache.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
-        known = answer_cache.find(shared.kept_as)
-        if known is None:
-            return False
-        shared.answer = answer_of(known)
-        work.answers.append(known)
-        work.reused_answers += 1
-        return True
-
     def _enqueue(self, ask: Ask, key: bytes, flight: _InFlight) -> None:
         number = self._next_id
         self._next_id = number + 1
         self._in_flight[number] = flight
         self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
-
-    def _key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """Identity of an ask, 16 bytes: what is asked, for which sample and attempt, under which seed. The seed is its
-        first 63 bits.
-
-        The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the
-        fingerprint names.
-        """
-        static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, round_number, sample, attempt)
-        head = self._static.get(static)
-        if head is None:
-            head = self._static[static] = f"{self._seed}|{static!r}".encode()
-        digest = blake2b(head, digest_size=16)
-        if ask.shared_by is not None:
-            digest.update(ask.shared_by.encode("utf-8", "surrogatepass"))
-        for message in ask.messages:
-            text = "\x1f".join(message.parts)
-            digest.update(f"\x1e{message.role}{len(text)}".encode())
-            digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.digest()
 
     def _deliver(self, answer: Answer) -> None:
         flight = self._in_flight.pop(answer.request_id, None)
@@ -432,16 +374,8 @@ class RunLoop:
             self._runnable.extend((waiter, answer) for waiter in shared.waiters)
             shared.waiters = []
             self._shared.move_to_end(flight.key)
-            self._forget_old_answers()
+            self._shared.forget_old()
         self._run_answered()
-
-    def _forget_old_answers(self) -> None:
-        while len(self._shared) > SHARED_ANSWERS_KEPT:
-            key, oldest = next(iter(self._shared.items()))
-            if oldest.answer is None:
-                # still in flight: it moves to the end once answered, and the next answer sweeps again
-                return
-            del self._shared[key]
 
     def _run_answered(self) -> None:
         runnable = self._runnable

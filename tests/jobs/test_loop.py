@@ -327,7 +327,7 @@ def test_stage_counts_of_all_chunks_add_up_to_the_requests() -> None:
 
 
 def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.running.loop.SHARED_ANSWERS_KEPT", 5)
+    monkeypatch.setattr("jobs.running.shared_asks.SHARED_ANSWERS_KEPT", 5)
     engine = Scripted(good)
     loop = RunLoop(
         TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop()
