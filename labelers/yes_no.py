@@ -10,14 +10,16 @@ Source: R2RAG (methods, section 4).
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Literal
 
 from pydantic import model_validator
 
+from labelers.prompts import BUILT_IN, Prompts
 from labelers.verdicts import require_generated
-from manifests.asks import GREEDY, Answer, Ask, Decision, Message
+from manifests.asks import GREEDY, Answer, Ask, Decision
 from manifests.errors import VerdictError
-from manifests.labels import Label
+from manifests.labels import Label, Pair
 from manifests.specs import LabelerOptions
 
 WORDS = ("no", "yes")
@@ -49,32 +51,45 @@ class YesNoOptions(LabelerOptions):
 
 
 class YesNo:
-    """The one decision of a yes-or-no labeler, and how its answer is read.
+    """A labeler that asks one question, to be answered by yes or no. Its one ask is the same for all rows of a query if
+    it does not read the document.
 
     Args:
-        options: whether an empty think block comes before the answer.
-        stage: name of the labeler's only stage.
+        folder: of its templates `system.j2` and `user.j2`.
+        stage: name of its only stage.
+        data: the pair's fields that the user's turn shows: `query`, `document`.
+        settings: what else the templates take.
     """
 
-    __slots__ = ("_decisions", "_prefill", "_stage")
+    uses_context = False
 
-    def __init__(self, options: YesNoOptions, *, stage: str) -> None:
+    def __init__(
+        self, options: YesNoOptions, folder: str, *, stage: str, data: tuple[str, ...], **settings: str
+    ) -> None:
+        prompts = Prompts(BUILT_IN / folder, options.templates)
+        with_think = {**settings, "think": options.think}
+        self._system = prompts.turn("system", "system.j2", data=(), settings=with_think).message()
+        self._user = prompts.turn("user", "user.j2", data=data, settings=with_think)
+        self._data = data
+        self._digests = prompts.digests
         is_bare = options.think == "empty"
         self._stage = stage
         self._prefill = _EMPTY_THINK if is_bare else _MARKER
         self._decisions = (Decision(stage, _AFTER_THINK if is_bare else _MARKER, WORDS),)
 
-    def ask(self, messages: tuple[Message, ...], *, shared_by: str | None = None) -> Ask:
-        """The ask that these messages lead up to."""
-        return Ask(self._stage, messages, None, 0, self._decisions, self._prefill, None, shared_by, GREEDY)
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
 
-    def read(self, answer: Answer) -> Label:
-        """The label: the more probable word, no among equals.
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, whose answer holds no text but the distribution; the label is the more probable word, no among
+        equals.
 
         Raises:
             VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the
                 finish.
         """
+        answer = yield self._ask(pair)
         require_generated(answer)
         if answer.finish == "refused":
             raise VerdictError("refused", answer.detail or "the server refused to answer")
@@ -86,3 +101,11 @@ class YesNo:
                 "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no"
             )
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter."))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self._data)))
+        shared_by = None if "document" in self._data else pair.query_id
+        return Ask(self._stage, messages, None, 0, self._decisions, self._prefill, None, shared_by, GREEDY)
