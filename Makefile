@@ -76,10 +76,10 @@ docs: $(STAMP) ## The pages of docs/ as a site, in build/site
 FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/publish/test_mending.py tests/publish/test_going_back.py tests/export/test_long_texts.py
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
-	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(FAULT_TESTS) --timeout 600
+	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
-	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(FAULT_TESTS) --timeout 0
+	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 0
 
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py

@@ -52,12 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Figures(config.rootpath / REPORT, LEVEL), "fault-figures")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        bench = getattr(item, "callspec", None) and item.callspec.params.get("bench")  # type: ignore[attr-defined]
-        if bench:
-            item.add_marker(pytest.mark.xdist_group(f"killed {bench}"))  # what it needs is made once a process
         for mark in item.iter_markers("full"):
             found = getattr(item, "callspec", None)
             if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
