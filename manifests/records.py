@@ -5,7 +5,7 @@ surprise later.
 from __future__ import annotations
 
 import functools
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,6 +30,20 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
     """
     adapter: TypeAdapter[RecordT] = _adapter(cast(Any, kind))
     return adapter.validate_python(values)
+
+
+@dataclass(frozen=True)
+class _Versioned:
+    version: int
+
+
+def version_of(values: Any) -> int:
+    """The `version` that plain JSON values state, whatever else they hold.
+
+    Raises:
+        ValueError: they state none.
+    """
+    return checked(_Versioned, values).version
 
 
 def plain(record: Any) -> Any:

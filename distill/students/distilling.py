@@ -46,7 +46,7 @@ from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.records import plain
-from manifests.runs.run_folder import MANIFEST_NAME
+from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 

@@ -28,14 +28,14 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
-from manifests.records import checked
+from manifests.records import plain
 from manifests.runs.label_files import read_labels
 from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, load_plan
 from manifests.runs.readings import Readings
-from manifests.runs.receipts import FileRef
 from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, load_manifest
+from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import open_run_input
+from manifests.runs.run_manifest import MANIFEST_NAME, load_manifest
 from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, table_of, with_own_columns
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
@@ -114,30 +114,30 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
     manifest = load_manifest(store)
     folder = RunFolder(store, plan)
     found = folder.snapshot()
-    if manifest is None or manifest["receipts_sha256"] != found.digest:
+    if manifest is None or manifest.receipts_sha256 != found.digest:
         state = (
             f"{found.tally.rows:,} of {plan.rows:,} rows are done"
             if manifest is None
             else "its manifest is older than its receipts"
         )
         raise ManifestError(f"{root}: not finished ({state}). Run the job again until it exits 0, then distill.")
-    if manifest["over_limit"] and not allow_over_limit:
-        rows, limit = manifest["rows"], manifest["max_failed_fraction"]
+    rows, limit = manifest.rows, manifest.max_failed_fraction
+    if manifest.over_limit and not allow_over_limit:
         raise ManifestError(
-            f"{root}: over its limit ({rows['quarantined']:,} of {rows['in']:,} rows quarantined, {limit:.0%} "
+            f"{root}: over its limit ({rows.quarantined:,} of {rows.in_:,} rows quarantined, {limit:.0%} "
             "allowed). What is missing is seldom a fair sample: fix it with `relabel retry`, or set "
             "allow_over_limit: true to take what is there."
         )
     fates = folder.prove(found, check_bytes=True)
-    if fates.by_kind() != manifest["rows"]:
+    if fates.by_kind() != rows:
         raise ManifestError(
-            f"{root}: its manifest says {manifest['rows']}, its files hold {fates.by_kind()}. `relabel verify` says "
+            f"{root}: its manifest says {plain(rows)}, its files hold {plain(fates.by_kind())}. `relabel verify` says "
             "more."
         )
     labeler = plan.parts["labeler"]
     if labeler["name"] == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
-    tables = [read_labels(folder, FileRef(**file), [*COLUMNS, *NODE_COLUMNS]) for file in manifest["labels"]]
+    tables = [read_labels(folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
     dataset, readings = open_run_input(root, store, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
     table = _usable(held, dataset, root, int(labeler["grades"]), readings)
@@ -149,9 +149,9 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
         model=plan.parts["model"],
         fingerprint=plan.fingerprint,
         manifest_sha256=sha256_bytes(store.read(MANIFEST_NAME)),
-        rows=checked(SourceRows, manifest["rows"]),
-        quarantined_by_status=manifest["quarantined_by_status"],
-        over_limit=manifest["over_limit"],
+        rows=SourceRows(**vars(rows)),
+        quarantined_by_status=manifest.quarantined_by_status,
+        over_limit=manifest.over_limit,
         weight=source.weight,
         labels=len(table.pairs),
     )

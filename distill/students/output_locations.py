@@ -21,7 +21,7 @@ from distill.students.student_manifest import StoredManifest, student_manifest_a
 from manifests import failpoints
 from manifests.digests import sha256_file
 from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError
-from manifests.runs.run_folder import MANIFEST_NAME
+from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.context import Storage

@@ -19,7 +19,7 @@ from distill.students.specs import DistillSpec
 from distill.students.student_manifest import STUDENT_MANIFEST_VERSION, StoredManifest
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import LockHeldError, StaleRunError
-from manifests.runs.run_folder import MANIFEST_NAME
+from manifests.runs.run_manifest import MANIFEST_NAME
 
 _REPLACING = "restart"
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")

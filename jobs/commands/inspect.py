@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,13 @@ from jobs.output import emit, table
 from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
+from manifests.records import plain
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.plans import PLAN_NAME, load_plan
 from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder, load_manifest
+from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import ANSWERS, LABELS
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store, shard_lock_name
@@ -66,10 +67,10 @@ def status(target: str, day: str | None, output: str) -> int:
         "quarantined_by_status": tally.quarantined,
         "chunks": plan.num_chunks,
         "chunks_done": tally.chunks_done,
-        "is_finished": manifest is not None and manifest["receipts_sha256"] == found.digest,
-        "over_limit": manifest["over_limit"] if manifest else None,
+        "is_finished": manifest is not None and manifest.receipts_sha256 == found.digest,
+        "over_limit": manifest.over_limit if manifest else None,
         "stages": tally.stages,
-        "plan_against_actual": plan_against_actual(folder.store, tally),
+        "plan_against_actual": plain(plan_against_actual(folder.store, tally)),
         "shards": shards,
     }
     emit(result, _status_text(result), output)
@@ -103,26 +104,29 @@ def verify(target: str, day: str | None, output: str) -> int:
         raise ManifestError(
             f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it."
         )
-    if manifest.get("plan_sha256") != sha256_bytes(folder.store.read(PLAN_NAME)):
+    if manifest.plan_sha256 != sha256_bytes(folder.store.read(PLAN_NAME)):
         raise ManifestError(
             f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
         )
     check_readings(folder.store, folder.plan, manifest)
     counted = fates.by_kind()
-    files_now = [[asdict(file) for file in group] for group in (found.labels, found.quarantine)]
-    listed = [
-        manifest[key]
-        for key in ("fingerprint", "rows", "quarantined_by_status", "receipts_sha256", "labels", "quarantine")
-    ]
-    if listed != [folder.plan.fingerprint, counted, fates.quarantined, found.digest, *files_now]:
+    said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)
+    holds = (folder.plan.fingerprint, counted, fates.quarantined, found.digest)
+    if said != holds or (manifest.labels, manifest.quarantine) != (found.labels, found.quarantine):
         raise ManifestError(
-            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {manifest['rows']}, in the "
-            f"files {counted}). Move it away and run the same command as before (run, retry, score or merge) to write "
-            "it anew."
+            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
+            f"files {plain(counted)}). Move it away and run the same command as before (run, retry, score or merge) to "
+            "write it anew."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
-    result = {"output": folder.store.root, **counted, "files": files}
-    result["rows"] = result.pop("in")
+    result = {
+        "output": folder.store.root,
+        "labelled": counted.labelled,
+        "reused": counted.reused,
+        "quarantined": counted.quarantined,
+        "files": files,
+        "rows": counted.in_,
+    }
     sums = (
         f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
         f"{fates.num_quarantined:,} quarantined"

@@ -8,6 +8,7 @@ from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.merge.merging import merge_outputs
 from jobs.output import emit, table
+from manifests.records import plain
 from manifests.storage.context import Storage
 
 
@@ -30,34 +31,31 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     were retried or redone since.
     """
     merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
-    rows = merged["rows"]
-    code = Exit.OVER_LIMIT if merged["over_limit"] else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
+    rows = merged.rows
+    code = Exit.OVER_LIMIT if merged.over_limit else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
     result = {
         "exit_code": int(code),
         "output": to,
-        "name": merged["name"],
-        "fingerprint": merged["fingerprint"],
+        "name": merged.name,
+        "fingerprint": merged.fingerprint,
         "outputs": list(outputs),
-        "rows": rows["in"],
-        "labelled": rows["labelled"],
-        "reused": rows["reused"],
-        "quarantined": rows["quarantined"],
-        "over_limit": merged["over_limit"],
-        "mixed": merged["mixed"],
-        "files": len(merged["labels"]) + len(merged["quarantine"]),
+        "rows": rows.in_,
+        "labelled": rows.labelled,
+        "reused": rows.reused,
+        "quarantined": rows.quarantined,
+        "over_limit": merged.over_limit,
+        "mixed": plain(merged.mixed),
+        "files": len(merged.labels) + len(merged.quarantine),
     }
     lines = [
         (
             "rows",
-            (
-                f"{rows['in']:,} = {rows['labelled']:,} labelled + {rows['reused']:,} reused + "
-                f"{rows['quarantined']:,} quarantined"
-            ),
+            f"{rows.in_:,} = {rows.labelled:,} labelled + {rows.reused:,} reused + {rows.quarantined:,} quarantined",
         ),
         ("from", f"{len(outputs):,} outputs"),
     ]
-    if merged["mixed"]["differences"]:
-        lines.append(("mixed", "; ".join(merged["mixed"]["differences"])))
+    if merged.mixed.differences:
+        lines.append(("mixed", "; ".join(merged.mixed.differences)))
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
-    emit(result, f"{merged['name']}: {state}, {to}\n" + table(lines), output)
+    emit(result, f"{merged.name}: {state}, {to}\n" + table(lines), output)
     return code

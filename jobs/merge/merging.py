@@ -42,7 +42,15 @@ from manifests.runs.plans import (
 from manifests.runs.proofs import prove_chunk
 from manifests.runs.readings import check_readings, copy_readings, refuse_differing
 from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
-from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, build_manifest, load_manifest, write_manifest
+from manifests.runs.run_folder import RunFolder, Snapshot, build_manifest
+from manifests.runs.run_manifest import (
+    MANIFEST_NAME,
+    EngineMix,
+    MergedSource,
+    RunManifest,
+    load_manifest,
+    write_manifest,
+)
 from manifests.schemas import ANSWERS, QUARANTINE, conformed, table_bytes
 from manifests.specs import RunSpec
 from manifests.storage.concurrency import map_concurrent
@@ -55,7 +63,7 @@ from manifests.storage.run_stores import open_run_store
 class Merged(NamedTuple):
     """What a merge came to: the manifest, and whether it was written now."""
 
-    manifest: dict[str, Any]
+    manifest: RunManifest
     was_written_now: bool
 
 
@@ -65,7 +73,7 @@ class _Source(NamedTuple):
     path: str
     folder: RunFolder
     found: Snapshot
-    manifest: dict[str, Any] | None
+    manifest: RunManifest | None
     manifest_sha256: str | None
 
 
@@ -85,16 +93,12 @@ class _Run:
     def path(self) -> str:
         return self.sources[0].path
 
-    def facts(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[MergedSource]:
         """What it is made of, for the manifest."""
         return [
-            {
-                "output": source.path,
-                "fingerprint": self.plan.fingerprint,
-                "manifest_sha256": source.manifest_sha256,
-                "receipts_sha256": source.found.digest,
-                "first_row_id": self.first_row,
-            }
+            MergedSource(
+                source.path, self.plan.fingerprint, source.manifest_sha256, source.found.digest, self.first_row
+            )
             for source in self.sources
         ]
 
@@ -192,26 +196,23 @@ def _bring_readings(runs: list[_Run], store: RunStore) -> None:
         first_file += len(run.plan.files)
 
 
-def _is_current(held: dict[str, Any], folder: RunFolder, runs: list[_Run]) -> bool:
+def _is_current(held: RunManifest, folder: RunFolder, runs: list[_Run]) -> bool:
     """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
 
-    def states(facts: Any) -> list[list[Any]]:
-        return [
-            [one.get(key) for key in ("fingerprint", "manifest_sha256", "receipts_sha256", "first_row_id")]
-            for one in facts
-        ]
+    def states(facts: list[MergedSource]) -> list[MergedSource]:
+        return [replace(one, output="") for one in facts]
 
     now = [fact for run in runs for fact in run.facts()]
-    return states(held.get("merged_from", [])) == states(now) and held["receipts_sha256"] == folder.snapshot().digest
+    return states(held.merged_from or []) == states(now) and held.receipts_sha256 == folder.snapshot().digest
 
 
-def _refuse_fewer(held: dict[str, Any], runs: list[_Run], root: str) -> None:
+def _refuse_fewer(held: RunManifest, runs: list[_Run], root: str) -> None:
     """Raise if parts of a run are not named now that a merged output was made of: labels that they
     alone have would go.
     """
     was: dict[str, list[str]] = {}
-    for fact in held.get("merged_from", []):
-        was.setdefault(fact["fingerprint"], []).append(fact["output"])
+    for fact in held.merged_from or ():
+        was.setdefault(fact.fingerprint, []).append(fact.output)
     for run in runs:
         before = was.get(run.plan.fingerprint, [])
         if len(run.sources) < len(before):
@@ -457,7 +458,7 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
 def _finish(runs: list[_Run], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
     sources = [source for run in runs for source in run.sources]
     known = [source.manifest for source in sources if source.manifest is not None]
-    limits = [manifest["max_failed_fraction"] for manifest in known] or [RunSpec().max_failed_fraction]
+    limits = [manifest.max_failed_fraction for manifest in known] or [RunSpec().max_failed_fraction]
     manifest = build_manifest(
         folder,
         folder.snapshot(),
@@ -467,18 +468,17 @@ def _finish(runs: list[_Run], folder: RunFolder, differences: list[str], *, allo
         canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
         allow_mixed=allow_mixed,
     )
-    manifest["mixed"]["differences"] = differences
-    manifest["merged_from"] = [fact for run in runs for fact in run.facts()]
+    facts = [fact for run in runs for fact in run.facts()]
+    manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
     write_manifest(folder.store, manifest)
     return Merged(manifest, True)
 
 
-def _merged_spec(known: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
+def _merged_spec(known: list[RunManifest], plan: Plan) -> dict[str, Any]:
     if not known:
         return {}
-    spec: dict[str, Any] = dict(known[0]["spec"])
-    spec["input"] = {**spec["input"], "path": [file.path for file in plan.files], "limit": None}
-    return spec
+    spec = known[0].spec
+    return {**spec, "input": {**spec["input"], "path": [file.path for file in plan.files], "limit": None}}
 
 
 def _manifest_sha256(store: RunStore) -> str | None:

@@ -11,7 +11,8 @@ from manifests.inputs.dataset import Dataset
 from manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
 from manifests.runs.plans import PLAN_NAME, Plan, check_plan, load_plan, make_plan, write_plan
 from manifests.runs.readings import Readings
-from manifests.runs.run_folder import MANIFEST_NAME, RunFolder
+from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 

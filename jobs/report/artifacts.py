@@ -20,8 +20,9 @@ from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot, load_manifest
+from manifests.runs.run_folder import RunFolder, Snapshot
 from manifests.runs.run_inputs import RunInput, open_run_input
+from manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.run_store_ports import RunStore
@@ -58,7 +59,7 @@ class RunArtifact:
         return RunFolder(self.store, self.plan)
 
     @cached_property
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> RunManifest | None:
         """Its manifest; None where it is not finished."""
         return load_manifest(self.store)
 
@@ -69,7 +70,7 @@ class RunArtifact:
 
     @cached_property
     def is_finished(self) -> bool:
-        return self.manifest is not None and self.manifest["receipts_sha256"] == self.found.digest
+        return self.manifest is not None and self.manifest.receipts_sha256 == self.found.digest
 
     @property
     def is_scored(self) -> bool:
@@ -83,13 +84,13 @@ class RunArtifact:
     @property
     def spec(self) -> dict[str, Any]:
         """The resolved spec, as far as the manifest tells it."""
-        return self.held("spec")
+        return {} if self.manifest is None else self.manifest.spec
 
-    def held(self, *names: str) -> dict[str, Any]:
-        """An object inside the manifest, by the names on the way to it; empty where there is none, or something else
-        stands there.
+    def spec_part(self, *names: str) -> dict[str, Any]:
+        """An object inside the spec, by the names on the way to it; empty where there is none, or something else stands
+        there.
         """
-        found: Any = self.manifest
+        found: Any = self.spec
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}

@@ -96,7 +96,7 @@ class _OwnGold(NamedTuple):
 
 
 def _own_gold(run: RunArtifact) -> _OwnGold:
-    column = run.held("spec", "input", "columns").get("gold") or run.plan.parts["columns"].get("gold")
+    column = run.spec_part("input", "columns").get("gold") or run.plan.parts["columns"].get("gold")
     if not column:
         return _OwnGold()
     return _gold_of_paths(run, str(column))
@@ -108,7 +108,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
         return _OwnGold(
             why_not=f"{said}it is not finished, and only its manifest, which is written last, says where its input is."
         )
-    named = run.held("spec", "input").get("path")
+    named = run.spec_part("input").get("path")
     paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     if not paths:
         return _OwnGold(why_not=f"{said}its manifest does not say where its input is.")

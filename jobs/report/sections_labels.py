@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
@@ -93,15 +92,12 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
     rows: list[list[Cell]] = []
     marks = []
     for run, _, _ in runs:
-        for result in map(asdict, load_results(run.store)):
-            name = f"{result['engine'].get('family')} {result['engine'].get('version', '')}"
-            passed = result["flip_rate"] <= result["max_flip_rate"]
-            keys = ("rows", "flips", "unreadable", "flip_rate", "low", "high", "mean_kl", "max_flip_rate")
-            verdict = Badge("passed", "good") if passed else Badge("refused", "bad")
-            rows.append([run.name, name, *(result[key] for key in keys), verdict])
-            marks.append(
-                PlottedInterval(run.name if len(runs) > 1 else name, result["flip_rate"], result["low"], result["high"])
-            )
+        for one in load_results(run.store):
+            name = f"{one.engine.get('family')} {one.engine.get('version', '')}"
+            figures = (one.rows, one.flips, one.unreadable, one.flip_rate, one.low, one.high, one.mean_kl)
+            verdict = Badge("passed", "good") if one.has_passed else Badge("refused", "bad")
+            rows.append([run.name, name, *figures, one.max_flip_rate, verdict])
+            marks.append(PlottedInterval(run.name if len(runs) > 1 else name, one.flip_rate, one.low, one.high))
     if not rows:
         return Section("noise", "", [])
     head = (

@@ -86,10 +86,9 @@ def _run_facts(run: RunArtifact) -> Facts:
         ("shards, chunks", f"{len(run.plan.shards):,}, {run.plan.num_chunks:,}"),
     ]
     if run.manifest is not None:
-        rows.append(("relabel", str(run.manifest.get("relabel", ""))))
-    differences = run.held("mixed").get("differences")
-    if isinstance(differences, list) and differences:
-        rows.append(("engines differ", "; ".join(map(str, differences))))
+        rows.append(("relabel", run.manifest.relabel))
+        if run.manifest.mixed.differences:
+            rows.append(("engines differ", "; ".join(run.manifest.mixed.differences)))
     rows += [("fingerprint", run.plan.fingerprint[:DIGITS]), ("path", run.path)]
     return Facts(rows, f"{'Scores' if run.is_scored else 'Label run'} {run.name}")
 
@@ -97,7 +96,7 @@ def _run_facts(run: RunArtifact) -> Facts:
 def _state(run: RunArtifact) -> Badge:
     if not run.is_finished:
         return Badge("not finished", "warn")
-    if run.manifest is not None and run.manifest["over_limit"]:
+    if run.manifest is not None and run.manifest.over_limit:
         return Badge("over its quarantine limit", "bad")
     return Badge("finished, every row accounted for", "good")
 
@@ -171,7 +170,7 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Bl
     of = "" if is_alone else f" of {run.name}"
     counts = sorted(run.found.tally.quarantined.items(), key=lambda item: (-item[1], item[0]))
     share = run.found.tally.num_quarantined / max(1, run.found.tally.rows)
-    limit = f", limit {run.manifest['max_failed_fraction']:.1%}" if run.manifest is not None else ""
+    limit = f", limit {run.manifest.max_failed_fraction:.1%}" if run.manifest is not None else ""
     rows: list[list[Cell]] = [
         [status, Shade(f"{count:,}", count / run.found.tally.num_quarantined)] for status, count in counts
     ]

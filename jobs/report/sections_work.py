@@ -123,10 +123,9 @@ def plan_section(runs: Sequence[TalliedRun]) -> Section:
     for run, _, _ in runs:
         lines = plan_against_actual(run.store, run.found.tally) if run.is_finished else None
         for line in lines or ():
-            low, value, high = line["planned"]
-            verdict = Badge("within", "good") if line["is_within"] else Badge("outside", "warn")
-            numbers = (int(one) if float(one).is_integer() else one for one in (low, value, high, line["actual"]))
-            rows.append([run.name, line["figure"], *numbers, verdict])
+            verdict = Badge("within", "good") if line.is_within else Badge("outside", "warn")
+            numbers = (int(one) if float(one).is_integer() else one for one in (*line.planned, line.actual))
+            rows.append([run.name, line.figure, *numbers, verdict])
     head = ("run", "figure", "planned, low", "planned", "planned, high", "actual", "verdict")
     table = Table(
         head,
@@ -198,7 +197,7 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
 def _cost(run: RunArtifact, worker_seconds: float) -> float | None:
     """In the money of the spec's price; None where it names none."""
     price = run.spec.get("cost_per_gpu_hour")
-    gpus = run.held("spec", "engine", "args").get("tensor_parallel_size") or 1
+    gpus = run.spec_part("engine", "args").get("tensor_parallel_size") or 1
     if not isinstance(price, int | float) or not isinstance(gpus, int):
         return None
     return worker_seconds / 3600 * price * gpus

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +15,8 @@ from jobs.running.sessions import Session
 from manifests.errors import GateError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
-from manifests.runs.run_folder import Snapshot, Tally, build_manifest, load_manifest, write_manifest
+from manifests.runs.run_folder import Snapshot, Tally, build_manifest
+from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
 from manifests.specs import EngineArgs
 
 
@@ -29,7 +29,7 @@ class AskedInVain:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    cost: float | None
+    cost: float | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +119,7 @@ def conclude(session: Session) -> RunReport:
         found, was_finished_now = _finish(opened, found)
     failed = found.tally.num_quarantined / opened.plan.rows
     progress.settle(session.own_receipts(found))
+    in_vain = AskedInVain(**progress.in_vain())
     report = RunReport(
         exit=Exit.DONE,
         name=spec.name,
@@ -138,7 +139,7 @@ def conclude(session: Session) -> RunReport:
             output_tokens=progress.kept("output_tokens"),
             reused=progress.reused,
             statuses=dict(progress.statuses),
-            in_vain=AskedInVain(**progress.in_vain(), cost=_price(spec.engine.args, progress.in_vain())),
+            in_vain=replace(in_vain, cost=_price(spec.engine.args, in_vain)),
             chunks_committed=progress.chunks_committed,
             chunks_lost=progress.chunks_lost,
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
@@ -148,12 +149,12 @@ def conclude(session: Session) -> RunReport:
     return report
 
 
-def _price(args: EngineArgs, asked: Mapping[str, int]) -> float | None:
+def _price(args: EngineArgs, asked: AskedInVain) -> float | None:
     """What tokens cost with an engine that is paid by them; None where it names no price."""
     prices = [getattr(args, f"price_per_million_{way}", None) for way in ("input", "output")]
     if prices == [None, None]:
         return None
-    return ((prices[0] or 0.0) * asked["prompt_tokens"] + (prices[1] or 0.0) * asked["output_tokens"]) / 1e6
+    return ((prices[0] or 0.0) * asked.prompt_tokens + (prices[1] or 0.0) * asked.output_tokens) / 1e6
 
 
 def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
@@ -164,8 +165,8 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
     """
     limit = opened.job.spec.run.max_failed_fraction
 
-    def is_current(held: dict[str, Any] | None) -> bool:
-        return held is not None and (held["max_failed_fraction"], held["receipts_sha256"]) == (limit, found.digest)
+    def is_current(held: RunManifest | None) -> bool:
+        return held is not None and (held.max_failed_fraction, held.receipts_sha256) == (limit, found.digest)
 
     if is_current(load_manifest(opened.store)):
         return found, False
@@ -187,7 +188,7 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
         lock.release()
 
 
-def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
+def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
     spec = opened.job.spec
     if not spec.run.allow_mixed:
         refuse_mixing(found.engines, output=spec.output, is_begun=False)
@@ -200,9 +201,8 @@ def _manifest(opened: OpenRun, found: Snapshot) -> dict[str, Any]:
         canaries=[asdict(result) for result in load_results(opened.store)],
         allow_mixed=spec.run.allow_mixed,
     )
-    manifest["plan_against_actual"] = plan_against_actual(opened.store, found.tally)
-    manifest["variables"] = dict(opened.job.variables)
-    return manifest
+    figures = plan_against_actual(opened.store, found.tally)
+    return OwnRunManifest(**vars(manifest), plan_against_actual=figures, variables=dict(opened.job.variables))
 
 
 def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:

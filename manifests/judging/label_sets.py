@@ -33,8 +33,9 @@ from manifests.judging.label_columns import LabelPart, file_distributions, file_
 from manifests.records import LEFT_OUT
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder, load_manifest
+from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import prove_run_input
+from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
@@ -128,7 +129,7 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     num_quarantined = found.tally.num_quarantined
     notes = []
     labels, quarantine = found.labels, found.quarantine
-    if manifest is None or manifest["receipts_sha256"] != found.digest:
+    if manifest is None or manifest.receipts_sha256 != found.digest:
         state = f"{found.tally.rows:,} of {plan.rows:,} rows are done"
         if manifest is not None:
             state += ", and its manifest is older than its receipts"
@@ -139,11 +140,11 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
             )
         notes.append(f"{root} is not finished: {state}")
     else:
-        labels, quarantine = ([FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine"))
-    if manifest is not None and manifest["over_limit"]:
+        labels, quarantine = manifest.labels, manifest.quarantine
+    if manifest is not None and manifest.over_limit:
         share = (
-            f"{num_quarantined:,} of {manifest['rows']['in']:,} rows are in quarantine, limit "
-            f"{manifest['max_failed_fraction']:.0%}"
+            f"{num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine, limit "
+            f"{manifest.max_failed_fraction:.0%}"
         )
         if not allow_partial:
             raise ManifestError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 CHARS_PER_TOKEN = 4.0
 CACHE_BLOCK_TOKENS = 16
@@ -162,8 +162,18 @@ class Actual:
     seconds: float
 
 
-def against(planned: Estimate, actual: Actual) -> list[dict[str, Any]]:
-    """Plan against actual, a line for each figure: what was said, what came, and whether it lies in the interval.
+@dataclass(frozen=True, slots=True)
+class PlannedFigure:
+    """A figure of the plan: low, expected and high as they were said, what came, and whether it lies between them."""
+
+    figure: str
+    planned: tuple[float, float, float]
+    actual: float
+    is_within: bool
+
+
+def against(planned: Estimate, actual: Actual) -> list[PlannedFigure]:
+    """Plan against actual, each figure.
 
     Meant for a run that is done; in the middle of one the actual figures are smaller for that reason alone.
     """
@@ -179,7 +189,7 @@ def against(planned: Estimate, actual: Actual) -> list[dict[str, Any]]:
     lines.append(("prefix_hit", planned.prefix_hit, cached / prompts if prompts else 0.0))
     lines.append(("worker_seconds", planned.seconds, actual.seconds))
     return [
-        {"figure": name, "planned": list(said), "actual": round(number, 6), "is_within": said.holds(number)}
+        PlannedFigure(name, (said.low, said.value, said.high), round(number, 6), said.holds(number))
         for name, said, number in lines
     ]
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
-from manifests.runs.estimates import (
-    Actual,
-    Estimate,
-    against,
-)
+from manifests.records import checked, fault_of, version_of
+from manifests.runs.estimates import Actual, Estimate, PlannedFigure, against
 from manifests.runs.run_folder import Tally
 from manifests.storage.run_store_ports import RunStore
 
@@ -29,19 +24,17 @@ def load_estimate(store: RunStore) -> Estimate | None:
     """
     try:
         held = json.loads(store.read(ESTIMATE_NAME))
-        if held.pop("version") != ESTIMATE_VERSION:
-            return None
-        return checked(Estimate, held)
+        return checked(Estimate, held) if version_of(held) == ESTIMATE_VERSION else None
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as exc:
+    except ValueError as exc:
         raise ManifestError(
             f"{store.root}/{ESTIMATE_NAME}: not an estimate ({fault_of(exc)}). Move it away; nothing depends on it."
         ) from exc
 
 
-def plan_against_actual(store: RunStore, tally: Tally) -> list[dict[str, Any]] | None:
-    """Plan against actual, a line for each figure; None if nothing was estimated."""
+def plan_against_actual(store: RunStore, tally: Tally) -> list[PlannedFigure] | None:
+    """Plan against actual, each figure; None if nothing was estimated."""
     estimate = load_estimate(store)
     if estimate is None:
         return None

@@ -50,6 +50,15 @@ class KnownInputs:
     more: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Sealed:
+    """The file: `sha256` is the digest of what is known."""
+
+    version: int
+    sha256: str
+    known: dict[str, Any]
+
+
 def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, reads: Reads) -> dict[str, bytes]:
     """The file that must lie beside a plan (name → bytes); none where some file has no stamp."""
     if not dataset.stamps:
@@ -72,14 +81,14 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
         StoreUnreachableError: the store gives no good answer.
     """
     try:
-        held = json.loads(store.read(KNOWN_NAME))
-        found = held["known"]
-        if held["version"] != KNOWN_VERSION or held["sha256"] != digest_of(found):
+        held = checked(_Sealed, json.loads(store.read(KNOWN_NAME)))
+        found = held.known
+        if held.version != KNOWN_VERSION or held.sha256 != digest_of(found):
             return None
         if "marks" in found:  # what stamps were called until 2026-11-22
             found["stamps"] = found.pop("marks")
         known = checked(KnownInputs, found)
-    except (FileNotFoundError, StoreError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, StoreError, ValueError):
         return None
     return known if _is_of_plan(known, plan) else None
 

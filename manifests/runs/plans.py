@@ -10,21 +10,20 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from manifests import failpoints
 from manifests.digests import canonical_json, digest_of, readable_json, sha256_bytes
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, InputFile, changed_files, open_parquet
 from manifests.inputs.input_faults import reading
-from manifests.records import checked, fault_of
+from manifests.records import checked, fault_of, plain, version_of
 from manifests.runs.label_keys import engine_parts, parts_as_of
 from manifests.schemas import SCHEMA_VERSION, table_of
 from manifests.storage.filesystems import absolute_path
@@ -42,7 +41,7 @@ shards and to estimate.
 """
 
 
-class RowIdFile(TypedDict):
+class RowIdFile(NamedTuple):
     """The row ids of a scattered shard, kept beside the plan."""
 
     path: str
@@ -148,8 +147,8 @@ def fingerprint_parts(
         parts["input_columns"] = [one.name for one in dataset.reads.columns]
     if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
         parts["whole_queries"] = True
-    plain: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
-    return plain
+    held: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
+    return held
 
 
 def cut_queries(
@@ -263,7 +262,8 @@ def write_plan(store: RunStore, plan: Plan, beside: dict[str, bytes]) -> bool:
     for name, data in beside.items():
         store.put(name, data)
     failpoints.hit("before_plan")
-    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **asdict(plan), **_plain(plan)}))
+    held = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
+    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **plain(held)}))
     failpoints.hit("after_plan")
     return was_created
 
@@ -289,16 +289,14 @@ def parse_plan(data: bytes, where: str) -> Plan:
     """
     try:
         held = json.loads(data)
-        version = held.pop("version")
+        version = version_of(held)
         if version != PLAN_VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {PLAN_VERSION}.")
         plan = checked(Plan, held)
         if digest_of(plan.parts) != plan.fingerprint:
             raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
         return plan
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        if isinstance(exc, ManifestError):
-            raise
+    except ValueError as exc:
         raise ManifestError(
             f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder."
         ) from exc
@@ -348,14 +346,14 @@ def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
         first = shard.first_row or 0
         return np.arange(first, first + shard.rows)
     try:
-        data = store.read(shard.row_ids["path"])
+        data = store.read(shard.row_ids.path)
     except FileNotFoundError as exc:
         raise ManifestError(
-            f"{store.root}/{shard.row_ids['path']}: named by the plan, but missing. Restore it from a copy."
+            f"{store.root}/{shard.row_ids.path}: named by the plan, but missing. Restore it from a copy."
         ) from exc
-    if sha256_bytes(data) != shard.row_ids["sha256"]:
+    if sha256_bytes(data) != shard.row_ids.sha256:
         raise ManifestError(
-            f"{store.root}/{shard.row_ids['path']}: its sha256 is not the planned one. Restore it from a copy."
+            f"{store.root}/{shard.row_ids.path}: its sha256 is not the planned one. Restore it from a copy."
         )
     found: np.ndarray = table_of(data).column("row_id").to_numpy()
     return found
@@ -382,12 +380,7 @@ def _row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, by
     data = _row_id_bytes(rows)
     digest = sha256_bytes(data)
     path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-    return {"path": path, "rows": len(rows), "sha256": digest}, {path: data}
-
-
-def _plain(plan: Plan) -> dict[str, Any]:
-    files = [file._asdict() | {"path": absolute_path(file.path)} for file in plan.files]
-    return {"files": files, "shards": [shard._asdict() for shard in plan.shards]}
+    return RowIdFile(path, len(rows), digest), {path: data}
 
 
 def _row_id_bytes(rows: np.ndarray) -> bytes:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from manifests.errors import ManifestError
 from manifests.runs.receipts import FileRef, Receipt
@@ -23,6 +25,16 @@ from manifests.schemas import LABELS, QUARANTINE
 SHOWN = 10
 ReadColumns = Callable[[FileRef, pa.Schema, list[str]], pa.Table]
 """Reads some columns of a committed file."""
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """Rows of a run by what became of them, as a manifest states them."""
+
+    in_: Annotated[int, Field(alias="in")]
+    labelled: int
+    reused: int
+    quarantined: int
 
 
 class Fates(NamedTuple):
@@ -42,9 +54,9 @@ class Fates(NamedTuple):
     def rows(self) -> int:
         return self.labelled + self.reused + self.num_quarantined
 
-    def by_kind(self) -> dict[str, int]:
+    def by_kind(self) -> RunRows:
         """As a manifest states them."""
-        return {"in": self.rows, "labelled": self.labelled, "reused": self.reused, "quarantined": self.num_quarantined}
+        return RunRows(self.rows, self.labelled, self.reused, self.num_quarantined)
 
     def plus(self, other: Fates) -> Fates:
         """Both together."""

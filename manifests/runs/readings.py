@@ -13,7 +13,7 @@ import bisect
 import functools
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from manifests import failpoints
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
-from manifests.records import checked, fault_of
+from manifests.records import checked, fault_of, version_of
 from manifests.runs.plans import Plan
+from manifests.runs.run_manifest import RunManifest
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
@@ -45,6 +46,14 @@ class Reading:
 
     first: int
     groups: list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A reading's file: `sha256` is the digest of the reading."""
+
+    sha256: str
+    reading: dict[str, Any]
 
 
 class Readings:
@@ -206,13 +215,15 @@ def load_reading(store: RunStore, name: str) -> Reading:
     """
     where = f"{store.root}/{name}"
     try:
-        kept = json.loads(store.read(name))
-        if kept["version"] != VERSION:
-            raise ManifestError(f"{where}: written as version {kept['version']}; this relabel reads {VERSION}.")
-        if kept["sha256"] != digest_of(kept["reading"]):
+        values = json.loads(store.read(name))
+        version = version_of(values)
+        if version != VERSION:
+            raise ManifestError(f"{where}: written as version {version}; this relabel reads {VERSION}.")
+        kept = checked(_Kept, values)
+        if kept.sha256 != digest_of(kept.reading):
             raise ManifestError(f"{where}: damaged: its sha256 is not that of what it holds. Restore it from a copy.")
-        held = checked(Reading, kept["reading"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as exc:
+        held = checked(Reading, kept.reading)
+    except (FileNotFoundError, ValueError) as exc:
         raise ManifestError(f"{where}: no reading of an input ({fault_of(exc)}). Restore it from a copy.") from exc
     if _parsed(name)[1] != held.first:
         raise ManifestError(f"{where}: holds the reading of row group {held.first}. Restore it from a copy.")
@@ -228,7 +239,7 @@ def listed_readings(store: RunStore) -> dict[str, str]:
     return {name: digest_of(asdict(held)) for name, held in _all(store)}
 
 
-def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | None) -> None:
+def check_readings(store: RunStore, plan: Plan, manifest: RunManifest | None) -> None:
     """Hold the readings of an output against its plan, and against its manifest where that names them.
 
     Raises:
@@ -237,11 +248,7 @@ def check_readings(store: RunStore, plan: Plan, manifest: Mapping[str, Any] | No
     found, stops = {}, {}
     for name, held in _all(store):
         found[name], stops[name] = digest_of(asdict(held)), held.first + len(held.groups)
-    said = (manifest or {}).get("readings", found)
-    if not isinstance(said, dict):
-        raise ManifestError(
-            f"{store.root}/manifest.json: its `readings` are not a table of names. Restore it from a copy."
-        )
+    said = found if manifest is None or manifest.readings is None else manifest.readings
     for name in sorted(found.keys() | said.keys()):
         if name not in found:
             raise ManifestError(f"{store.root}/{name}: what was read of the input is missing. Restore it from a copy.")

@@ -20,7 +20,7 @@ import pyarrow as pa
 from manifests import failpoints
 from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ManifestError, RelabelError
-from manifests.records import checked, fault_of
+from manifests.records import checked, fault_of, version_of
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from manifests.secrets.redaction import redacted
 from manifests.storage.run_store_ports import RunStore
@@ -264,17 +264,16 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
     """
     try:
         held = json.loads(store.read(name))
-        if held["version"] != RECEIPT_VERSION:
+        version = version_of(held)
+        if version != RECEIPT_VERSION:
             raise ManifestError(
-                f"{store.root}/{name}: written as version {held['version']}; this relabel reads {RECEIPT_VERSION}."
+                f"{store.root}/{name}: written as version {version}; this relabel reads {RECEIPT_VERSION}."
             )
         receipt = checked(Receipt, held)
         for moment in (receipt.started, receipt.committed):
             datetime.fromisoformat(moment)
         return receipt
-    except (ValueError, KeyError, TypeError) as exc:
-        if isinstance(exc, ManifestError):
-            raise
+    except ValueError as exc:
         raise ManifestError(
             f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again."
         ) from exc

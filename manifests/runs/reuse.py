@@ -27,7 +27,8 @@ from manifests.runs.label_files import own_columns, read_labels
 from manifests.runs.label_keys import recipe_differences, recipe_digest
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef, ReusedRows
-from manifests.runs.run_folder import MANIFEST_NAME, RunFolder, Snapshot
+from manifests.runs.run_folder import RunFolder, Snapshot
+from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.schemas import (
     ANSWERS,
     KEY_BYTES,

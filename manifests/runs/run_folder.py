@@ -6,35 +6,31 @@ reads one narrow column of every committed file, once, when the last chunk is in
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from manifests import failpoints
-from manifests.digests import canonical_json, readable_json, sha256_bytes
+from manifests.digests import canonical_json, sha256_bytes
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
 from manifests.runs.engine_identity import engines_differ, engines_of
 from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
 from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
 from manifests.runs.readings import listed_readings
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
+from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
 from manifests.schemas import QUARANTINE, table_of
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
-MANIFEST_NAME = "manifest.json"
-MANIFEST_VERSION = 1
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
 
@@ -87,20 +83,6 @@ class Snapshot(NamedTuple):
     @property
     def all_engines(self) -> list[dict[str, Any]]:
         return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestCore:
-    """What every reader of a manifest relies on; a manifest holds more beside it."""
-
-    version: int
-    fingerprint: str
-    rows: dict[str, int]
-    receipts_sha256: str
-    max_failed_fraction: float
-    over_limit: bool
-    labels: list[FileRef]
-    quarantine: list[FileRef]
 
 
 class RunFolder:
@@ -222,10 +204,10 @@ class RunFolder:
         mark = sha256_bytes(canonical_json(marks))
         if believes_manifest:
             manifest = load_manifest(self.store)
-            if manifest is not None and manifest.get("receipts_mark") == mark:
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    # it lacks a part, or was edited: the receipts are the truth
-                    return _snapshot_of(manifest, self.plan.num_chunks, marks)
+            if manifest is not None and manifest.receipts_mark == mark:
+                told = _snapshot_of(manifest, self.plan.num_chunks, marks)
+                if told is not None:
+                    return told
         labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
@@ -376,29 +358,39 @@ def _seconds(spans: Iterable[tuple[str, str]]) -> float:
     )
 
 
-def _snapshot_of(manifest: dict[str, Any], num_chunks: int, marks: dict[str, str]) -> Snapshot:
-    """What the receipts say by the word of a manifest that was made of them."""
-    rows = manifest["rows"]
+def _snapshot_of(manifest: RunManifest, num_chunks: int, marks: dict[str, str]) -> Snapshot | None:
+    """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
+    out.
+    """
+    rows, engines = manifest.rows, manifest.engines if manifest.engines_asked is None else manifest.engines_asked
+    if (
+        manifest.receipts_mark is None
+        or manifest.quarantined_by_status is None
+        or manifest.stages is None
+        or manifest.worker_seconds is None
+        or manifest.answers is None
+        or manifest.reused_from is None
+        or engines is None
+    ):
+        return None
     tally = Tally(
-        rows["in"],
-        rows["labelled"],
-        rows["reused"],
-        manifest["quarantined_by_status"],
+        rows.in_,
+        rows.labelled,
+        rows.reused,
+        manifest.quarantined_by_status,
         num_chunks,
-        manifest["stages"],
-        manifest["worker_seconds"],
+        manifest.stages,
+        manifest.worker_seconds,
     )
-    files = {kind: [FileRef(**file) for file in manifest[kind]] for kind in ("labels", "quarantine", "answers")}
-    reused_from = [checked(ReusedRows, source) for source in manifest["reused_from"]]
     return Snapshot(
         tally,
-        files["labels"],
-        files["quarantine"],
-        files["answers"],
-        manifest["engines_asked"] if "engines_asked" in manifest else manifest["engines"],
-        reused_from,
-        manifest["receipts_sha256"],
-        manifest["receipts_mark"],
+        manifest.labels,
+        manifest.quarantine,
+        manifest.answers,
+        engines,
+        manifest.reused_from,
+        manifest.receipts_sha256,
+        manifest.receipts_mark,
         marks,
     )
 
@@ -425,7 +417,7 @@ def build_manifest(
     relabel_version: str,
     canaries: Sequence[dict[str, Any]] = (),
     allow_mixed: bool = False,
-) -> dict[str, Any]:
+) -> RunManifest:
     """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
 
     Args:
@@ -438,74 +430,34 @@ def build_manifest(
     plan, tally = folder.plan, found.tally
     fates = folder.prove(found, check_bytes=False)
     failed = fates.num_quarantined / fates.rows if fates.rows else 0.0
-    return {
-        "version": MANIFEST_VERSION,
-        "relabel": relabel_version,
-        "name": plan.name,
-        "fingerprint": plan.fingerprint,
-        "plan_sha256": _plan_digest(folder),
-        "receipts_sha256": found.digest,
-        "receipts_mark": found.mark,
-        "rows": fates.by_kind(),
-        "quarantined_by_status": dict(fates.quarantined),
-        "conservation": (
+    return RunManifest(
+        version=MANIFEST_VERSION,
+        relabel=relabel_version,
+        name=plan.name,
+        fingerprint=plan.fingerprint,
+        plan_sha256=_plan_digest(folder),
+        receipts_sha256=found.digest,
+        receipts_mark=found.mark,
+        rows=fates.by_kind(),
+        quarantined_by_status=dict(fates.quarantined),
+        conservation=(
             "rows in = labelled + reused + quarantined, each row once, compared with the plan as multisets of row ids"
         ),
-        "failed_fraction": round(failed, 6),
-        "max_failed_fraction": max_failed_fraction,
-        "over_limit": failed > max_failed_fraction,
-        "stages": tally.stages,
-        "worker_seconds": tally.worker_seconds,
-        "engines": found.all_engines,
-        "engines_asked": found.engines,
-        "mixed": {"allowed": allow_mixed, "differences": engines_differ(found.all_engines)},
-        "canary": list(canaries),
-        "reused_from": [asdict(source) for source in found.reused_from],
-        "provenance": plan.parts,
-        "inputs": [file._asdict() for file in plan.files],
-        "spec": spec,
-        "labels": [asdict(file) for file in found.labels],
-        "quarantine": [asdict(file) for file in found.quarantine],
-        "answers": [asdict(file) for file in found.answers],
-        "readings": listed_readings(folder.store),
-    }
-
-
-def write_manifest(store: RunStore, manifest: dict[str, Any]) -> None:
-    """Make the manifest durable: the last file of a run, replaced after a retry."""
-    failpoints.hit("before_manifest")
-    store.put(MANIFEST_NAME, readable_json(manifest))
-    failpoints.hit("after_manifest")
-
-
-def _check_sums(manifest: ManifestCore) -> None:
-    """Raise unless its rows add up, and its files hold them."""
-    rows = manifest.rows
-    in_files = {kind: sum(file.rows for file in getattr(manifest, kind)) for kind in ("labels", "quarantine")}
-    said = {"labels": rows["labelled"] + rows["reused"], "quarantine": rows["quarantined"]}
-    if said != in_files or rows["in"] != sum(said.values()):
-        raise ValueError(f"its rows {rows} do not add up, or not to those of its files, {in_files}")
-
-
-def load_manifest(store: RunStore) -> dict[str, Any] | None:
-    """The manifest of an output, or None if the run has not finished.
-
-    Raises:
-        ManifestError: it is damaged, or another version of relabel wrote it.
-    """
-    try:
-        held: dict[str, Any] = json.loads(store.read(MANIFEST_NAME))
-        version = held["version"]
-        if version == MANIFEST_VERSION:
-            _check_sums(checked(ManifestCore, held))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as exc:
-        raise ManifestError(
-            f"{store.root}/{MANIFEST_NAME}: not a manifest ({fault_of(exc)}). Move it away and run the job again."
-        ) from exc
-    if version != MANIFEST_VERSION:
-        raise ManifestError(
-            f"{store.root}/{MANIFEST_NAME}: written as version {version}; this relabel reads {MANIFEST_VERSION}."
-        )
-    return held
+        failed_fraction=round(failed, 6),
+        max_failed_fraction=max_failed_fraction,
+        over_limit=failed > max_failed_fraction,
+        stages=tally.stages,
+        worker_seconds=tally.worker_seconds,
+        engines=found.all_engines,
+        engines_asked=found.engines,
+        mixed=EngineMix(allow_mixed, engines_differ(found.all_engines)),
+        canary=list(canaries),
+        reused_from=found.reused_from,
+        provenance=plan.parts,
+        inputs=[file._asdict() for file in plan.files],
+        spec=spec,
+        labels=found.labels,
+        quarantine=found.quarantine,
+        answers=found.answers,
+        readings=listed_readings(folder.store),
+    )

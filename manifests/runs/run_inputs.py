@@ -10,7 +10,7 @@ from manifests.inputs.dataset import Dataset, changed_files, open_dataset, open_
 from manifests.inputs.input_faults import reading
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings, blocks_of, check_readings
-from manifests.runs.run_folder import load_manifest
+from manifests.runs.run_manifest import load_manifest
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore

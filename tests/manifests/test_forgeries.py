@@ -17,7 +17,9 @@ import pytest
 from jobs.commands.inspect import verify
 from manifests.errors import ManifestError
 from manifests.runs.plans import load_plan
-from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
+from manifests.runs.proofs import RunRows
+from manifests.runs.run_folder import RunFolder, build_manifest
+from manifests.runs.run_manifest import write_manifest
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
@@ -191,4 +193,4 @@ def test_a_retry_that_is_gone_is_a_run_without_that_retry(out: Path) -> None:
     assert plan is not None
     folder = RunFolder(store, plan)
     found = build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0")
-    assert found["rows"] == {"in": 8, "labelled": 3, "reused": 2, "quarantined": 3}
+    assert found.rows == RunRows(in_=8, labelled=3, reused=2, quarantined=3)

@@ -151,7 +151,7 @@ def test_a_damaged_row_id_file_is_refused(tmp_path: Path) -> None:
     plan, beside = plan_of(tmp_path / "a.parquet", shards=1)
     store = LocalRunStore(tmp_path / "out")
     write_plan(store, plan, beside)
-    name = plan.shards[0].row_ids["path"]
+    name = plan.shards[0].row_ids.path
     store.put(name, store.read(name) + b"x")
     with pytest.raises(ManifestError, match="sha256"):
         shard_row_ids(store, plan.shards[0])

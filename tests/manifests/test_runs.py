@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.errors import ManifestError
-from manifests.runs.proofs import Fates
-from manifests.runs.run_folder import RunFolder, build_manifest, load_manifest, write_manifest
+from manifests.runs.proofs import Fates, RunRows
+from manifests.runs.run_folder import RunFolder, build_manifest
+from manifests.runs.run_manifest import RunManifest, load_manifest, write_manifest
 from manifests.schemas import LABELS, parquet_bytes
 from tests.manifests.small_runs import commit, label, planned_run
 
@@ -25,7 +26,7 @@ def proved(folder: RunFolder) -> Fates:
     return folder.prove(folder.snapshot(), check_bytes=True)
 
 
-def manifest(folder: RunFolder, limit: float = 0.05) -> dict:  # type: ignore[type-arg]
+def manifest(folder: RunFolder, limit: float = 0.05) -> RunManifest:
     return build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=limit, relabel_version="0")
 
 
@@ -33,9 +34,9 @@ def test_rows_in_equal_labelled_plus_quarantined(folder: RunFolder) -> None:
     commit(folder, 0, [0, 1, 2, 3])
     commit(folder, 1, [4, 6, 7], [5])
     found = manifest(folder)
-    assert found["rows"] == {"in": 8, "labelled": 7, "reused": 0, "quarantined": 1}
-    assert found["over_limit"]
-    assert not manifest(folder, limit=0.2)["over_limit"]
+    assert found.rows == RunRows(in_=8, labelled=7, reused=0, quarantined=1)
+    assert found.over_limit
+    assert not manifest(folder, limit=0.2).over_limit
     write_manifest(folder.store, found)
     assert load_manifest(folder.store) == found
 
@@ -79,11 +80,11 @@ def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
     commit(folder, 1, [4, 5, 6, 7])
     commit(folder, 0, [2], [3], attempt=2)
     found = manifest(folder, limit=0.5)
-    assert found["rows"] == {"in": 8, "labelled": 7, "reused": 0, "quarantined": 1}
-    assert len(found["labels"]) == 3
-    assert len(found["quarantine"]) == 1
+    assert found.rows == RunRows(in_=8, labelled=7, reused=0, quarantined=1)
+    assert len(found.labels) == 3
+    assert len(found.quarantine) == 1
     commit(folder, 0, [3], attempt=3)
-    assert manifest(folder)["rows"]["quarantined"] == 0
+    assert manifest(folder).rows.quarantined == 0
     assert proved(folder) == Fates(8, 0, {})
 
 

@@ -21,7 +21,8 @@ from manifests.runs.label_files import file_schema
 from manifests.runs.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
 from manifests.runs.receipts import ChunkFacts, ChunkId, commit_chunk
 from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import RunFolder, build_manifest, write_manifest
+from manifests.runs.run_folder import RunFolder, build_manifest
+from manifests.runs.run_manifest import write_manifest
 from manifests.schemas import NODES, LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage

@@ -112,7 +112,7 @@ def test_scattered_shards_fetch_what_the_plan_said(
     whole = weight(data, range(metadata.num_row_groups))
     for shard in plan.shards:
         assert shard.row_ids is not None
-        row_ids = pq.read_table(pa.BufferReader(beside[shard.row_ids["path"]])).column("row_id").to_numpy()
+        row_ids = pq.read_table(pa.BufferReader(beside[shard.row_ids.path])).column("row_id").to_numpy()
         proxy.seen.clear()
         rows = [
             pair.row_id
