@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import yaml
 
+from distill.students.data_facts import LearnedGold, LearnedLabels, SplitFacts
 from distill.students.specs import DistillSpec
-from distill.students.student_manifest import (
-    JudgedGates,
-    LearnedGold,
-    LearnedLabels,
-    SideFigures,
-    SplitFacts,
-    StudentManifest,
-)
+from distill.students.student_manifest import JudgedGates, SideFigures, StudentManifest
 
 CARD_NAME = "README.md"
 _KINDS = {"encoder": "An encoder", "decoder": "A decoder"}

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from distill.students.data_facts import DataFacts, ExampleCounts, SplitFacts, SplitShares
 from distill.students.gold import GoldGrades, load_gold
 from distill.students.label_tables import LabelTable, Target, load_labels
 from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
 from distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
-from distill.students.student_manifest import DataFacts, ExampleCounts, SplitFacts, SplitShares
 from manifests.errors import InputError
 from manifests.judging.qrels import check_scale
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from distill.students.data_facts import LearnedGold
 from distill.students.label_tables import LabelTable, read_pairs
 from distill.students.specs import GoldSource
-from distill.students.student_manifest import LearnedGold
 from manifests.digests import digest_of
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from distill.students.data_facts import LearnedLabels, SourceRows
 from distill.students.specs import NODE_HEADS, LabelSource
-from distill.students.student_manifest import LearnedLabels, SourceRows
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.inputs.dataset import Dataset, open_dataset

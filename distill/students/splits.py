@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distill.students.student_manifest import SplitSide
+from distill.students.data_facts import SplitSide
 from manifests.digests import digest_of
 
 TRAIN, DEV, TEST = 0, 1, 2

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from distill.students.data_facts import ExampleCounts
 from distill.students.ownership import note_claim
-from distill.students.student_manifest import ExampleCounts, read_student_manifest
+from distill.students.student_manifest import read_student_manifest
 from distill.students.students import load_student, read_student, student_digest, student_files
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError

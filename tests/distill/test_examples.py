@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill.students.data_facts import SplitSide
 from distill.students.examples import Examples, load_examples
 from distill.students.figures import graded_figures, teacher_figures
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
-from distill.students.student_manifest import SplitSide
 from manifests.errors import ConfigError
 from manifests.schemas import NODES
 from manifests.specs import validate_spec
