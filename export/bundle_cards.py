@@ -4,33 +4,30 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from export.parity_records import ModelParity, Parity, read_parity
+from export.parity_records import ModelParity, Parity
+from export.student_facts import BundleLineage, StudentFacts
 
 CARD_NAME = "README.md"
 REPORT_NAME = "report.html"
 """The page about the bundle, drawn on a floor above this one."""
 
 
-def render_bundle_card(facts: Mapping[str, Any]) -> str:
+def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
     """Markdown."""
-    inputs, lineage = facts["inputs"], facts["lineage"]
-    heads = ", ".join(f"{name} (grades 0 to {grades - 1})" for name, grades in facts["heads"].items())
-    models = ", ".join(f"`{model['path']}` ({model['precision']})" for model in facts["models"])
+    heads = ", ".join(f"{name} (grades 0 to {grades - 1})" for name, grades in student.heads.items())
+    models = ", ".join(f"`{model.path}` ({model.precision})" for model in student.models)
     lines = [
-        f"# {facts['name']}",
+        f"# {student.name}",
         "",
         (
-            f"Grades how relevant a document is to a query. A student ({inputs['kind']}), by `relabel export` "
-            f"{facts['made_by']['relabel']}."
+            f"Grades how relevant a document is to a query. A student ({student.inputs.kind}), by `relabel export` "
+            f"{student.made_by.relabel}."
         ),
         "",
         f"- Answers: probabilities of {heads}; calibrated, in the graph.",
-        f"- Reads at most {inputs['max_tokens']} tokens of a pair; what is longer is cut.",
+        f"- Reads at most {student.inputs.max_tokens} tokens of a pair; what is longer is cut.",
         f"- Models: {models}",
-        f"- Licence: {facts['licence']['bundle'] or 'not stated; ask its authors before you ship it'}",
+        f"- Licence: {student.licence.bundle or 'not stated; ask its authors before you ship it'}",
         "",
         "## Use",
         "",
@@ -46,11 +43,11 @@ def render_bundle_card(facts: Mapping[str, Any]) -> str:
         "",
         "## Parity with the student",
         "",
-        *_parity(read_parity(facts["parity"], facts["name"])),
+        *_parity(parity),
         "",
         "## Made of",
         "",
-        *_lineage(lineage),
+        *_lineage(student.lineage),
         "",
         (
             "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted "
@@ -126,20 +123,12 @@ def _parity(parity: Parity) -> list[str]:
     ]
 
 
-def _lineage(lineage: Mapping[str, Any]) -> list[str]:
-    student = lineage["student"]
-    lines = [f"- Student `{student['name']}`, digest `{student['digest'][:16]}`"]
-    if student.get("model"):
-        lines.append(
-            f"- which starts from `{student['model']['reference']}` (digest `{student['model']['digest'][:16]}`)"
-        )
-    for source in lineage["labels"] or []:
-        made = (
-            f"labeler {source['labeler']}, fingerprint `{source['fingerprint'][:12]}`"
-            if source["kind"] == "run"
-            else "a label file"
-        )
-        lines.append(f"- Labels `{source['path']}`: {source['labels']:,} ({made})")
-    if lineage["gold"]:
-        lines.append(f"- Trusted grades `{lineage['gold']['path']}`, column `{lineage['gold']['grade']}`")
+def _lineage(lineage: BundleLineage) -> list[str]:
+    student = lineage.student
+    lines = [f"- Student `{student.name}`, digest `{student.digest[:16]}`"]
+    if student.model:
+        lines.append(f"- which starts from `{student.model.reference}` (digest `{student.model.digest[:16]}`)")
+    lines += [f"- Labels `{source.path}`: {source.labels:,} ({source.maker})" for source in lineage.labels or ()]
+    if lineage.gold:
+        lines.append(f"- Trusted grades `{lineage.gold.path}`, column `{lineage.gold.grade}`")
     return lines

@@ -6,36 +6,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from distill.students.students import StudentModel
 from distill.students.texts import DecoderTexts
 from export.exporters import input_names
 from export.reference_pairs import PairSet
+from export.student_facts import InputContract
 from manifests.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
 
 
-def input_contract(student: StudentModel) -> dict[str, Any]:
+def input_contract(student: StudentModel) -> InputContract:
     """What the loader must know; `inputs` in the bundle's manifest."""
     record, tokenizer = student.record, student.tokenizer
     is_encoder = record.kind == "encoder"
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    contract = {
-        "kind": record.kind,
-        "tokenizer": TOKENIZER,
-        "max_tokens": record.max_tokens,
-        "names": input_names(student),
-        "padding_side": "right" if is_encoder else "left",
-        "pad_id": int(pad or 0),
-        "pad_type_id": int(tokenizer.pad_token_type_id) if is_encoder else 0,
-        "truncation_side": tokenizer.truncation_side,
-        "columns": record.columns,
-    }
-    if isinstance(student.texts, DecoderTexts):
-        contract |= {"prompt": list(record.prompt), "prompt_ids": [list(piece) for piece in student.texts.prompt_ids]}
-    return contract
+    texts = student.texts if isinstance(student.texts, DecoderTexts) else None
+    return InputContract(
+        kind=record.kind,
+        tokenizer=TOKENIZER,
+        max_tokens=record.max_tokens,
+        names=input_names(student),
+        padding_side="right" if is_encoder else "left",
+        pad_id=int(pad or 0),
+        pad_type_id=int(tokenizer.pad_token_type_id) if is_encoder else 0,
+        truncation_side=tokenizer.truncation_side,
+        columns=record.columns,
+        prompt=list(record.prompt) if texts else None,
+        prompt_ids=[list(piece) for piece in texts.prompt_ids] if texts else None,
+    )
 
 
 def write_tokenizer(student: StudentModel, folder: Path) -> None:
@@ -52,8 +52,8 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
             "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
         )
     held = json.loads(backend.to_str())
-    held["truncation"], held["padding"] = None, None
-    (folder / TOKENIZER).write_text(json.dumps(held, ensure_ascii=False), encoding="utf-8")
+    plain = {**held, "truncation": None, "padding": None}
+    (folder / TOKENIZER).write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
 
 
 def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distill.students.students import (
     StudentModel,
@@ -29,11 +29,12 @@ from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
 from export.parity import answers, measure
-from export.parity_records import ModelParity, read_parity
+from export.parity_records import ModelParity, Parity, read_parity
 from export.precisions import list_models, write_models
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
 from export.sessions import ModelSession, provider_here
 from export.specs import ExportSpec
+from export.student_facts import ModelFile, StudentFacts, StudentInputs, read_student_facts
 from export.tensorrt_engines import PRECISIONS, add_engine, check_builder
 from export.token_lengths import describe_lengths
 from export.triton import write_repository
@@ -65,6 +66,14 @@ class Exported:
     was_done: bool
 
 
+class AskedPairs(NamedTuple):
+    """Pairs with their tokens, as the bundle's own loader makes them."""
+
+    pairs: PairSet
+    encoder: loader.Encoder
+    rows: list[tuple[list[int], list[int]]]
+
+
 def export_bundle(
     path: Path,
     target: Path,
@@ -92,8 +101,8 @@ def export_bundle(
         say so.
     """
     record = read_student(path)
-    asked = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
-    recipe = digest_of({"student": student_digest(path), "relabel": importlib.metadata.version("relabel"), **asked})
+    options = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
+    recipe = digest_of({"student": student_digest(path), "relabel": importlib.metadata.version("relabel"), **options})
     put_back(target)
     done = _there(target, recipe, is_replacing=is_replacing)
     if done is not None:
@@ -111,12 +120,17 @@ def export_bundle(
         write_tokenizer(student, folder)
         shutil.copyfile(Path(loader.__file__), folder / LOADER)
         made = write_models(student, folder, spec, training, say)
-        facts = _facts(student, manifest, spec, folder) | {"made_by": _made_by(made), "recipe": recipe}
-        rows = loader.Encoder(folder, facts["inputs"]).encode(compared.pairs)
-        facts["inputs"]["lengths"] = plain(describe_lengths([len(ids) for ids, _ in rows]))
-        facts["parity"] = compare(student, folder, facts, compared, spec, provider, say)
-        _write_papers(folder, facts, spec)
-        bundle = _finish(folder, facts, target)
+        contract, models = input_contract(student), list_models(folder, spec)
+        encoder = loader.Encoder(folder, plain(contract))
+        rows = encoder.encode(compared.pairs)
+        inputs = StudentInputs(**vars(contract), lengths=describe_lengths([len(ids) for ids, _ in rows]))
+        facts = _facts(student, manifest, spec, inputs, models) | {"made_by": _made_by(made), "recipe": recipe}
+        asked = AskedPairs(compared, encoder, rows)
+        parity = compare(student, folder, models, asked, spec, provider, say)
+        described, judged = read_student_facts(facts, str(target)), read_parity(parity, str(target))
+        _write_papers(folder, described, judged, spec)
+        _check_gates(folder, parity, judged, target)
+        bundle = _finish(folder, facts | {"parity": parity}, target)
     for precision in engines:
         say(f"{precision}: building a TensorRT engine")
         bundle = add_engine(target, precision=precision)
@@ -150,8 +164,8 @@ def student_manifest(path: Path) -> dict[str, Any]:
 def compare(
     student: StudentModel,
     folder: Path,
-    facts: Mapping[str, Any],
-    pairs: PairSet,
+    models: Sequence[ModelFile],
+    asked: AskedPairs,
     spec: ExportSpec,
     provider: str,
     say: Say,
@@ -164,19 +178,18 @@ def compare(
     """
     import onnxruntime
 
+    pairs, encoder, rows = asked
     say(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
-    encoder = loader.Encoder(folder, facts["inputs"])
-    rows = encoder.encode(pairs.pairs)
     check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
     found = []
-    for model in facts["models"]:
-        say(f"parity: {model['precision']} on {provider}")
-        session = ModelSession(folder / model["path"], provider, list(student.record.heads))
+    for model in models:
+        say(f"parity: {model.precision} on {provider}")
+        session = ModelSession(folder / model.path, provider, list(student.record.heads))
         by_size = {size: answers(session, encoder, rows, size) for size in spec.parity.batch_sizes}
-        found.append(measure(model["precision"], reference, by_size, pairs, spec.parity))
+        found.append(measure(model.precision, reference, by_size, pairs, spec.parity))
     about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
-    return {**about, "onnxruntime": onnxruntime.__version__, "models": found}
+    return {**about, "onnxruntime": onnxruntime.__version__, "models": plain(found)}
 
 
 def refusal_text(refused: list[ModelParity], aside: Path) -> str:
@@ -232,7 +245,13 @@ def _pairs(
     return draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed), training
 
 
-def _facts(student: StudentModel, manifest: Mapping[str, Any], spec: ExportSpec, folder: Path) -> dict[str, Any]:
+def _facts(
+    student: StudentModel,
+    manifest: Mapping[str, Any],
+    spec: ExportSpec,
+    inputs: StudentInputs,
+    models: Sequence[ModelFile],
+) -> dict[str, Any]:
     """The bundle's manifest but for parity and what made it; `latency` is filled by whoever measures it."""
     record = student.record
     origin = {key: manifest[key] for key in FROM_STUDENT if key in manifest}
@@ -242,12 +261,12 @@ def _facts(student: StudentModel, manifest: Mapping[str, Any], spec: ExportSpec,
         "heads": record.heads,
         "temperature": record.temperature,
         "phi": record.phi if len(record.heads) > 1 else None,
-        "inputs": input_contract(student),
+        "inputs": plain(inputs),
         "outputs": {
             "probabilities": list(record.heads),
             "logits": [f"{name}_logits" for name in record.heads if spec.logits],
         },
-        "models": list_models(folder, spec),
+        "models": plain(models),
         "lineage": {
             "student": {"digest": student_digest(student.path), "name": record.name, **origin},
             **{key: manifest.get(key) for key in ("labels", "gold", "split")},
@@ -262,29 +281,34 @@ def _made_by(made: dict[str, Any]) -> dict[str, Any]:
     return {"relabel": importlib.metadata.version("relabel"), "models": made, "versions": installed_versions(LIBRARIES)}
 
 
-def _write_papers(folder: Path, facts: dict[str, Any], spec: ExportSpec) -> None:
+def _write_papers(folder: Path, student: StudentFacts, parity: Parity, spec: ExportSpec) -> None:
     """Model card, and Triton's view if it was asked for."""
-    (folder / CARD_NAME).write_text(render_bundle_card(facts), encoding="utf-8")
+    (folder / CARD_NAME).write_text(render_bundle_card(student, parity), encoding="utf-8")
     if spec.triton:
-        outputs = dict(facts["heads"])
-        outputs |= {f"{name}_logits": grades for name, grades in facts["heads"].items() if spec.logits}
-        write_repository(folder, facts["name"], facts["models"], facts["inputs"]["names"], outputs)
+        logits = {f"{name}_logits": grades for name, grades in student.heads.items() if spec.logits}
+        write_repository(folder, student.name, student.models, student.inputs.names, student.heads | logits)
 
 
-def _finish(folder: Path, facts: dict[str, Any], target: Path) -> Bundle:
-    """Seal and move into place, or lay aside what a gate refused.
+def _check_gates(folder: Path, held: dict[str, Any], parity: Parity, target: Path) -> None:
+    """Lay a folder aside that a gate refuses.
 
+    Args:
+        held: the parity as it is written beside the models.
     Raises:
         GateError: a gate refuses; lists the worst rows.
     """
-    refused = [one for one in read_parity(facts["parity"], facts["name"]).models if not one.has_passed]
+    refused = [one for one in parity.models if not one.has_passed]
     if refused:
         aside = target.with_name(target.name + ".refused")
         if aside.exists():
             shutil.rmtree(aside)
-        (folder / PARITY_NAME).write_bytes(readable_json(facts["parity"]))
+        (folder / PARITY_NAME).write_bytes(readable_json(held))
         folder.rename(aside)
         raise GateError(refusal_text(refused, aside))
+
+
+def _finish(folder: Path, facts: dict[str, Any], target: Path) -> Bundle:
+    """Seal, and move into place."""
     seal_bundle(folder, facts)
     with locked(target, waits=True):
         switch(folder, target)

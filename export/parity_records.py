@@ -1,22 +1,24 @@
-"""The parity of a bundle's models as its manifest holds it: what every reader relies on; the manifest holds more beside
-it.
-"""
+"""The parity of a bundle's models as its manifest holds it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
+from manifests.records import LEFT_OUT, checked, fault_of
 
 
 @dataclass(frozen=True, slots=True)
 class F1Loss:
-    """Points of macro F1 that a model loses against the student, with a 95 % interval over queries."""
+    """Macro F1 of both, and the points of it that a model loses against the student, with a 95 % interval over
+    queries.
+    """
 
+    student: float
+    model: float
     loss_points: float
     loss_low: float
     loss_high: float
@@ -24,21 +26,45 @@ class F1Loss:
 
 @dataclass(frozen=True, slots=True)
 class NdcgLoss:
-    """None where no query can be ranked."""
+    """nDCG@10 of both; None where no query can be ranked."""
 
+    student: float | None
+    model: float | None
     loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
+class OrderCounts:
+    """Pairs of documents of one query: those that the student orders by more than the margin, and all."""
+
+    told_apart: int
+    of: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
-    """A model against the student in batches of one size; `tau` is None where the student tells no two documents of a
-    query apart.
+    """A model against the student in batches of one size.
+
+    Args:
+        max_abs: the largest |Δp|.
+        tau: Kendall's, by query; None where the student tells no two documents of a query apart.
+        orders: absent in bundles of earlier days.
+        judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
+        judged_queries: 0 in bundles of earlier days.
     """
 
+    is_finite: bool
     max_abs: float
+    max_abs_by_head: dict[str, float]
+    flips: int
     flip_share: float
+    flip_share_by_head: dict[str, float]
     tau: float | None
+    orders: OrderCounts | None = field(default=None, metadata=LEFT_OUT)
     judged_by: str
+    judged_rows: int
+    judged_queries: int = 0
     f1_macro: F1Loss
     ndcg: Annotated[NdcgLoss, Field(alias="ndcg@10")]
 
@@ -66,9 +92,14 @@ class WorstRow:
     model: list[float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParity:
-    """One model against the student; `could_lose` as in `parity.could_lose`, absent in bundles of earlier days."""
+    """One model against the student.
+
+    Args:
+        could_lose: as in `parity.could_lose`; absent in bundles of earlier days.
+        worst: the rows that differ most.
+    """
 
     precision: str
     rows: int
@@ -77,8 +108,8 @@ class ModelParity:
     by_batch_size: Annotated[dict[str, SizeFigures], Field(min_length=1)]
     checks: list[ParityCheck]
     has_passed: bool
-    worst: list[WorstRow]
     could_lose: float | None = None
+    worst: list[WorstRow]
 
     @property
     def figures(self) -> list[SizeFigures]:
@@ -93,7 +124,7 @@ class ModelParity:
 
 @dataclass(frozen=True, slots=True)
 class ParityBounds:
-    """Of the spec, what is said beside the figures."""
+    """Of the spec, what is said beside the figures; the manifest holds all of it."""
 
     min_pairs: int
     batch_sizes: list[int]

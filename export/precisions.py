@@ -16,7 +16,9 @@ from export.optimize import drop_shapes, write_fp16
 from export.quantize import CALIBRATION_BATCH, write_int8, write_int8_static
 from export.reference_pairs import PairSet, draw_pairs
 from export.specs import ExportSpec
+from export.student_facts import ModelFile
 from manifests.errors import InputError
+from manifests.records import plain
 
 FILES = {
     "fp32": "model.onnx",
@@ -63,13 +65,13 @@ def write_models(
     return made
 
 
-def list_models(folder: Path, spec: ExportSpec) -> list[dict[str, Any]]:
-    """The ONNX files as the manifest lists them; `files` holds data beside the graph too."""
+def list_models(folder: Path, spec: ExportSpec) -> list[ModelFile]:
+    """The ONNX files as the manifest lists them."""
     found = []
     for precision in spec.onnx_precisions:
         path = FILES[precision]
         files = sorted(file.name for file in folder.iterdir() if file.name in (path, path + ".data"))
-        found.append({"path": path, "format": "onnx", "precision": precision, "files": files})
+        found.append(ModelFile(path=path, format="onnx", precision=precision, files=files))
     return found
 
 
@@ -87,7 +89,7 @@ def _calibration(
         raise InputError(
             "int8-static: the student's training split is empty, there is nothing to calibrate on. Take int8."
         )
-    encoder = Encoder(folder, input_contract(student))
+    encoder = Encoder(folder, plain(input_contract(student)))
     rows = sorted(encoder.encode(pairs), key=lambda row: len(row[0]))
     return [
         encoder.collate(rows[start : start + CALIBRATION_BATCH]) for start in range(0, len(rows), CALIBRATION_BATCH)

@@ -4,13 +4,14 @@ seals it anew takes all of it along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from export.bundles import MANIFEST_NAME, Bundle
 from export.token_lengths import TokenLengths
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
+from manifests.records import LEFT_OUT, checked, fault_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +51,77 @@ class EngineFile(ModelFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudentInputs:
-    """Of the loader's contract what others rely on.
+class InputContract:
+    """What the bundle's loader must know to turn texts into the tokens that the student saw in training.
 
     Args:
+        tokenizer: its file.
         names: of the graph's inputs.
-        columns: as `manifests.specs.Columns` takes them.
-        lengths: of the pairs that the student was tested on.
+        columns: of the student's input, as `manifests.specs.Columns` takes them.
+        prompt, prompt_ids: of a decoder, its three pieces and their tokens.
     """
 
+    kind: str
+    tokenizer: str
     max_tokens: int
     names: list[str]
+    padding_side: str
+    pad_id: int
+    pad_type_id: int
+    truncation_side: str
     columns: dict[str, Any]
+    prompt: list[str] | None = field(default=None, metadata=LEFT_OUT)
+    prompt_ids: list[list[int]] | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentInputs(InputContract):
+    """The contract, and the lengths of the pairs that the student was tested on."""
+
     lengths: TokenLengths
 
 
 @dataclass(frozen=True)
+class BaseReference:
+    """The model that a student starts from."""
+
+    reference: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class StudentOrigin:
-    """The student that a bundle was made of."""
+    """The student that a bundle was made of; older ones name no model."""
 
     digest: str
+    name: str
+    model: BaseReference | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedLabels:
+    """Labels that the student was trained on: of a run, or a file, which has neither labeler nor fingerprint."""
+
+    path: str
+    kind: str
+    labels: int
+    labeler: str | None = None
+    fingerprint: str | None = None
+
+    @property
+    def maker(self) -> str:
+        """What made them, in words."""
+        if self.kind == "run":
+            return f"labeler {self.labeler}, fingerprint `{(self.fingerprint or '')[:12]}`"
+        return "a label file"
+
+
+@dataclass(frozen=True)
+class GoldOrigin:
+    """Trusted grades that the student was trained or judged by."""
+
+    path: str
+    grade: str | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +129,23 @@ class BundleLineage:
     """What a bundle was made of."""
 
     student: StudentOrigin
+    labels: list[TrainedLabels] | None = None
+    gold: GoldOrigin | None = None
+
+
+@dataclass(frozen=True)
+class BundleLicence:
+    """The bundle's own, where it is stated, and the reference of the model that the student starts from."""
+
+    bundle: str | None
+    model: str | None
+
+
+@dataclass(frozen=True)
+class BundleMaker:
+    """The version of relabel that made a bundle."""
+
+    relabel: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +153,19 @@ class StudentFacts:
     """A bundle's student.
 
     Args:
+        name: of the bundle.
         grades: K of its relevance head.
         heads: grades by head.
     """
 
+    name: str
     grades: int
     heads: dict[str, int]
     inputs: StudentInputs
     models: list[EngineFile | ModelFile]
     lineage: BundleLineage
+    licence: BundleLicence
+    made_by: BundleMaker
 
 
 def student_facts(bundle: Bundle) -> StudentFacts:
@@ -101,10 +174,19 @@ def student_facts(bundle: Bundle) -> StudentFacts:
     Raises:
         ManifestError: it describes none, or otherwise; names the key.
     """
+    return read_student_facts(bundle.facts, f"{bundle.folder}/{MANIFEST_NAME}")
+
+
+def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
+    """The same of a manifest's facts.
+
+    Raises:
+        ManifestError: see `student_facts`.
+    """
     try:
-        return checked(StudentFacts, bundle.facts)
+        return checked(StudentFacts, held)
     except ValueError as exc:
         raise ManifestError(
-            f"{bundle.folder}/{MANIFEST_NAME}: describes no student as this relabel writes it ({fault_of(exc)}). "
-            "Give a bundle that `relabel export` made."
+            f"{where}: describes no student as this relabel writes it ({fault_of(exc)}). Give a bundle that `relabel "
+            "export` made."
         ) from exc

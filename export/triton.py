@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from export.bundle_places import link_or_copy
+from export.student_facts import ModelFile
 
 FOLDER = "triton"
 MAX_BATCH = 128
@@ -24,7 +24,7 @@ GPU.
 
 
 def write_repository(
-    bundle: Path, name: str, models: Sequence[Mapping[str, Any]], inputs: Sequence[str], outputs: Mapping[str, int]
+    bundle: Path, name: str, models: Sequence[ModelFile], inputs: Sequence[str], outputs: Mapping[str, int]
 ) -> None:
     """Write the view beside the models.
 
@@ -35,13 +35,13 @@ def write_repository(
         outputs: number of grades by output.
     """
     for model in models:
-        if model["format"] != "onnx":
+        if model.format != "onnx":
             continue
-        label = f"{model_name(name)}-{model['precision']}"
+        label = f"{model_name(name)}-{model.precision}"
         folder = bundle / FOLDER / label
         (folder / "1").mkdir(parents=True)
-        for file in model["files"]:
-            link_or_copy(bundle / file, folder / "1" / _inner_name(file, model["path"]))
+        for file in model.files:
+            link_or_copy(bundle / file, folder / "1" / _inner_name(file, model.path))
         (folder / "config.pbtxt").write_text(render_config(label, inputs, outputs), encoding="utf-8")
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 RecordT = TypeVar("RecordT")
 
@@ -48,12 +49,14 @@ def version_of(values: Any) -> int:
 
 def plain(record: Any) -> Any:
     """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth,
-    fields in order. A name that Python keeps for itself has an underscore behind it here (`from_`), and none in JSON.
+    fields in order. A name that Python keeps for itself has an underscore behind it here (`from_`), and none in JSON;
+    one that is no name in Python has an alias (`Annotated[…, Field(alias="ndcg@10")]`).
     """
     if is_dataclass(record):
         held = [(field, getattr(record, field.name)) for field in fields(record)]
+        aliases = _aliases(cast(type, type(record)))
         return {
-            field.name.removesuffix("_"): plain(value)
+            aliases.get(field.name, field.name.removesuffix("_")): plain(value)
             for field, value in held
             if value is not None or not field.metadata.get("is_left_out")
         }
@@ -65,6 +68,16 @@ def plain(record: Any) -> Any:
             [plain(value) for value in record] if names is None else dict(zip(names, map(plain, record), strict=True))
         )
     return record
+
+
+@functools.cache
+def _aliases(kind: Any) -> dict[str, str]:
+    """Keys in JSON of those fields that have an alias."""
+    if not any("alias=" in str(field.type) for field in fields(kind)):
+        return {}  # types that are known to the type checker alone can't be resolved, and need not be
+    hints = get_type_hints(kind, include_extras=True)
+    notes = [(name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ())]
+    return {name: note.alias for name, note in notes if isinstance(note, FieldInfo) and note.alias}
 
 
 def fault_of(error: Exception) -> str:

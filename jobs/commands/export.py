@@ -124,24 +124,25 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
+    from export.student_facts import EngineFile, student_facts
     from export.tensorrt_engines import build_into
+    from manifests.records import plain
 
     made = build_into(_local(bundle, "BUNDLE"), _local(to, "--to"), precision=precision, capability=capability)
-    engine = made.facts["models"][-1]
+    engine = student_facts(made).models[-1]
+    assert isinstance(engine, EngineFile)  # the one that was built now
+    _, (pairs, tokens), _ = engine.profile
     rows = [
         ("version", made.version),
         (
             "engine",
-            (
-                f"{engine['files'][-1]}, {engine['flavour']} {engine['tensorrt']}, compute capability "
-                f"{engine['capability']}"
-            ),
+            f"{engine.files[-1]}, {engine.flavour} {engine.tensorrt}, compute capability {engine.capability}",
         ),
-        ("tuned for", f"{engine['profile'][1][0]} pairs of {engine['profile'][1][1]} tokens"),
+        ("tuned for", f"{pairs} pairs of {tokens} tokens"),
         ("parity", "not compared: run it where it serves before you trust it"),
     ]
     emit(
-        {"path": str(made.folder), "version": made.version, "engine": engine},
+        {"path": str(made.folder), "version": made.version, "engine": plain(engine)},
         f"The bundle is in {made.folder}\n{table(rows)}",
         output,
     )
@@ -179,15 +180,15 @@ def _text(done: Any) -> str:
     from export.bundle_cards import parity_rows, undecided_lines
     from export.bundles import MANIFEST_NAME
     from export.parity_records import read_parity
+    from export.student_facts import student_facts
 
-    facts = done.bundle.facts
-    parity = read_parity(facts["parity"], f"{done.bundle.folder}/{MANIFEST_NAME}")
+    parity = read_parity(done.bundle.facts.get("parity"), f"{done.bundle.folder}/{MANIFEST_NAME}")
     first = parity.models[0]
     size = sum(file.size_bytes for file in done.bundle.files)
     weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
     rows = [
         ("version", f"{done.bundle.version}, {len(done.bundle.files)} files, {size / 1e6:,.1f} MB"),
-        ("heads", ", ".join(f"{name} {grades}" for name, grades in facts["heads"].items())),
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(done.bundle).heads.items())),
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
     head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"

@@ -15,15 +15,17 @@ import pytest
 from export.bundle_cards import render_bundle_card, undecided_lines, verdict
 from export.bundles import open_bundle
 from export.exporting import export_bundle, refusal_text
-from export.parity import answers, judge, measure
+from export.parity import answers, judge
+from export.parity import measure as measure_parity
 from export.parity_records import ModelParity, Parity, read_parity
 from export.reference_pairs import PairSet, PairsFile, draw_queries
 from export.specs import ExportSpec, ParitySpec
+from export.student_facts import read_student_facts
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Paragraph, Table
 from jobs.report.sections_bundles import parity_section
 from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
-from manifests.records import checked
+from manifests.records import checked, plain
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 
@@ -47,6 +49,11 @@ def spoiled(probs: np.ndarray, share: float, *, seed: int = 1) -> np.ndarray:
     """The same distributions with some rows' grades turned round."""
     rows = np.random.default_rng(seed).random(len(probs)) < share
     return np.where(rows[:, None], np.roll(probs, 1, axis=1), probs)
+
+
+def measure(*arguments: Any) -> dict[str, Any]:
+    """The parity of a model as the manifest holds it."""
+    return dict(plain(measure_parity(*arguments)))
 
 
 def measured(precision: str, found: np.ndarray, judge_name: Any = "gold", **spec: Any) -> dict[str, Any]:
@@ -216,7 +223,7 @@ def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -
     facts = dict(open_bundle(bundle).facts)
     (int8,) = (one for one in facts["parity"]["models"] if one["precision"] == "int8")
     int8["could_lose"] = 12.34
-    card = render_bundle_card(facts)
+    card = render_bundle_card(read_student_facts(facts, "b"), read_parity(facts["parity"], "b"))
     assert card.count("undecided: could lose 12.3 |") == 1
     assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
     section = parity_section([BundleArtifact(str(bundle), open_run_store(str(bundle), Storage()), facts, "", "tiny")])
@@ -271,8 +278,10 @@ def test_answers_that_are_no_numbers_never_pass() -> None:
 
 
 def test_the_worst_batch_size_decides() -> None:
-    good = {"is_finite": True, "max_abs": 1e-7}
-    assert not judge("fp32", [good, {"is_finite": True, "max_abs": 1e-3}], ParitySpec())[-1]["has_passed"]
+    _, probs = made_pairs()
+    good = checked(ModelParity, measured("fp32", probs)).figures[0]
+    assert judge("fp32", [good], ParitySpec())[-1].has_passed
+    assert not judge("fp32", [good, replace(good, max_abs=1e-3)], ParitySpec())[-1].has_passed
 
 
 def test_every_pair_is_answered_in_batches_of_the_size_with_its_padding() -> None:

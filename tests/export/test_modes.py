@@ -80,6 +80,7 @@ def test_tritons_view_takes_no_disk_of_its_own(bundle: Path, tmp_path: Path, rel
 
 
 def test_across_disks_tritons_view_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export.student_facts import ModelFile
     from export.triton import write_repository
 
     def refuse(*_arguments: object, **_options: object) -> None:
@@ -87,6 +88,6 @@ def test_across_disks_tritons_view_is_a_copy(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "model.onnx").write_bytes(b"graph")
     monkeypatch.setattr(os, "link", refuse)
-    model = {"format": "onnx", "precision": "fp32", "path": "model.onnx", "files": ["model.onnx"]}
+    model = ModelFile(format="onnx", precision="fp32", path="model.onnx", files=["model.onnx"])
     write_repository(tmp_path, "tiny", [model], ["input_ids"], {"relevance": 3})
     assert (tmp_path / "triton" / "tiny-fp32" / "1" / "model.onnx").read_bytes() == b"graph"

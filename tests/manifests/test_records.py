@@ -48,13 +48,14 @@ def test_a_value_of_another_type_is_refused() -> None:
 class Sparse:
     note: str | None = field(default=None, metadata=LEFT_OUT)
     in_: Annotated[int, Field(alias="in")]
+    at_ten: Annotated[float, Field(alias="ndcg@10")] = 0.5
     null: int | None
 
 
-def test_json_does_without_a_left_out_field_and_without_the_underscore_of_a_reserved_name() -> None:
+def test_json_does_without_a_left_out_field_and_has_the_aliases_of_names_that_python_does_not_take() -> None:
     for record, text in (
-        (Sparse(in_=3, null=None), '{"in": 3, "null": null}'),
-        (Sparse(note="x", in_=0, null=1), '{"note": "x", "in": 0, "null": 1}'),
+        (Sparse(in_=3, null=None), '{"in": 3, "ndcg@10": 0.5, "null": null}'),
+        (Sparse(note="x", in_=0, null=1), '{"note": "x", "in": 0, "ndcg@10": 0.5, "null": 1}'),
     ):
         assert json.dumps(plain(record)) == text
         assert checked(Sparse, json.loads(text)) == record

@@ -35,8 +35,10 @@ PART = {"rows": 40, "queries": 5}
 CHECKED = {
     "is_finite": True,
     "max_abs": 1e-6,
+    "max_abs_by_head": {"relevance": 1e-6},
     "flips": 1,
     "flip_share": 0.01,
+    "flip_share_by_head": {"relevance": 0.01},
     "tau": 0.99,
     "judged_by": "gold",
     "judged_rows": 40,
