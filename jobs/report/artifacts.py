@@ -194,8 +194,12 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         return RunArtifact(path, store, storage, plan, plan.name, _read(store, MANIFEST_NAME))
     record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
     if record is not None:
-        held = None if manifest is None else read_student_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         facts = _object(record, f"{path}/{STUDENT}")
+        where = f"{path}/{MANIFEST_NAME}"
+        says_how = manifest is not None and "kind" in _object(
+            manifest, where
+        )  # else it names the student's files alone
+        held = read_student_manifest(manifest, where) if manifest is not None and says_how else None
         return StudentArtifact(path, store, facts, held, str(facts.get("name", "student")))
     if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
