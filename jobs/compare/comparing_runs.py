@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.compare.flips import LargestFlips, examples
-from jobs.compare.gold import GoldGrades
+from jobs.compare.gold import JudgedMatches
 from jobs.compare.matches import MatchCounts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
@@ -53,7 +53,7 @@ def compare_runs(
     how, notes = how_matched(ours, theirs)
     gold = None
     if options.qrels is not None:
-        gold = GoldGrades(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
+        gold = JudgedMatches(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
     counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0

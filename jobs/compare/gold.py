@@ -35,7 +35,7 @@ class _Part:
     probs: tuple[np.ndarray, np.ndarray]
 
 
-class GoldGrades:
+class JudgedMatches:
     """Collects the matched rows that have a gold grade; memory grows with these.
 
     Args:
