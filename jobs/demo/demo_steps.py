@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.exits import Exit
 
@@ -34,6 +34,15 @@ class Step:
         return shlex.join(self.words)
 
 
+class StepResult(NamedTuple):
+    """A step for a program; `result` is what the command gives with `--output json`, None where that is no JSON."""
+
+    command: str
+    exit_code: int
+    seconds: float
+    result: Any
+
+
 @dataclass(frozen=True)
 class Ended:
     """A step that ended.
@@ -53,13 +62,13 @@ class Ended:
         """Whether the next step can begin: 10 says that an earlier demo did this one."""
         return self.code in (Exit.DONE, Exit.NOTHING_TO_DO)
 
-    def plain(self) -> dict[str, Any]:
-        """The step for a program; `result` is what the command gives with `--output json`."""
+    def result(self) -> StepResult:
+        """The step for a program."""
         try:
             result = json.loads(self.out)
         except ValueError:
             result = None
-        return {"command": self.step.line, "exit_code": self.code, "seconds": round(self.seconds, 1), "result": result}
+        return StepResult(self.step.line, self.code, round(self.seconds, 1), result)
 
 
 def steps_of(folder: str, *, seconds: float) -> list[Step]:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import main
-from jobs.commands.demo import load_pairs
+from jobs.demo.demo_data import load_pairs
 from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
@@ -36,7 +36,7 @@ def call(*arguments: str) -> int:
 
 def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last: int = 192) -> None:
     """Pairs that ship with relabel, with their author's grades."""
-    pq.write_table(pa.Table.from_pylist(load_pairs()[first:last]), folder / path)
+    pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[first:last]]), folder / path)
 
 
 def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo") -> None:

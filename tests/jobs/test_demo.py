@@ -75,4 +75,4 @@ def test_a_step_is_shown_as_it_is_typed() -> None:
     assert Step("", ("relabel", "run", "out/here it is/job.yaml")).line == "relabel run 'out/here it is/job.yaml'"
     ended = call(Step("", ("relabel", "status", "absent")), is_for_program=True)
     assert (ended.code, ended.is_well) == (3, False)
-    assert ended.plain()["result"]["exit_code"] == 3
+    assert ended.result().result["exit_code"] == 3
