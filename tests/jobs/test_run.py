@@ -18,6 +18,7 @@ from jobs.cli import relabel
 from jobs.exits import exit_for
 from jobs.running import conclusions
 from manifests.errors import RelabelError
+from manifests.runs.run_manifest import OwnRunManifest
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import LocalRunStore
 from manifests.storage.run_stores import shard_lock
@@ -302,7 +303,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
     (tmp_path / "out" / "manifest.json").unlink()
     write, calls = conclusions.write_manifest, []
 
-    def oversleep(store: Any, manifest: dict[str, Any]) -> None:
+    def oversleep(store: Any, manifest: OwnRunManifest) -> None:
         """Between the look at the receipts and the write, others take the lock over, retry every row, and conclude."""
         calls.append(manifest)
         if len(calls) == 1:
@@ -314,7 +315,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
     monkeypatch.setattr(conclusions, "write_manifest", oversleep)
     monkeypatch.setattr(FileLock, "is_lost", property(lambda self: self.path.name == "manifest.lock"))
     call("run", path)
-    assert ".2-" not in calls[0]["quarantine"][0]["path"], "the first to write knew of no retry"
+    assert ".2-" not in calls[0].quarantine[0].path, "the first to write knew of no retry"
     assert all(
         ".2-" in file["path"] for file in json.loads((tmp_path / "out" / "manifest.json").read_bytes())["quarantine"]
     )
