@@ -64,17 +64,18 @@ def similar(
     index, count = (0, 1) if shard is None else worker_of(shard)
     target = to if shard is None else f"{to.rstrip('/')}/part-{index:05}-of-{count:05}.parquet"
     check_target(target, (pairs_file,), storage, force=force or shard is not None)
+    compared = SimilarPairs(pairs_file, SimilarRule(threshold, (index, count)), storage)
     cache = Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None
     fetch_model(model, storage, cache_dir=cache)
     found = resolve_model(model, cache_dir=cache)
-    compared = SimilarPairs(pairs_file, SimilarRule(threshold, found.digest, (index, count)), storage)
     embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
-    if shard is not None and not force and compared.is_done(target, embedder.max_tokens):
+    fingerprint = compared.fingerprint(found.digest, embedder.max_tokens)
+    if shard is not None and not force and compared.is_done(target, fingerprint):
         emit({"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output)
         return Exit.NOTHING_TO_DO
     if not embedder.settings.is_stated:
         _note(f"{model} does not say how it pools: the mean over its tokens is taken")
-    counts = compared.write(target, embedder)
+    counts = compared.write(target, embedder, fingerprint)
     if counts.without:
         _note(f"{counts.without:,} pairs have no cosine: their query or all of their document is blank")
     result = {

@@ -39,12 +39,10 @@ class SimilarRule:
 
     Args:
         threshold: a chunk is similar above this cosine.
-        model: digest of the encoder.
         worker: which part of the rows, of how many.
     """
 
     threshold: float
-    model: str
     worker: tuple[int, int] = (0, 1)
 
 
@@ -101,13 +99,14 @@ class SimilarPairs:
         index, count = self._rule.worker
         return range(self._num_rows * index // count, self._num_rows * (index + 1) // count)
 
-    def fingerprint(self, max_tokens: int) -> str:
-        """What decides the result: input, model, threshold, tokens, part."""
+    def fingerprint(self, model: str, max_tokens: int) -> str:
+        """What decides the result: input, the model's digest, threshold, tokens, part."""
         rule = self._rule
-        parts = [self._sizes, rule.model, rule.threshold if self.has_chunks else None, max_tokens, list(rule.worker)]
-        return digest_of(parts)
+        return digest_of(
+            [self._sizes, model, rule.threshold if self.has_chunks else None, max_tokens, list(rule.worker)]
+        )
 
-    def is_done(self, target: str, max_tokens: int) -> bool:
+    def is_done(self, target: str, fingerprint: str) -> bool:
         """Whether the target is there already, made of the same in the same way.
 
         Raises:
@@ -120,21 +119,21 @@ class SimilarPairs:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return False
             raise
-        if found != self.fingerprint(max_tokens):
+        if found != fingerprint:
             raise StaleRunError(
                 f"{target}: is there, of other pairs or by another model, threshold or number of tokens. Give another "
                 "folder, or --force to replace it."
             )
         return True
 
-    def write(self, target: str, embedder: Embedder) -> SimilarCounts:
+    def write(self, target: str, embedder: Embedder, fingerprint: str) -> SimilarCounts:
         """Write this worker's rows with the columns that are added, in order; the file is there whole or not at all.
 
         Raises:
             InputError: the rows can't be read.
             DiskFullError, StoreError: it can't be written; what stood there before still does.
         """
-        mark = {_MARK: self.fingerprint(embedder.max_tokens).encode()}
+        mark = {_MARK: fingerprint.encode()}
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
         counts = SimilarCounts()
         with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
