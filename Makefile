@@ -47,7 +47,7 @@ $(VLLM_STAMP): pyproject.toml
 	touch $@
 
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -n 2 --dist loadfile
 
 # optimum-onnx wants transformers 4.57, which goes with nothing else here.
 $(OPTIMUM_STAMP): pyproject.toml

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    dataset = open_dataset(InputSpec(path=(str(options.pairs),)), Storage(), reads_context=False)
+    dataset = open_dataset(InputSpec(path=(str(options.pairs),)), Storage())
     metadata = pq.read_metadata(options.pairs)
     print(
         f"{dataset.rows:,} rows in {metadata.num_row_groups} row groups, {os.path.getsize(options.pairs) / 1e6:.0f} MB"  # noqa: PTH202

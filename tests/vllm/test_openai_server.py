@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from labelers.engines.sequences import Row
+from labelers.engines.sequences import TokenSequence
 from manifests.asks import Decision, Request, Sampling
 from manifests.errors import ModelError
 from manifests.specs import EngineSpec
@@ -134,7 +134,7 @@ def softmax(model_dir: Callable[..., Path]) -> Callable[[list[int]], np.ndarray]
     return after
 
 
-def assert_own_softmax(rows: list[Row], engine: Any, softmax: Callable[[list[int]], np.ndarray]) -> None:
+def assert_own_softmax(rows: list[TokenSequence], engine: Any, softmax: Callable[[list[int]], np.ndarray]) -> None:
     encode = engine._mode._encoder.encode_text
     worst = 0.0
     for row in rows:
