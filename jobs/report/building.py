@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
 from jobs.report.blocks import Paragraph, Section
-from jobs.report.browser import BrowserData, label_view, quarantine_view
+from jobs.report.browser import BrowserData, ShownRow, label_view, quarantine_view
 from jobs.report.gold import GoldChoice, RunGold
 from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
@@ -21,7 +21,7 @@ from jobs.report.sections_labels import labels_section, noise_section
 from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
 from jobs.report.sections_students import student_section, training_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
-from jobs.report.tallies import LabelTally, read_chosen, tally_labels, texts_of
+from jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
 from manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError
 from manifests.storage.context import Storage
 
@@ -72,7 +72,7 @@ def build_report(
     browser = _browser(runs, tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
     rows = browser.rows if browser is not None else []
     tallied = [
-        TalliedRun(run, tally, [row for row in rows if row["run"] == number and row["status"] != "ok"])
+        TalliedRun(run, tally, [row for row in rows if row.run == number and row.status != "ok"])
         for number, (run, tally) in enumerate(zip(runs, tallies, strict=True))
     ]
     judged, notes = judge_runs(runs, choice)
@@ -141,7 +141,7 @@ def _as_written(given: Sequence[StudentArtifact | BundleArtifact]) -> Iterator[N
 def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: GoldChoice) -> BrowserData:
     """The rows that were chosen, with their texts and gold grades."""
     notes: list[Paragraph] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[ShownRow] = []
     for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
         if tally.num_chosen < tally.num_rows:
             notes.append(
@@ -151,16 +151,18 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
                     "warn",
                 )
             )
-        chosen = {kind: list(read_chosen(run, tally, kind)) for kind in ("labels", "quarantine")}
-        texts, note = _texts(run, [row["row_id"] for found in chosen.values() for row in found])
+        labels, quarantine = list(read_labelled(run, tally)), list(read_quarantined(run, tally))
+        texts, note = _texts(run, [*(row.row_id for row in labels), *(row.row_id for row in quarantine)])
         notes += [Paragraph(note, "warn")] if note else []
         run_gold = _gold(run, choice)
-        for kind, view in (("labels", label_view), ("quarantine", quarantine_view)):
-            golds = run_gold.of(chosen[kind]) if run_gold else [None] * len(chosen[kind])
-            rows += [
-                view(number, row, texts.get(row["row_id"]), gold) for row, gold in zip(chosen[kind], golds, strict=True)
-            ]
-    rows.sort(key=lambda row: (row["run"], row["row"]))
+        golds = run_gold.of(labels) if run_gold else [None] * len(labels)
+        rows += [label_view(number, row, texts.get(row.row_id), gold) for row, gold in zip(labels, golds, strict=True)]
+        golds = run_gold.of(quarantine) if run_gold else [None] * len(quarantine)
+        rows += [
+            quarantine_view(number, row, texts.get(row.row_id), gold)
+            for row, gold in zip(quarantine, golds, strict=True)
+        ]
+    rows.sort(key=lambda row: (row.run, row.row))
     return BrowserData([run.name for run in runs], rows, notes)
 
 

@@ -5,9 +5,9 @@ each row.
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from jobs.report.artifacts import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
 from manifests.judging.label_sets import own_input
 from manifests.judging.qrels import Duplicates, GradeMap
+from manifests.schemas import LabelRow, QuarantineRow
 from manifests.storage.filesystems import is_url
 
 CANT = (InputError, ManifestError, UsageError, MissingExtraError)
@@ -132,9 +133,9 @@ class RunGold:
         self._by_row = gold_of(open_set(run.path, options, run.storage), options, run.storage).by_row
         self._by_pair = None if self._by_row is not None else load_pairs(options, run.storage)
 
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    def of(self, rows: Sequence[LabelRow] | Sequence[QuarantineRow]) -> list[int | None]:
         """The grade of each row, None where there is none."""
         if self._by_pair is not None:
-            return self._by_pair.grades_of([(row["query_id"], row["doc_id"]) for row in rows])
+            return self._by_pair.grades_of([(row.query_id, row.doc_id) for row in rows])
         assert self._by_row is not None
-        return list(self._by_row.take(pa.array([row["row_id"] for row in rows], pa.int64())).to_pylist())
+        return list(self._by_row.take(pa.array([row.row_id for row in rows], pa.int64())).to_pylist())

@@ -10,6 +10,7 @@ import yaml
 
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Side, Table
+from jobs.report.browser import ShownRow
 from jobs.report.downloads import csv_download
 from jobs.report.lineage import changes, lineage_blocks, trace
 from jobs.report.tallies import LabelTally
@@ -31,7 +32,7 @@ class TalliedRun(NamedTuple):
 
     run: RunArtifact
     tally: LabelTally
-    quarantined: Sequence[Mapping[str, Any]]
+    quarantined: Sequence[ShownRow]
 
 
 def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
@@ -192,29 +193,29 @@ def _quarantine(tallied: TalliedRun, *, is_alone: bool, quotes: bool) -> list[Bl
                     f"Why, the {len(listed)} most frequent of {len(reasons):,}",
                 )
             )
-        examples = [row for row in shown if row["status"] == status][:EXAMPLES]
+        examples = [row for row in shown if row.status == status][:EXAMPLES]
         inner += [_example(row) for row in examples]
         if inner:
             blocks.append(Fold(f"{status}{of}: {count:,} rows, {len(examples)} examples", inner))
     return blocks
 
 
-def _example(row: Mapping[str, Any]) -> Fold:
+def _example(row: ShownRow) -> Fold:
     """A row of the browser that has no label."""
     blocks: list[Block] = [
         Facts(
             [
-                ("query", row.get("query", row["query_id"])),
-                ("document", shortened(row.get("document", row["doc_id"]), 600)),
-                ("why", row["reason"]),
+                ("query", row.query_id if row.query is None else row.query),
+                ("document", shortened((row.doc_id if row.document is None else row.document) or "", 600)),
+                ("why", row.reason),
             ]
         )
     ]
     blocks += [
         Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}")
-        for one in row.get("tries", ())
+        for one in row.tries or ()
     ]
-    return Fold(f"row {row['row']}: {shortened(row['reason'], 120)}", blocks)
+    return Fold(f"row {row.row}: {shortened(row.reason or '', 120)}", blocks)
 
 
 def _unquoted(status: str, reason: str) -> str:

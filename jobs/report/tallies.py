@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from jobs.report.artifacts import RunArtifact
 from manifests.labels import Pair
 from manifests.runs.label_files import read_labels
 from manifests.runs.receipts import FileRef
-from manifests.schemas import LABELS, QUARANTINE
+from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 
 BINS = 20
 SEED = 7
@@ -168,17 +167,32 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
     return found
 
 
-def read_chosen(run: RunArtifact, tally: LabelTally, kind: str) -> Iterator[dict[str, Any]]:
-    """The chosen rows of one kind, whole, file by file."""
+def read_labelled(run: RunArtifact, tally: LabelTally) -> Iterator[LabelRow]:
+    """The chosen labels, whole, file by file."""
+    for file, rows in _by_file(tally, "labels"):
+        table = _only(read_labels(run.folder, file, check_bytes=False), rows)
+        own = [name for name in table.column_names if name not in LABELS.names]
+        columns = table.select(own).to_pylist() if own else [{}] * table.num_rows
+        for row, more in zip(table.drop_columns(own).to_pylist(), columns, strict=True):
+            yield LabelRow(**row, columns=more)
+
+
+def read_quarantined(run: RunArtifact, tally: LabelTally) -> Iterator[QuarantineRow]:
+    """The chosen rows of quarantine, likewise."""
+    for file, rows in _by_file(tally, "quarantine"):
+        table = _only(run.folder.table(file, QUARANTINE, check_bytes=False), rows)
+        yield from (QuarantineRow(**row) for row in table.to_pylist())
+
+
+def _by_file(tally: LabelTally, kind: str) -> Iterable[tuple[FileRef, list[int]]]:
     by_file: dict[str, tuple[FileRef, list[int]]] = {}
     for row, file in tally.chosen[kind]:
         by_file.setdefault(file.path, (file, []))[1].append(row)
-    for file, rows in by_file.values():
-        if kind == "labels":
-            table = read_labels(run.folder, file, check_bytes=False)
-        else:
-            table = run.folder.table(file, QUARANTINE, check_bytes=False)
-        yield from table.filter(pa.array(np.isin(table["row_id"].to_numpy(), rows))).to_pylist()
+    return by_file.values()
+
+
+def _only(table: pa.Table, rows: list[int]) -> pa.Table:
+    return table.filter(pa.array(np.isin(table["row_id"].to_numpy(), rows)))
 
 
 def texts_of(run: RunArtifact, row_ids: list[int]) -> dict[int, Pair]:
