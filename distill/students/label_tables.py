@@ -134,19 +134,19 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
             f"{root}: its manifest says {plain(rows)}, its files hold {plain(fates.by_kind())}. `relabel verify` says "
             "more."
         )
-    labeler = plan.parts["labeler"]
-    if labeler["name"] == "complexity":
+    labeler = plan.facts.labeler
+    if labeler.name == "complexity":
         raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
     tables = [read_labels(folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
     dataset, readings = open_run_input(root, store, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
-    table = _usable(held, dataset, root, int(labeler["grades"]), readings)
+    table = _usable(held, dataset, root, labeler.grades, readings)
     about = LearnedLabels(
         path=root,
         kind="run",
         name=plan.name,
-        labeler=labeler["name"],
-        model=plan.parts["model"],
+        labeler=labeler.name,
+        model=plan.facts.model,
         fingerprint=plan.fingerprint,
         manifest_sha256=sha256_bytes(store.read(MANIFEST_NAME)),
         rows=SourceRows(**vars(rows)),
@@ -155,8 +155,7 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
         weight=source.weight,
         labels=len(table.pairs),
     )
-    phi = labeler.get("phi")
-    return replace(table, kind="run", plan=plan, phi=tuple(map(tuple, phi)) if phi else None, about=about)
+    return replace(table, kind="run", plan=plan, phi=labeler.phi or None, about=about)
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:

@@ -110,7 +110,7 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
     """
     import numpy as np
 
-    grades = int(folder.plan.parts["labeler"]["grades"])
+    grades = folder.plan.facts.labeler.grades
     given, distributions = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False).columns
     where = f"{folder.store.root}/{file.path}"
     values = given.to_numpy()

@@ -102,8 +102,8 @@ def _about(run: RunLabels) -> ComparedRun:
     return ComparedRun(
         path=run.root,
         name=plan.name,
-        labeler=plan.parts["labeler"]["name"],
-        model=plan.parts["model"],
+        labeler=plan.facts.labeler.name,
+        model=plan.facts.model,
         fingerprint=plan.fingerprint,
         labelled=sum(file.rows for file in run.labels),
         quarantined=run.num_quarantined,

@@ -55,7 +55,8 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
     else by ids.
     """
     changed = changed_files(first.plan.files, tuple(second.plan.files))
-    ids = [tuple(run.plan.parts["columns"][name] for name in ("query_id", "doc_id")) for run in (first, second)]
+    columns = [run.plan.facts.columns for run in (first, second)]
+    ids = [(one.query_id, one.doc_id) for one in columns]
     other = None if changed else differing_readings(first.folder.store, second.folder.store)
     if not changed and other is None and ids[0] == ids[1]:
         return BY_ROW, []

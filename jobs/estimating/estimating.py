@@ -239,7 +239,7 @@ def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int)
         tally = earlier.found.tally
         labelled = (tally.labelled + tally.reused) / max(1, earlier.plan.rows)
         known += tally.labelled + tally.reused
-        if earlier.plan.parts["columns"] == opened.plan.parts["columns"]:
+        if earlier.plan.facts.columns == opened.plan.facts.columns:
             identities = {file.identity for file in earlier.plan.files}
             same = max(same, labelled * sum(file.rows for file in opened.plan.files if file.identity in identities))
         if tally.reused:

@@ -262,7 +262,7 @@ def _check_inputs(runs: list[_Run]) -> None:
                     f"merge: {run.path} has other columns than {first.path}: {ours} and {theirs}. "
                     "One manifest can't describe both; label one of them again."
                 )
-        grades = [one.plan.parts["labeler"]["grades"] for one in (first, run)]
+        grades = [one.plan.facts.labeler.grades for one in (first, run)]
         if grades[0] != grades[1]:
             raise ManifestError(
                 f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
@@ -311,7 +311,7 @@ def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, 
         **joined_form([(run.path, run.plan.parts) for run in runs]),
         "inputs": digest_of([list(file.identity) for file in files]),
         "limit": None,
-        "cut": {"shards": len(shards), "chunk_rows": max(plan.parts["cut"]["chunk_rows"] for plan in plans)},
+        "cut": {"shards": len(shards), "chunk_rows": max(plan.facts.cut.chunk_rows for plan in plans)},
         "merged": [plan.fingerprint for plan in plans],
     }
     if is_mixed:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from distill.students.student_manifest import StudentManifest, read_student_manifest
 from export.bundles import read_manifest
-from jobs.running.counts import asked_for
+from jobs.running.conclusions import AskedInVain
+from jobs.running.counts import ASKED, asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
@@ -75,11 +75,11 @@ class RunArtifact:
     @property
     def is_scored(self) -> bool:
         """Whether a student made the labels."""
-        return bool(self.plan.parts.get("kind") == "student")
+        return self.plan.facts.kind == "student"
 
     @property
     def grades(self) -> int:
-        return int(self.plan.parts["labeler"]["grades"])
+        return self.plan.facts.labeler.grades
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -101,9 +101,10 @@ class RunArtifact:
         return sorted((_commit(receipt) for receipt in self._receipts()), key=lambda commit: commit.committed)
 
     @cached_property
-    def in_vain(self) -> Counter[str]:
-        """What was asked for chunks that another worker had committed first: `pairs`, `requests` and tokens."""
-        return asked_for(self.folder.lost_receipts())
+    def in_vain(self) -> AskedInVain:
+        """What was asked for chunks that another worker had committed first."""
+        asked = asked_for(self.folder.lost_receipts())
+        return AskedInVain(**{name: asked[name] for name in ASKED})
 
     def _receipts(self) -> Iterator[Receipt]:
         for shard in range(len(self.plan.shards)):

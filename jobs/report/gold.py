@@ -97,7 +97,7 @@ class _OwnGold(NamedTuple):
 
 
 def _own_gold(run: RunArtifact) -> _OwnGold:
-    column = run.spec_part("input", "columns").get("gold") or run.plan.parts["columns"].get("gold")
+    column = run.spec_part("input", "columns").get("gold") or run.plan.facts.columns.gold
     if not column:
         return _OwnGold()
     return _gold_of_paths(run, str(column))

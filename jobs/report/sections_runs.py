@@ -70,8 +70,7 @@ def _spec_of(one: Artifact) -> dict[str, Any]:
 
 
 def _run_facts(run: RunArtifact) -> Facts:
-    tally, parts = run.found.tally, run.plan.parts
-    labeler = parts["labeler"]
+    tally = run.found.tally
     engines = [
         (
             f"{_base(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, {one.get('device')}, "
@@ -81,7 +80,7 @@ def _run_facts(run: RunArtifact) -> Facts:
     ]
     rows: list[tuple[str, Cell]] = [
         ("state", _state(run)),
-        ("labeler", f"{labeler['name']}, grades 0 to {run.grades - 1}"),
+        ("labeler", f"{run.plan.facts.labeler.name}, grades 0 to {run.grades - 1}"),
         *(("student" if run.is_scored else "teacher", text) for text in engines),
         ("rows", f"{tally.rows:,} of {run.plan.rows:,} done, {run.plan.queries:,} queries"),
         ("shards, chunks", f"{len(run.plan.shards):,}, {run.plan.num_chunks:,}"),

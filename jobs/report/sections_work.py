@@ -156,9 +156,9 @@ def cost_section(runs: Sequence[TalliedRun]) -> Section:
         asked = sum(commit.asked for commit in run.commits)
         if made and asked:
             lost = run.in_vain
-            lost_tokens = lost["prompt_tokens"] + lost["output_tokens"]
+            lost_tokens = lost.prompt_tokens + lost.output_tokens
             figures = (tally.worker_seconds, tokens / made, tokens / asked)
-            totals.append([run.name, made, asked, tokens, lost["pairs"], lost["requests"], lost_tokens, *figures, cost])
+            totals.append([run.name, made, asked, tokens, lost.pairs, lost.requests, lost_tokens, *figures, cost])
     head = ("run", "stage", "requests", "prompt tokens", "output tokens", "share of cached prompt tokens")
     blocks: list[Block] = []
     if rows:

@@ -37,7 +37,7 @@ from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import prove_run_input
 from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import LABELS
-from manifests.specs import Columns, InputSpec
+from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
@@ -106,7 +106,7 @@ class RunLabels:
     @property
     def grades(self) -> int:
         """K."""
-        return int(self.plan.parts["labeler"]["grades"])
+        return self.plan.facts.labeler.grades
 
 
 def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
@@ -166,9 +166,9 @@ def open_run(root: str, storage: Storage, *, allow_partial: bool) -> LabelSet:
 
 def label_set(run: RunLabels) -> LabelSet:
     """A run's labels, to be judged."""
-    plan = run.plan
-    origin = LabelOrigin(plan.name, plan.parts["labeler"]["name"], plan.parts["model"], plan.fingerprint)
-    kind: Literal["run", "student"] = "student" if plan.parts.get("kind") == "student" else "run"
+    plan, facts = run.plan, run.plan.facts
+    origin = LabelOrigin(plan.name, facts.labeler.name, facts.model, plan.fingerprint)
+    kind: Literal["run", "student"] = "student" if facts.kind == "student" else "run"
     return LabelSet(
         run.root,
         kind,
@@ -278,7 +278,7 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
         InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder
             that can't be read.
     """
-    columns = Columns(**plan.parts["columns"])
+    columns = plan.facts.columns
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
         found = open_dataset(spec, storage) if list_files(path, storage) else None

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from manifests.errors import ManifestError
+from manifests.runs.plans import facts_of
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LABELS, LABELS_2, NODES, READABLE_VERSIONS, SCHEMA_VERSION, label_schema, with_own_columns
@@ -21,16 +22,18 @@ _SINCE_2 = ("key", "origin")
 
 def own_columns(parts: dict[str, Any]) -> dict[str, str]:
     """The columns that the labeler behind a plan's parts gave its labels, name → kind."""
-    if "label_columns" in parts:
-        return dict(parts["label_columns"])
-    return {} if parts["labeler"]["name"] in _WITHOUT_NODES else NODES
+    facts = facts_of(parts)
+    if facts.label_columns is not None:
+        return dict(facts.label_columns)
+    return {} if facts.labeler.name in _WITHOUT_NODES else NODES
 
 
 def file_schema(parts: dict[str, Any]) -> pa.Schema:
     """How the label files of a plan with these parts lie."""
-    if "label_columns" in parts:
-        return label_schema(own_columns(parts))
-    if parts["schema"] == 2:
+    facts = facts_of(parts)
+    if facts.label_columns is not None:
+        return label_schema(dict(facts.label_columns))
+    if facts.schema == 2:
         return LABELS_2
     return pa.schema([field for field in LABELS_2 if field.name not in _SINCE_2])
 
@@ -45,14 +48,15 @@ def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         ManifestError: a plan is of a version whose labels can't stand beside others, or two have a column of one name
             and two kinds.
     """
-    versions = {parts["schema"] for _, parts in plans}
+    versions = {facts_of(parts).schema for _, parts in plans}
     if len(versions) == 1 and versions != {SCHEMA_VERSION}:
         return {}
     columns: dict[str, str] = {}
     for where, parts in plans:
-        if parts["schema"] not in READABLE_VERSIONS:
+        version = facts_of(parts).schema
+        if version not in READABLE_VERSIONS:
             raise ManifestError(
-                f"{where}: has label files of version {parts['schema']}, which don't merge with others. Label it again."
+                f"{where}: has label files of version {version}, which don't merge with others. Label it again."
             )
         for name, kind in own_columns(parts).items():
             if columns.setdefault(name, kind) != kind:

@@ -23,9 +23,11 @@ from manifests.digests import canonical_json, digest_of, readable_json, sha256_b
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, InputFile, changed_files, open_parquet
 from manifests.inputs.input_faults import reading
+from manifests.phi import PhiTable
 from manifests.records import checked, fault_of, plain, version_of
 from manifests.runs.label_keys import engine_parts, parts_as_of
 from manifests.schemas import SCHEMA_VERSION, table_of
+from manifests.specs import Columns
 from manifests.storage.filesystems import absolute_path
 from manifests.storage.run_store_ports import RunStore
 
@@ -65,6 +67,52 @@ class ShardPlan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedLabeler:
+    """The labeler: K grades, and its rule map where it has one."""
+
+    name: str
+    grades: int
+    phi: PhiTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCut:
+    """How the work was cut."""
+
+    shards: int
+    chunk_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """A plan's parts, as far as readers of its labels need them.
+
+    Args:
+        model: digest.
+        schema: version of the label files.
+        label_columns: the labeler's own, name and kind; None in plans of versions before they were declared.
+        kind: `student` for scores.
+    """
+
+    columns: Columns
+    labeler: PlannedLabeler
+    model: str
+    schema: int
+    cut: PlannedCut
+    label_columns: list[tuple[str, str]] | None = None
+    kind: str | None = None
+
+
+def facts_of(parts: dict[str, Any]) -> PlanFacts:
+    """Read a plan's parts.
+
+    Raises:
+        ValueError: as `checked`.
+    """
+    return checked(PlanFacts, parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that a worker needs to know besides the spec.
 
@@ -93,6 +141,11 @@ class Plan:
         number of shards.
         """
         return sum(shard.read_bytes for shard in self.shards) / self.text_bytes if self.text_bytes else 1.0
+
+    @property
+    def facts(self) -> PlanFacts:
+        """What readers of the labels need of the parts."""
+        return facts_of(self.parts)
 
     @property
     def num_chunks(self) -> int:

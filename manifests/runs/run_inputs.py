@@ -11,7 +11,7 @@ from manifests.inputs.input_faults import reading
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings, blocks_of, check_readings
 from manifests.runs.run_manifest import load_manifest
-from manifests.specs import Columns, InputSpec
+from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
@@ -34,7 +34,7 @@ def open_run_input(root: str, store: RunStore, plan: Plan, storage: Storage) -> 
         ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest
             says.
     """
-    wanted = Columns(**plan.parts["columns"]).model_copy(update={"context": None, "gold": None})
+    wanted = plan.facts.columns.model_copy(update={"context": None, "gold": None})
     try:
         dataset = open_dataset(InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), storage)
     except InputError as exc:
@@ -68,4 +68,4 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
 
 def _readings(root: str, store: RunStore, plan: Plan) -> Readings:
     check_readings(store, plan, load_manifest(store))
-    return Readings(store, where=root, block_rows=plan.parts["cut"]["chunk_rows"], keeps=False)
+    return Readings(store, where=root, block_rows=plan.facts.cut.chunk_rows, keeps=False)

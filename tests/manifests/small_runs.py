@@ -17,6 +17,16 @@ from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
+PARTS = {
+    "columns": {},
+    "labeler": {"name": "direct", "grades": 3},
+    "label_columns": [],
+    "model": "0" * 64,
+    "schema": 3,
+    "cut": {"shards": 1, "chunk_rows": 4},
+}
+"""As much of a plan's parts as readers of labels look at."""
+
 
 def label(row: int, *, reused: bool = False) -> LabelRow:
     return LabelRow(row, "q", f"d{row}", "ok", 1, [0.1, 0.7, 0.2], 0.01, 1.1, [], None, None, [], None, 10, 1, reused)
@@ -38,7 +48,7 @@ def planned_run(folder: Path) -> RunFolder:
     pq.write_table(pa.table(table), folder / "in.parquet")
     dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage())
     store = LocalRunStore(folder / "out")
-    plan, beside = make_plan(dataset, {"labeler": {"grades": 3}}, name="job", shards=1, chunk_rows=4)
+    plan, beside = make_plan(dataset, PARTS, name="job", shards=1, chunk_rows=4)
     write_plan(store, plan, beside)
     return RunFolder(store, plan)
 
