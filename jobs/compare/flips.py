@@ -4,7 +4,7 @@ answers' reasoning.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,32 @@ TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""
 
 
+class RowOfRun(NamedTuple):
+    """A row as one run labelled it; `file` is the label file's number in the run."""
+
+    row: int
+    file: int
+    grade: int
+    expected_grade: float | None
+    probs: list[float] | None
+
+
+class ChangedRow(NamedTuple):
+    """A row whose grade changed, as both runs labelled it.
+
+    Args:
+        change: of the expected grade, or of the grade where there is no distribution.
+        at: where it stands among the rows.
+    """
+
+    change: float
+    at: int
+    query_id: str
+    doc_id: str
+    a: RowOfRun
+    b: RowOfRun
+
+
 class LargestFlips:
     """The rows whose expected grade (or grade, where there is no distribution) changed most, of all that were seen.
 
@@ -31,7 +57,7 @@ class LargestFlips:
     def __init__(self, polars: Any, count: int) -> None:
         self._polars = polars
         self._count = count
-        self._held: list[dict[str, Any]] = []
+        self._held: list[ChangedRow] = []
         self.up = 0
         self.down = 0
 
@@ -47,17 +73,28 @@ class LargestFlips:
         self.up += changed.filter(polars.col("grade_b") > polars.col("grade_a")).height
         self.down += changed.filter(polars.col("grade_b") < polars.col("grade_a")).height
         largest = changed.sort(polars.col("change").abs(), "at", descending=[True, False]).head(self._count)
-        self._held += largest.to_dicts()  # plain values: a slice of a frame would keep all of it
-        self._held.sort(key=lambda row: (-abs(row["change"]), row["at"]))
+        self._held += _changed_rows(largest)
+        self._held.sort(key=lambda row: (-abs(row.change), row.at))
         del self._held[self._count :]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[ChangedRow]:
         """The rows, largest change first."""
         return self._held
 
 
+def _changed_rows(frame: Any) -> list[ChangedRow]:
+    """Plain values: a slice of a frame would keep all of it."""
+    names = [f"{name}_{letter}" for letter in "ab" for name in RowOfRun._fields]
+    found = frame.select("change", "at", "query_id", "doc_id", *names).iter_rows()
+    middle = len(RowOfRun._fields)
+    return [
+        ChangedRow(change, at, query, doc, RowOfRun(*sides[:middle]), RowOfRun(*sides[middle:]))
+        for change, at, query, doc, *sides in found
+    ]
+
+
 def examples(
-    rows: list[dict[str, Any]], first: RunLabels, second: RunLabels, storage: Storage
+    rows: list[ChangedRow], first: RunLabels, second: RunLabels, storage: Storage
 ) -> tuple[list[Flip], list[str]]:
     """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be
     read any more.
@@ -67,25 +104,20 @@ def examples(
     notes: list[str] = []
     pairs: dict[int, Pair] = {}
     try:
-        pairs = _pairs(first, [row["row_a"] for row in rows], storage)
+        pairs = _pairs(first, [row.a.row for row in rows], storage)
     except RelabelError as exc:
         notes.append(f"texts of the examples are left out: {exc}")
-    reasons = {letter: _reasoning(run, rows, letter) for run, letter in ((first, "a"), (second, "b"))}
+    reasons_a, reasons_b = _reasoning(first, [row.a for row in rows]), _reasoning(second, [row.b for row in rows])
     found = []
     for row in rows:
-        pair = pairs.get(row["row_a"])
+        pair = pairs.get(row.a.row)
         a, b = (
-            FlipSide(
-                grade=row[f"grade_{letter}"],
-                expected_grade=row[f"expected_grade_{letter}"],
-                probs=row[f"probs_{letter}"],
-                reasoning=_cut(reasons[letter].get(row[f"row_{letter}"])),
-            )
-            for letter in "ab"
+            FlipSide(side.grade, side.expected_grade, side.probs, _cut(reasons.get(side.row)))
+            for side, reasons in ((row.a, reasons_a), (row.b, reasons_b))
         )
         query, document = (_cut(pair.query), _cut(pair.document)) if pair else (None, None)
-        change = round(row["change"], 6)
-        found.append(Flip(row["row_a"], row["row_b"], row["query_id"], row["doc_id"], query, document, change, a, b))
+        change = round(row.change, 6)
+        found.append(Flip(row.a.row, row.b.row, row.query_id, row.doc_id, query, document, change, a, b))
     return found, notes
 
 
@@ -103,10 +135,10 @@ def _pairs(run: RunLabels, row_ids: list[int], storage: Storage) -> dict[int, Pa
     return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64), readings=readings)}
 
 
-def _reasoning(run: RunLabels, rows: list[dict[str, Any]], letter: str) -> dict[int, str | None]:
+def _reasoning(run: RunLabels, rows: list[RowOfRun]) -> dict[int, str | None]:
     """What a run wrote about some rows, by row id."""
     found: dict[int, str | None] = {}
-    for number in sorted({row[f"file_{letter}"] for row in rows}):
-        table = run.folder.table(run.labels[number], LABELS, ["row_id", "reasoning"])
-        found |= dict(zip(table["row_id"].to_pylist(), table["reasoning"].to_pylist(), strict=True))
+    for number in sorted({row.file for row in rows}):
+        row_ids, reasons = run.folder.table(run.labels[number], LABELS, ["row_id", "reasoning"]).columns
+        found |= dict(zip(row_ids.to_pylist(), reasons.to_pylist(), strict=True))
     return found

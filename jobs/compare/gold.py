@@ -72,8 +72,9 @@ class JudgedMatches:
         polars = self._polars
         graded = self._held.with_columns(is_known=polars.lit(value=True))
         found = frame.select(self._key).join(graded, on=self._key, how="left", maintain_order="left")
-        is_known_N = found["is_known"].fill_null(value=False).to_numpy()
-        is_judged_N = found["gold"].is_not_null().to_numpy()
+        gold, is_known = found.select("gold", "is_known")
+        is_known_N = is_known.fill_null(value=False).to_numpy()
+        is_judged_N = gold.is_not_null().to_numpy()
         self.num_seen += int(is_known_N.sum())
         self.num_null += int((is_known_N & ~is_judged_N).sum())
         places = np.flatnonzero(is_judged_N)
@@ -83,7 +84,7 @@ class JudgedMatches:
         first, second = rows.grades
         self._parts.append(
             _Part(
-                found["gold"].to_numpy()[places].astype(np.int64),
+                gold.to_numpy()[places].astype(np.int64),
                 queries.gather(places).to_list(),
                 [rows.docs[place] for place in places],
                 (first[places], second[places]),

@@ -102,14 +102,14 @@ def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCount
 
 def paired_rows(polars: Any, frame: Any, grades: int) -> PairedRows:
     """A frame of `matches` as arrays; queries are numbered anew from 0."""
-    _, query_N = np.unique(frame["query"].to_numpy(), return_inverse=True)
-    return PairedRows(
-        query_N.astype(np.int64),
-        frame["doc_id"].to_list(),
-        (frame["grade_a"].cast(polars.Int64).to_numpy(), frame["grade_b"].cast(polars.Int64).to_numpy()),
-        (_numbers(polars, frame["expected_grade_a"]), _numbers(polars, frame["expected_grade_b"])),
-        (_distributions(frame["probs_a"], grades), _distributions(frame["probs_b"], grades)),
-    )
+
+    def side(letter: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        given, expected, probs = frame.select(f"grade_{letter}", f"expected_grade_{letter}", f"probs_{letter}")
+        return given.cast(polars.Int64).to_numpy(), _numbers(polars, expected), _distributions(probs, grades)
+
+    queries, docs = frame.select("query", "doc_id")
+    _, query_N = np.unique(queries.to_numpy(), return_inverse=True)
+    return PairedRows(query_N.astype(np.int64), docs.to_list(), *zip(side("a"), side("b"), strict=True))
 
 
 def _numbers(polars: Any, column: Any) -> np.ndarray:
