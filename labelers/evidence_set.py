@@ -28,7 +28,16 @@ CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabe
 TOKENS_PER_CHUNK = 8
 """Room that a chunk takes beside its text: its number, its headings' marks and a line break."""
 
-Chunk = dict[str, Any]
+
+class Chunk(NamedTuple):
+    """A chunk of a document, as the column holds it."""
+
+    n: int
+    heading_path: Sequence[str]
+    text: str
+    token_len: int
+    start: int
+    end: int
 
 
 class EvidenceSetOptions(OnceAQueryOptions):
@@ -102,16 +111,16 @@ class EvidenceSet:
             "selected": selected,
             "shown": num_shown,
             "num_chunks": len(chunks),
-            "selected_tokens": sum(chunk["token_len"] for chunk in chosen),
+            "selected_tokens": sum(chunk.token_len for chunk in chosen),
             "over_budget": over_budget(len(selected), num_shown),
         }
-        evidence = tuple(Span(one["start"], one["end"], pair.document[one["start"] : one["end"]]) for one in chosen)
+        evidence = tuple(Span(one.start, one.end, pair.document[one.start : one.end]) for one in chosen)
         return Label(int(bool(selected)), None, columns, evidence, flags=[*flags, *answer.flags])
 
     def probe(self) -> list[Ask]:
         text = "Cut back to an outward bud in late winter."
-        chunk = {"n": 1, "heading_path": ["Roses"], "text": text, "token_len": 9, "start": 0, "end": len(text)}
-        row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk,)})
+        chunk = Chunk(n=1, heading_path=["Roses"], text=text, token_len=9, start=0, end=len(text))
+        row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk._asdict(),)})
         return [self._ask(with_siblings(row), self._options.window_tokens)[0]]
 
     def _ask(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
@@ -119,7 +128,7 @@ class EvidenceSet:
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
         documents = [_chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
-        shown = chunks_within([[one["token_len"] + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
+        shown = chunks_within([[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
         texts = [_text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
         ends = list(itertools.accumulate(shown.counts))
         settings = {"documents": list(zip([0, *ends], ends, strict=False))}
@@ -162,19 +171,19 @@ def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> ShownChunks:
 
 
 def _chunks_of(pair: Pair) -> tuple[Chunk, ...]:
-    chunks: tuple[Chunk, ...] = pair.columns.get(CHUNKS.name, ())
-    return chunks
+    held: Sequence[dict[str, Any]] = pair.columns.get(CHUNKS.name, ())
+    return tuple(Chunk(**one) for one in held)
 
 
 def _text_of(chunk: Chunk) -> str:
-    return "\n".join(filter(None, (" > ".join(chunk["heading_path"] or ()), chunk["text"])))
+    return "\n".join(filter(None, (" > ".join(chunk.heading_path), chunk.text)))
 
 
 def _check_chunks(chunks: Sequence[Chunk], document: str) -> None:
     """Chunks are numbered from 1, and each is a piece of the document."""
     for number, one in enumerate(chunks, start=1):
-        start, end = one["start"], one["end"]
-        if one["n"] != number or not 0 <= start <= end <= len(document) or document[start:end] != one["text"]:
+        start, end = one.start, one.end
+        if one.n != number or not 0 <= start <= end <= len(document) or document[start:end] != one.text:
             raise VerdictError(
                 "format",
                 f"chunk {number} is not the document's characters {start} to {end}: both must come from one "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -44,6 +44,15 @@ class ReviewOptions(SearchOptions):
     """Room for documents, at four characters a token; those that do not fit are left out from the end. Where
     `engine.max_prompt_tokens` is less, that is the limit.
     """
+
+
+class ReviewAnswer(NamedTuple):
+    """What an answer says, its sections in the format's order."""
+
+    is_sufficient: str
+    new_query: str
+    useful_docs: str
+    summary: str
 
 
 class Review:
@@ -92,10 +101,10 @@ class Review:
         while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
             ask, shown = self._ask(pair, shown.fewer_chars)
         assert ask.format is not None
-        sections = Reader(ask.format).read(answer)
-        useful = indices_of(sections["useful-docs"])
+        said = ReviewAnswer(*Reader(ask.format).read(answer).values())
+        useful = indices_of(said.useful_docs)
         shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
-        check(sections, useful, shown_ids, pair.columns)
+        check(said, useful, shown_ids, pair.columns)
         place = 1 + place_among_siblings(pair)
         if place > len(shown_ids):
             raise VerdictError(
@@ -109,12 +118,12 @@ class Review:
         if distribution is None:
             flags.append("no_distribution")
         columns = {
-            "is_sufficient": sections["is-sufficient"] == "yes",
+            "is_sufficient": said.is_sufficient == "yes",
             "sufficient_probs": list(distribution.probs) if distribution else None,
             "sufficient_outside_mass": distribution.outside_mass if distribution else None,
-            "new_query": sections["new-query"] or None,
+            "new_query": said.new_query or None,
             "useful": [shown_ids[number - 1] for number in useful],
-            "summary": sections["useful-docs-summary"] or None,
+            "summary": said.summary or None,
         }
         return Label(int(place in useful), None, columns, flags=flags)
 
@@ -163,17 +172,17 @@ class Review:
         )
 
 
-def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], columns: Mapping[str, Any]) -> None:
+def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], columns: Mapping[str, Any]) -> None:
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
         VerdictError: `format`: a new query was searched before, or a document is named twice or was kept before.
     """
     previous = {folded(query) for query in columns.get(PREVIOUS_QUERIES.name, ())}
-    if sections["new-query"] and folded(sections["new-query"]) in previous:
-        raise VerdictError("format", f"the new query was searched before: {sections['new-query'][:60]!r}")
+    if said.new_query and folded(said.new_query) in previous:
+        raise VerdictError("format", f"the new query was searched before: {said.new_query[:60]!r}")
     if len(set(useful)) < len(useful):
-        raise VerdictError("format", f"a document is named twice: {sections['useful-docs'][:60]!r}")
+        raise VerdictError("format", f"a document is named twice: {said.useful_docs[:60]!r}")
     kept = set(columns.get(PREVIOUS_DOCS.name, ()))
     if again := [number for number in useful if shown_ids[number - 1] in kept]:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")
