@@ -156,7 +156,8 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[Bundle
         raise ManifestError(f"{where}: not the manifest of a bundle (kind {held.get('kind')!r}).")
     if held.get("format") != BUNDLE_FORMAT:
         raise ManifestError(f"{where}: a bundle of format {held.get('format')!r}; this relabel reads {BUNDLE_FORMAT}.")
-    if not isinstance(held.get("name"), str) or not held["name"]:
+    name = held.get("name")
+    if not isinstance(name, str) or not name:
         raise ManifestError(f"{where}: `name` is missing: what the bundle is called.")
     if not isinstance(held.get("lineage"), dict):
         raise ManifestError(f"{where}: `lineage` is missing: what the bundle was made of.")
@@ -210,15 +211,11 @@ def is_sha256(value: object) -> bool:
 def _file(held: Any, where: str) -> BundleFile:
     if not isinstance(held, dict) or held.keys() != set(BundleFile._fields):
         raise ManifestError(f"{where} is not a path, size_bytes and sha256.")
-    size = held["size_bytes"]
-    if (
-        not isinstance(held["path"], str)
-        or not is_sha256(held["sha256"])
-        or type(size) is not int
-        or not 0 <= size < 2**53
-    ):
+    file = BundleFile(**held)
+    is_size = type(file.size_bytes) is int and 0 <= file.size_bytes < 2**53
+    if not isinstance(file.path, str) or not is_sha256(file.sha256) or not is_size:
         raise ManifestError(f"{where} is not a path, a size in bytes and a sha256 of 64 hex digits.")
-    return BundleFile(held["path"], size, held["sha256"])
+    return file
 
 
 def _manifest_bytes(folder: Path) -> bytes:

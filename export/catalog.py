@@ -160,7 +160,7 @@ def _about(version: Version) -> dict[str, Any]:
         "sha256": version.sha256,
         "files": len(version.files),
         "size_bytes": version.size_bytes,
-        "signed_by": [signature["key_id"] for signature in version.signatures],
+        "signed_by": [signature.key_id for signature in version.signatures],
     }
 
 
@@ -172,5 +172,5 @@ def _about_channel(channel: Channel) -> dict[str, Any]:
         "sequence": head.sequence,
         "moved": head.moved,
         "reason": head.reason,
-        "signed_by": [signature["key_id"] for signature in channel.signatures],
+        "signed_by": [signature.key_id for signature in channel.signatures],
     }

@@ -8,16 +8,15 @@ mover whose reply was lost finds its move.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from export.bundles import is_sha256
-from export.signatures import SigningKey
-from export.versions import RECORD_FORMAT, Version, is_name, read_record
+from export.signatures import Signature, SigningKey
+from export.versions import Version, is_name, read_record, record_bytes
 from manifests import failpoints
-from manifests.digests import readable_json
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
 from manifests.records import checked, fault_of
 from manifests.storage.bundle_store_ports import BundleStore
@@ -64,7 +63,7 @@ class Channel:
     name: str
     channel: str
     moves: tuple[Move, ...]
-    signatures: tuple[Mapping[str, str], ...] = ()
+    signatures: tuple[Signature, ...] = ()
     tag: str = ""
 
     @property
@@ -84,8 +83,7 @@ class Channel:
 
     def record(self) -> bytes:
         """The pointer as it is written."""
-        held = {"kind": CHANNEL_KIND, "format": RECORD_FORMAT, "body": self.body, "signatures": list(self.signatures)}
-        return readable_json(held)
+        return record_bytes(CHANNEL_KIND, self.body, self.signatures)
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it stands there, and is signed by the key if there is one."""
@@ -130,7 +128,7 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
         moves = checked(tuple[Move, ...], body.get("moves"))
     except ValueError as exc:
         raise ManifestError(f"{where}: `moves` is off ({fault_of(exc)}).") from exc
-    found = Channel(name, channel, moves, tuple(signatures), tag)
+    found = Channel(name, channel, moves, signatures, tag)
     if not moves or found.body != body:
         raise ManifestError(
             f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than it "

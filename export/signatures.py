@@ -10,7 +10,7 @@ import base64
 import codecs
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manifests.digests import canonical_json, sha256_bytes
 from manifests.errors import ConfigError, GateError
@@ -30,6 +30,14 @@ _MAX_KEY_BYTES = 1 << 16
 _MIN_KEY_CHARS = 40
 """Of 32 bytes in hex or base64, with some lost."""
 _MAKE = "openssl genpkey -algorithm ed25519"
+
+
+class Signature(NamedTuple):
+    """A signature, as a record holds it: 64 bytes in base64, and the first digits of the sha256 of the public key."""
+
+    algorithm: str
+    key_id: str
+    signature: str
 
 
 class SigningKey:
@@ -57,12 +65,12 @@ class SigningKey:
         self._key: Ed25519PrivateKey = key
         self.key_id = _key_id(key.public_key())
 
-    def sign(self, kind: str, body: Mapping[str, Any]) -> dict[str, str]:
-        """A signature, as a record holds it."""
+    def sign(self, kind: str, body: Mapping[str, Any]) -> Signature:
+        """Sign a record's body."""
         signed = self._key.sign(_message(kind, body))
-        return {"algorithm": ALGORITHM, "key_id": self.key_id, "signature": base64.b64encode(signed).decode()}
+        return Signature(ALGORITHM, self.key_id, base64.b64encode(signed).decode())
 
-    def has_signed(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Mapping[str, str]]) -> bool:
+    def has_signed(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bool:
         """Whether one of the signatures is truly ours, of this very body; a key id alone proves nothing."""
         return any(_is_true(self._key.public_key(), self.key_id, kind, body, signature) for signature in signatures)
 
@@ -95,7 +103,7 @@ class TrustedKeys:
                 raise ConfigError(f"{where}: not an ed25519 key.")
             self._keys[_key_id(key)] = key
 
-    def check(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Mapping[str, str]], where: str) -> str:
+    def check(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Signature], where: str) -> str:
         """The id of the trusted key that signed this body.
 
         Raises:
@@ -106,10 +114,10 @@ class TrustedKeys:
                 f"{where}: is not signed, and a key was given. Have it signed (--sign-key), or pull without --key."
             )
         for signature in signatures:
-            key = self._keys.get(signature["key_id"])
-            if key is not None and _is_true(key, signature["key_id"], kind, body, signature):
-                return signature["key_id"]
-        signers = sorted({signature["key_id"] for signature in signatures})
+            key = self._keys.get(signature.key_id)
+            if key is not None and _is_true(key, signature.key_id, kind, body, signature):
+                return signature.key_id
+        signers = sorted({signature.key_id for signature in signatures})
         if claimed := [signer for signer in signers if signer in self._keys]:
             raise GateError(
                 f"{where}: its signature by key {claimed[0]} is false: what was signed has changed. Refused."
@@ -120,36 +128,34 @@ class TrustedKeys:
         )
 
 
-def read_signatures(held: Any) -> list[dict[str, str]]:
+def read_signatures(held: Any) -> tuple[Signature, ...]:
     """Signatures as JSON holds them.
 
     Raises:
         ValueError: they are none.
     """
-    keys = {"algorithm", "key_id", "signature"}
     if not isinstance(held, list) or len(held) > MAX_SIGNATURES:
         raise ValueError("`signatures` is not a list, or too long")
-    for item in held:
-        if (
-            not isinstance(item, dict)
-            or item.keys() != keys
-            or not all(isinstance(value, str) for value in item.values())
-        ):
-            raise ValueError("a signature is not algorithm, key_id and signature")
-        if len(item["key_id"]) != KEY_ID_DIGITS or set(item["key_id"]) - set("0123456789abcdef"):
-            raise ValueError(f"a signature's key_id is not {KEY_ID_DIGITS} hex digits")
-    return held
+    return tuple(_signature(item) for item in held)
 
 
-def _is_true(
-    key: Ed25519PublicKey, key_id: str, kind: str, body: Mapping[str, Any], signature: Mapping[str, str]
-) -> bool:
+def _signature(held: Any) -> Signature:
+    is_one = isinstance(held, dict) and held.keys() == set(Signature._fields)
+    if not is_one or not all(isinstance(value, str) for value in held.values()):
+        raise ValueError("a signature is not algorithm, key_id and signature")
+    found = Signature(**held)
+    if len(found.key_id) != KEY_ID_DIGITS or set(found.key_id) - set("0123456789abcdef"):
+        raise ValueError(f"a signature's key_id is not {KEY_ID_DIGITS} hex digits")
+    return found
+
+
+def _is_true(key: Ed25519PublicKey, key_id: str, kind: str, body: Mapping[str, Any], signature: Signature) -> bool:
     from cryptography.exceptions import InvalidSignature
 
-    if (signature["algorithm"], signature["key_id"]) != (ALGORITHM, key_id):
+    if (signature.algorithm, signature.key_id) != (ALGORITHM, key_id):
         return False
     try:
-        key.verify(base64.b64decode(signature["signature"], validate=True), _message(kind, body))
+        key.verify(base64.b64decode(signature.signature, validate=True), _message(kind, body))
     except (InvalidSignature, ValueError):
         return False
     return True

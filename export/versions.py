@@ -11,15 +11,16 @@ A version's body never changes. Signatures are added beside it, and each is of t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from export.bundles import MANIFEST_NAME, Bundle, BundleFile, read_files, strict_json
 from export.file_names import check_names
-from export.signatures import SigningKey, read_signatures
+from export.signatures import Signature, SigningKey, read_signatures
 from manifests.digests import digest_of, readable_json
 from manifests.errors import InputError, ManifestError, TransientError, UsageError
+from manifests.records import plain
 from manifests.storage.bundle_store_ports import BundleStore
 
 VERSION_KIND = "version"
@@ -57,7 +58,7 @@ class Version:
     name: str
     version: str
     files: tuple[BundleFile, ...]
-    signatures: tuple[Mapping[str, str], ...] = ()
+    signatures: tuple[Signature, ...] = ()
     tag: str = ""
 
     @property
@@ -88,8 +89,7 @@ class Version:
 
     def record(self) -> bytes:
         """The version as it is written."""
-        held = {"kind": VERSION_KIND, "format": RECORD_FORMAT, "body": self.body, "signatures": list(self.signatures)}
-        return readable_json(held)
+        return record_bytes(VERSION_KIND, self.body, self.signatures)
 
 
 def parse_address(text: str) -> Address:
@@ -169,7 +169,7 @@ def find_version(bundle_store: BundleStore, name: str, version: str) -> Version 
     check_names(paths, where)
     if MANIFEST_NAME not in paths:
         raise ManifestError(f"{where}: lists no {MANIFEST_NAME}.")
-    found = Version(name, version, files, tuple(signatures), tag)
+    found = Version(name, version, files, signatures, tag)
     if found.body != body:
         raise ManifestError(
             f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than it "
@@ -219,7 +219,13 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
         )
 
 
-def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+def record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bytes:
+    """A record as it is written; the inverse of `read_record`."""
+    held = {"kind": kind, "format": RECORD_FORMAT, "body": body, "signatures": plain(signatures)}
+    return readable_json(held)
+
+
+def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], tuple[Signature, ...]]:
     """Body and signatures of a record.
 
     Raises:
@@ -230,10 +236,11 @@ def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], lis
         raise ManifestError(
             f"{where}: no {kind} of format {RECORD_FORMAT} (kind {held.get('kind')!r}, format {held.get('format')!r})."
         )
-    if not isinstance(held.get("body"), dict):
+    body = held.get("body")
+    if not isinstance(body, dict):
         raise ManifestError(f"{where}: `body` is missing.")
     try:
-        return held["body"], read_signatures(held.get("signatures"))
+        return body, read_signatures(held.get("signatures"))
     except ValueError as exc:
         raise ManifestError(f"{where}: {exc}.") from exc
 

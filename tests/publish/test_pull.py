@@ -427,7 +427,7 @@ class TestWithAKey:
         put(
             local_bundle_store,
             channel_name("ecom", "stable"),
-            json.dumps({**held, "signatures": list(signed.signatures)}).encode(),
+            json.dumps({**held, "signatures": [one._asdict() for one in signed.signatures]}).encode(),
         )
         self.refused(local_bundle_store, served, keys, "is false")
 

@@ -23,7 +23,7 @@ def test_what_a_key_signed_its_public_half_believes_whatever_form_the_keys_come_
         for public in (str(keys["ours.pub"]), keys["ours.pub"].read_text()):
             assert (
                 TrustedKeys([public]).check("version", dict(reversed(BODY.items())), [signature], "here")
-                == signature["key_id"]
+                == signature.key_id
             )
 
 
@@ -41,14 +41,14 @@ def test_a_signature_is_of_one_body_and_one_kind(keys: dict[str, Path], change: 
 def test_no_made_up_signature_is_believed(keys: dict[str, Path], raw: bytes, how: str) -> None:
     import base64
 
-    signature = {**SigningKey(str(keys["ours"])).sign("version", BODY), how: base64.b64encode(raw).decode()}
+    signature = SigningKey(str(keys["ours"])).sign("version", BODY)._replace(**{how: base64.b64encode(raw).decode()})
     with pytest.raises(GateError):
         TrustedKeys([str(keys["ours.pub"])]).check("version", BODY, [signature], "here")
 
 
 def test_a_stranger_who_takes_our_key_id_is_found_out(keys: dict[str, Path]) -> None:
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
-    signature = {**theirs.sign("version", BODY), "key_id": ours.key_id}
+    signature = theirs.sign("version", BODY)._replace(key_id=ours.key_id)
     with pytest.raises(GateError, match="is false"):
         TrustedKeys([str(keys["ours.pub"])]).check("version", BODY, [signature], "here")
 
