@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -350,7 +350,7 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
-        raise ConfigError(f"{where}: " + "; ".join(_fault(model, fault) for fault in exc.errors())) from exc
+        raise ConfigError(f"{where}: " + "; ".join(_fault_text(model, fault) for fault in _faults_in(exc))) from exc
 
 
 _YAML_HINTS = {
@@ -360,29 +360,42 @@ _YAML_HINTS = {
 }
 
 
-def _fault(model: type[BaseModel], fault: Any) -> str:
-    path = ".".join(str(step) for step in fault["loc"]) or "the spec"
-    if fault["loc"][:1] == (STORAGE_KEY,) and fault["type"] != "value_error":
+class _Fault(NamedTuple):
+    """What pydantic says of one fault."""
+
+    type: str
+    loc: tuple[int | str, ...]
+    msg: str
+    input: Any
+
+
+def _faults_in(error: ValidationError) -> list[_Fault]:
+    faults: list[Any] = error.errors(include_url=False, include_context=False)
+    return [_Fault(**fault) for fault in faults]
+
+
+def _fault_text(model: type[BaseModel], fault: _Fault) -> str:
+    path = ".".join(str(step) for step in fault.loc) or "the spec"
+    if fault.loc[:1] == (STORAGE_KEY,) and fault.type != "value_error":
         return (
             f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: "
             f"prod}}}}"
         )
-    if fault["type"] in ("extra_forbidden", "invalid_key"):
-        known = _known_keys(model, fault["loc"][:-1])
-        key = str(fault["loc"][-1])
+    if fault.type in ("extra_forbidden", "invalid_key"):
+        known = _known_keys(model, fault.loc[:-1])
+        key = str(fault.loc[-1])
         hint = nearest(key, known)
         allowed = f"did you mean `{hint}`?" if hint else f"known keys are {', '.join(known)}"
         return f"unknown key `{path}`: {allowed}"
-    if fault["type"] == "missing":
+    if fault.type == "missing":
         return f"`{path}` is missing"
-    if fault["type"] == "model_type":
+    if fault.type == "model_type":
         return (
-            f"`{path}` = {_shown(fault['input'])}: want a mapping with the keys "
-            f"{', '.join(_known_keys(model, fault['loc']))}"
+            f"`{path}` = {_shown(fault.input)}: want a mapping with the keys {', '.join(_known_keys(model, fault.loc))}"
         )
-    hint = _YAML_HINTS.get(fault["type"], "")
-    message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
-    shown = "" if fault["loc"][:1] == (STORAGE_KEY,) else f" = {_shown(fault['input'])}"
+    hint = _YAML_HINTS.get(fault.type, "")
+    message = re.sub(r"^(Value error|Assertion failed), ", "", fault.msg)
+    shown = "" if fault.loc[:1] == (STORAGE_KEY,) else f" = {_shown(fault.input)}"
     return f"`{path}`{shown}: {message[:1].lower()}{message[1:]}{hint}"
 
 

@@ -58,7 +58,17 @@ if TYPE_CHECKING:
 @output_option
 @sigterm_ends()
 def export(
-    student: str, to: str, overrides: tuple[str, ...], replace: bool, done_ok: bool, output: str, **options: Any
+    student: str,
+    to: str,
+    provider: str,
+    pairs: str | None,
+    gold: str | None,
+    gold_map: str | None,
+    overrides: tuple[str, ...],
+    replace: bool,
+    done_ok: bool,
+    output: str,
+    **own: Any,
 ) -> int:
     """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of
     its own.
@@ -72,13 +82,10 @@ def export(
     from manifests.judging.qrels import parse_map
     from manifests.specs import validate_spec
 
-    if options["pairs"] is None and (options["gold"] or options["gold_map"]):
+    if pairs is None and (gold or gold_map):
         raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
-    values = {name: options[name] for name in ("formats", "precisions", "exporter", "logits", "triton", "licence")}
-    spec = validate_spec(ExportSpec, lay_over(values, overrides), where="the options")
-    source = None
-    if options["pairs"] is not None:
-        source = PairsFile(options["pairs"], options["gold"], parse_map(options["gold_map"], "--gold-map"))
+    spec = validate_spec(ExportSpec, lay_over(own, overrides), where="the options")
+    source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"))
     storage = Storage()
     folder = _student(student, storage)
     done = export_bundle(
@@ -87,7 +94,7 @@ def export(
         spec,
         storage,
         pairs=source,
-        provider=options["provider"],
+        provider=provider,
         is_replacing=replace,
         say=lambda line: click.echo(line, err=True),
     )

@@ -85,13 +85,14 @@ def parse_gate(name: str, text: str) -> Gate:
         ConfigError: it is not that.
     """
     found = _BOUND.fullmatch(text.strip())
-    number = 1.0 if found is None or found["plain"] else float(found["number"])
-    if found is None or not name or not math.isfinite(number):
+    sign, written, times, plain = found.group("sign", "number", "times", "plain") if found else ("", None, None, None)
+    number = 1.0 if written is None else float(written)
+    if not sign or not name or not math.isfinite(number):
         raise ConfigError(
             f'require: `{name}: "{text}"` is no gate. Write a sign and a bound, for instance ">=0.62" or '
             f'">=0.9*{TEACHER}".'
         )
-    return Gate(name, _own_name(name), text.strip(), found["sign"], number, bool(found["times"] or found["plain"]))
+    return Gate(name, _own_name(name), text.strip(), sign, number, bool(times or plain))
 
 
 def _own_name(name: str) -> str:
@@ -120,11 +121,12 @@ def parse_flag(text: str) -> Gate:
         raise UsageError(
             f"--require {text}: write a figure, a sign and a bound, for instance --require 'macro_f1>=0.9*{TEACHER}'"
         )
+    name, bound = found.group("name", "bound")
     try:
-        return parse_gate(found["name"], found["bound"])
+        return parse_gate(name, bound)
     except ConfigError as exc:
         raise UsageError(
-            f"--require {text}: the bound `{found['bound']}` is neither a number nor a number times `{TEACHER}`."
+            f"--require {text}: the bound `{bound}` is neither a number nor a number times `{TEACHER}`."
         ) from exc
 
 
