@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gc": ("jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
     "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
-    "doctor": ("jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
+    "doctor": ("jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": (
         "jobs.commands.demo:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",

@@ -375,7 +375,7 @@ def test_output_json_prints_one_object_whatever_happens(
     before: Callable[[Callable[..., Any]], None],
     code: int,
 ) -> None:
-    monkeypatch.setattr("jobs.commands.setup._devices", lambda: ["cpu"])  # to look for a GPU, torch is loaded: seconds
+    monkeypatch.setattr("jobs.commands.doctor._devices", lambda: ["cpu"])  # to look for a GPU, torch is loaded: seconds
     write_pairs()
     write_job()
     before(relabel)
