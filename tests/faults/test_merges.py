@@ -30,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from distill.students.label_tables import load_labels
 from distill.students.specs import LabelSource
-from jobs.commands.inspect import verify
+from jobs.cli import relabel
 from jobs.merge.merging import merge_outputs
 from jobs.planning.job_files import load_job
 from jobs.planning.opening import open_run
@@ -420,7 +420,7 @@ class Merges(RuleBasedStateMachine):
         manifest = json.loads(tree["manifest.json"])
         ok = sum(status == "ok" for status, _ in wanted.values())
         assert manifest["rows"] == {"in": len(wanted), "labelled": ok, "reused": 0, "quarantined": len(wanted) - ok}
-        assert verify.main([self._root(name), "--output", "json"], standalone_mode=False) == 0
+        assert relabel.main(["verify", self._root(name), "--output", "json"], standalone_mode=False) == 0
 
     def teardown(self) -> None:
         """However it stands: everything is run to its end and merged once more, and each row is there, for those who

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.commands.inspect import verify
+from jobs.cli import relabel
 from manifests.errors import ManifestError
 from manifests.runs.plans import load_plan
 from manifests.runs.proofs import RunRows
@@ -42,7 +42,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def run_verify(out: Path) -> Any:
-    return verify.main([str(out)], standalone_mode=False)
+    return relabel.main(["verify", str(out)], standalone_mode=False)
 
 
 def load(out: Path, name: str) -> Any:
