@@ -29,7 +29,7 @@ _ADDED = {COSINE: pa.float32(), COSINES: pa.large_list(pa.float32()), SIMILAR: p
 _BATCH_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
 _GROUP_ROWS = 16_384
-_MARK = b"relabel.similar"
+_FINGERPRINT_KEY = b"relabel.similar"
 """Key of the Parquet file's metadata that says what it was made of and how."""
 
 
@@ -114,7 +114,7 @@ class SimilarPairs:
         """
         try:
             with open_parquet(target, self._storage) as parquet:
-                found = (parquet.schema_arrow.metadata or {}).get(_MARK, b"").decode()
+                found = (parquet.schema_arrow.metadata or {}).get(_FINGERPRINT_KEY, b"").decode()
         except InputError as exc:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return False
@@ -133,7 +133,7 @@ class SimilarPairs:
             InputError: the rows can't be read.
             DiskFullError, StoreError: it can't be written; what stood there before still does.
         """
-        mark = {_MARK: fingerprint.encode()}
+        mark = {_FINGERPRINT_KEY: fingerprint.encode()}
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
         counts = SimilarCounts()
         with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:

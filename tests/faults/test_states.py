@@ -158,8 +158,6 @@ class Runs(RuleBasedStateMachine):
         for module in ("helping", "sessions"):
             self.patch.setattr(f"jobs.running.{module}.time", self.clock)
         self.patch.setattr(failpoints, "hit", self._hit)
-        for module in ("runs.receipts", "runs.plans", "runs.run_folder", "storage.local_run_store"):
-            self.patch.setattr(f"manifests.{module}.failpoints.hit", self._hit)
         self.patch.setattr(
             "manifests.storage.object_run_store.objects_of",
             lambda url, storage: (self.objects, url.partition("://")[2]),
