@@ -206,3 +206,12 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free device and memory. Safe to call twice."""
         ...
+
+
+@runtime_checkable
+class KeepsCosts(Protocol):
+    """An engine that counts what its asks cost beyond their tokens."""
+
+    def costs(self) -> dict[str, Any]:
+        """Requests, tries, tokens and money so far, by name, for the receipts; may be called once it is closed."""
+        ...

@@ -19,8 +19,10 @@ from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.running.reusing import Reuse, earlier_outputs, label_keys
+from labelers.engines.registry import CountsTokens
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
+from manifests.engine_options import gpus_of
 from manifests.errors import VerdictError
 from manifests.formats import Choice, Indices, JsonIndices, Lines, Text, closing_of, opening_of
 from manifests.labels import Pair
@@ -119,7 +121,7 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
     stages = _stages(opened, asked, history, kept, counts, num_chunks)
     seconds, seconds_basis = _seconds(stages, asked, history, num_chunks)
     spec = opened.job.spec
-    gpus = int(getattr(spec.engine.args, "tensor_parallel_size", 1) or 1)
+    gpus = gpus_of(spec.engine.args)
     found = Estimate(
         rows=rows,
         rows_reused=reused.rounded(),
@@ -341,10 +343,9 @@ def _token_counter(opened: OpenRun) -> Callable[[Ask], int]:
     """The engine's own count of a prompt's tokens, where it has one that needs no weights; else
     characters over four.
     """
-    make = getattr(opened.job.engine_class, "token_counter", None)
-    if make is not None:
-        counter: Callable[[Ask], int] = make(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
-        return counter
+    engine = opened.job.engine_class
+    if isinstance(engine, CountsTokens):
+        return engine.token_counter(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
     return lambda ask: int(sum(len(message.text) for message in ask.messages) / DEFAULT_CHARS.value) + 1
 
 

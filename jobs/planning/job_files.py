@@ -26,6 +26,7 @@ from jobs.planning.spec_variables import spec_variables
 from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
 from labelers.engines.registry import EngineClass, engine_class
 from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
+from manifests.engine_options import KeepsModels, secret_variables
 from manifests.errors import ConfigError, UsageError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.labels import Reads
@@ -91,9 +92,9 @@ class Job:
             ModelError: there is no such model, or it can't be fetched.
         """
         engine = self.spec.engine
-        if engine.model is not None and "cache_dir" in type(engine.args).model_fields:
-            cache_dir: str | None = getattr(engine.args, "cache_dir")  # noqa: B009 (an option of some engines)
-            fetch_model(engine.model, self.storage, cache_dir=Path(cache_dir) if cache_dir else None)
+        if engine.model is not None and isinstance(engine.args, KeepsModels):
+            cache = engine.args.cache_dir
+            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
         return self.engine_class.model_digest(engine)
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
@@ -234,8 +235,7 @@ def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str
 
     Which options name one, an engine's option model says in `secret_variables`.
     """
-    names = {option: getattr(engine.args, option) for option in sorted(getattr(engine.args, "secret_variables", ()))}
-    held = {option: name for option, name in names.items() if name in environment}
+    held = {option: name for option, name in secret_variables(engine.args).items() if name in environment}
     for name in held.values():
         keep_secret(environment[name], f"the variable {name}")
     return {option: SecretStr(environment[name]) for option, name in held.items()}

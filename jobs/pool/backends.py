@@ -10,6 +10,7 @@ from jobs.running.conclusions import RunReport
 from jobs.running.labeling import label
 from jobs.running.sessions import Session
 from manifests.asks import EngineFacts
+from manifests.engine_options import gpus_of
 from manifests.errors import UsageError
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_stores import shard_lock_name
@@ -59,7 +60,7 @@ class WorkerPool:
 
 def gpus_each(session: Session) -> int:
     """GPUs that one engine of this job spreads over."""
-    return int(getattr(session.opened.job.spec.engine.args, "tensor_parallel_size", 1))
+    return gpus_of(session.opened.job.spec.engine.args)
 
 
 def _is_held_by_others(session: Session) -> bool:

@@ -36,6 +36,7 @@ from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
+from manifests.engine_options import secret_variables
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
 from manifests.extras import require
 from manifests.secrets.redaction import redacted
@@ -392,8 +393,7 @@ class Driver:
 
 def passed_on(session: Session, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that workers on other nodes need, the engine's secrets among them."""
-    args = session.opened.job.spec.engine.args
-    secret_names = {getattr(args, option) for option in getattr(args, "secret_variables", ())}
+    secret_names = set(secret_variables(session.opened.job.spec.engine.args).values())
     return {name: value for name, value in environment.items() if name.startswith(PASSED_ON) or name in secret_names}
 
 

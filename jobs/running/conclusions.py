@@ -12,12 +12,12 @@ from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
 from jobs.running.sessions import Session
+from manifests.engine_options import price_of
 from manifests.errors import GateError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import Snapshot, Tally, build_manifest
 from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
-from manifests.specs import EngineArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def conclude(session: Session) -> RunReport:
             output_tokens=progress.kept("output_tokens"),
             reused=progress.reused,
             statuses=dict(progress.statuses),
-            in_vain=replace(in_vain, cost=_price(spec.engine.args, in_vain)),
+            in_vain=replace(in_vain, cost=price_of(spec.engine.args, in_vain.prompt_tokens, in_vain.output_tokens)),
             chunks_committed=progress.chunks_committed,
             chunks_lost=progress.chunks_lost,
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
@@ -147,14 +147,6 @@ def conclude(session: Session) -> RunReport:
     )
     report.exit = _exit(report, session, was_finished_now=was_finished_now)
     return report
-
-
-def _price(args: EngineArgs, asked: AskedInVain) -> float | None:
-    """What tokens cost with an engine that is paid by them; None where it names no price."""
-    prices = [getattr(args, f"price_per_million_{way}", None) for way in ("input", "output")]
-    if prices == [None, None]:
-        return None
-    return ((prices[0] or 0.0) * asked.prompt_tokens + (prices[1] or 0.0) * asked.output_tokens) / 1e6
 
 
 def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:

@@ -21,7 +21,7 @@ from jobs.running.loop import IDLE_S, RunLoop
 from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
-from manifests.asks import Engine, EngineFacts
+from manifests.asks import Engine, EngineFacts, KeepsCosts
 from manifests.errors import LockHeldError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.reuse import why_nothing
@@ -116,8 +116,7 @@ def work(
                 _drive(engine, session, begun.chunks, on_progress)
             finally:
                 engine.close()
-            costs = getattr(engine, "costs", None)
-            worked.costs = costs() if costs is not None else None
+            worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None
     finally:
         session.close()
     return worked

@@ -24,6 +24,7 @@ from jobs.running.stops import Stop
 from jobs.running.watch import Watch
 from jobs.running.work_left import WorkLeft
 from manifests.asks import EngineFacts
+from manifests.engine_options import price_of
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
 from manifests.runs.label_files import file_schema
@@ -350,4 +351,4 @@ def _may_help(spec: JobSpec) -> bool:
     """What the spec says; by default unless a chunk that two ask is paid twice."""
     if spec.run.help is not None:
         return spec.run.help
-    return all(getattr(spec.engine.args, f"price_per_million_{way}", None) is None for way in ("input", "output"))
+    return price_of(spec.engine.args, 1, 1) is None

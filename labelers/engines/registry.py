@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import Ask, Engine
@@ -26,8 +26,8 @@ class EngineClass(Protocol):
     """What an engine's class offers before any model is loaded. Importing its module loads no heavy package."""
 
     Args: ClassVar[type[EngineArgs]]
-    """Option model of the spec's `engine.args`. Where it has a `cache_dir`, a model at a URL or in a wheel is fetched
-    there before any of these is called, for `resolve_model` to find.
+    """Option model of the spec's `engine.args`. What its options may also say: `KeepsModels`, `SpansGpus`,
+    `PaidByToken` and `TakesSecrets` of `manifests.engine_options`.
     """
 
     @staticmethod
@@ -58,12 +58,24 @@ class EngineClass(Protocol):
         """
         ...
 
-    # Optional: `token_counter(spec, *, overlong)`, a static method that returns a function from an ask to its prompt's
-    # tokens, without the
-    # weights. An engine without one has its prompts counted as characters over four.
-
     def __call__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Engine:
         """Start the engine: load the model, or raise ModelError or MissingExtraError."""
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """The class of an engine that counts a prompt's tokens without the weights; without it they are characters over
+    four.
+    """
+
+    @staticmethod
+    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
+        """From an ask to its prompt's tokens.
+
+        Raises:
+            ModelError: the model's tokenizer can't be read.
+        """
         ...
 
 
