@@ -26,6 +26,7 @@ from distill.students.students import (
 )
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
+from export.bundle_formats import ONNX, load_format
 from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
 from export.contracts import check_tokens, input_contract, write_tokenizer
@@ -36,7 +37,6 @@ from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs,
 from export.sessions import ModelSession, provider_here
 from export.specs import ExportSpec
 from export.student_facts import ModelFile, StudentFacts, StudentInputs, read_student_facts
-from export.tensorrt_engines import PRECISIONS, add_engine, check_builder
 from export.token_lengths import describe_lengths
 from export.triton import write_repository
 from manifests.digests import digest_of, readable_json
@@ -109,9 +109,9 @@ def export_bundle(
     if done is not None:
         return Exported(done, was_done=True)
     provider = provider_here(provider)
-    engines = [name for name in spec.precisions if name in PRECISIONS] if "tensorrt" in spec.formats else []
-    if "tensorrt" in spec.formats:
-        check_builder()
+    further = {name: load_format(name) for name in spec.formats if name != ONNX}
+    for form in further.values():
+        form.check()
     manifest = student_manifest(path)
     compared, training = _pairs(record, manifest, pairs, spec, storage)
     student = load_student(path)
@@ -132,9 +132,10 @@ def export_bundle(
         _write_papers(folder, described, judged, spec)
         _check_gates(folder, parity, judged, target)
         bundle = _finish(folder, facts | {"parity": parity}, target)
-    for precision in engines:
-        say(f"{precision}: building a TensorRT engine")
-        bundle = add_engine(target, precision=precision)
+    for name, form in further.items():
+        for precision in [one for one in spec.precisions if one in form.precisions]:
+            say(f"{precision}: making {name}")
+            bundle = form.add(target, precision)
     return Exported(bundle, was_done=False)
 
 

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 
 from manifests.specs import Fraction, Spec
 
-Format = Literal["onnx", "tensorrt"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 
 
@@ -54,8 +53,8 @@ class ParitySpec(Spec):
 class ExportSpec(Spec):
     """Options of `relabel export`."""
 
-    formats: tuple[Format, ...] = ("onnx",)
-    """`onnx` always comes along: it is what TensorRT builds from, and what the loader falls back to."""
+    formats: tuple[str, ...] = ("onnx",)
+    """Registered ones, see `export.bundle_formats`; `onnx` always comes along."""
     precisions: tuple[Precision, ...] = ("fp32",)
     """int8 is dynamic; int8-static is calibrated on pairs of the training split. fp32 is always exported: all others
     are made of it.

@@ -96,27 +96,34 @@ def capability_here() -> tuple[str | None, str | None]:
     return (name.strip(), capability.strip()) if done.returncode == 0 and comma else (None, None)
 
 
-def check_builder() -> None:
-    """Whether engines can be built here, before anything else is.
+class EngineFormat:
+    """Engines for this machine, as a bundle's format; see `export.bundle_formats`."""
 
-    Raises:
-        MissingExtraError: no TensorRT, or no GPU.
-    """
-    find_tensorrt()
-    if capability_here()[1] is None:
-        raise MissingExtraError(
-            "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
-            "serves."
-        )
+    precisions = PRECISIONS
+
+    def check(self) -> None:
+        """Whether engines can be built here.
+
+        Raises:
+            MissingExtraError: no TensorRT, or no GPU.
+        """
+        find_tensorrt()
+        if capability_here()[1] is None:
+            raise MissingExtraError(
+                "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
+                "serves."
+            )
+
+    def add(self, bundle: Path, precision: str) -> Bundle:
+        """Put an engine for this machine into a bundle, which is sealed anew."""
+        with made_beside(bundle) as part:
+            _copy_with_engine(bundle, part, precision=precision, capability=None)
+            with locked(bundle, waits=True):
+                switch(part, bundle)
+        return open_bundle(bundle, check_bytes=False)
 
 
-def add_engine(bundle: Path, *, precision: str) -> Bundle:
-    """Put an engine for this machine into a bundle, which is sealed anew."""
-    with made_beside(bundle) as part:
-        _copy_with_engine(bundle, part, precision=precision, capability=None)
-        with locked(bundle, waits=True):
-            switch(part, bundle)
-    return open_bundle(bundle, check_bytes=False)
+ENGINES = EngineFormat()
 
 
 def build(

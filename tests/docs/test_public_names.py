@@ -26,6 +26,7 @@ PORTS = (
     "labelers.engines.registry.EngineClass",
     "manifests.asks.Engine",
     "export.exporters.Exporter",
+    "export.bundle_formats.BundleFormat",
 )
 """What an object behind an entry point answers to."""
 

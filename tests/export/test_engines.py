@@ -164,10 +164,10 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
 
     builds(fails)
     with pytest.raises(ModelError):
-        engines.add_engine(target, precision="fp16")
+        engines.ENGINES.add(target, "fp16")
     assert open_bundle(target).version == before.version
     builds(lambda: b"engine")
-    made = engines.add_engine(target, precision="fp16")
+    made = engines.ENGINES.add(target, "fp16")
     assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
     assert open_bundle(target).version == made.version
     assert left_beside(target) == ["bundle"]

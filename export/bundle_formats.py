@@ -1,0 +1,52 @@
+"""Forms of a model that a bundle may hold beside its ONNX files, by name. One line each; third parties use the entry
+point group.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from pathlib import Path
+from typing import Protocol
+
+from export.bundles import Bundle
+from manifests.errors import ConfigError
+from manifests.specs import unknown_name
+
+GROUP = "relabel.bundle_formats"
+FORMATS = {"tensorrt": "export.tensorrt_engines:ENGINES"}
+ONNX = "onnx"
+"""What every bundle holds: other forms are made of it, and the loader falls back to it."""
+
+
+class BundleFormat(Protocol):
+    """A form, made of the fp32 ONNX model of a sealed bundle."""
+
+    precisions: tuple[str, ...]
+    """Those that it knows; an export writes each of them that it is asked for."""
+
+    def check(self) -> None:
+        """Look whether it can be made here, before anything else is.
+
+        Raises:
+            MissingExtraError: a package or a device is absent.
+        """
+        ...
+
+    def add(self, bundle: Path, precision: str) -> Bundle:
+        """Put its files into a bundle, which is sealed anew in one step."""
+        ...
+
+
+def load_format(name: str) -> BundleFormat:
+    """The form of a name.
+
+    Raises:
+        ConfigError: no such form; names the nearest.
+    """
+    found = {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)} | FORMATS
+    if name not in found:
+        raise ConfigError(unknown_name("format", name, [ONNX, *found]))
+    module, _, attribute = found[name].partition(":")
+    loaded: BundleFormat = getattr(importlib.import_module(module), attribute)
+    return loaded
