@@ -30,8 +30,9 @@ from manifests.engine_options import KeepsModels, secret_variables
 from manifests.errors import ConfigError, UsageError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.labels import Reads
+from manifests.runs.fingerprints import fingerprint_parts, is_plan_of
 from manifests.runs.label_keys import BY_CONTENT, stage_digests
-from manifests.runs.plans import PLAN_NAME, fingerprint_parts, is_plan_of, load_plan
+from manifests.runs.plans import PLAN_NAME, load_plan
 from manifests.secrets.redaction import keep_secret, secret_in
 from manifests.secrets.secret_names import STORAGE_KEY, names_secret
 from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec

@@ -41,8 +41,8 @@ from manifests.inputs.dataset import Dataset
 from manifests.labels import Label, LabelColumn, Pair
 from manifests.phi import PhiTable
 from manifests.records import checked
+from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_keys import stage_digests
-from manifests.runs.plans import fingerprint_parts
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec
 from manifests.storage.context import Storage

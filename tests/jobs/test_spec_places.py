@@ -19,8 +19,9 @@ from jobs.planning.opening import open_run
 from jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
 from labelers.engines.registry import engine_class, engine_names
 from manifests.errors import ConfigError
+from manifests.runs.fingerprints import is_plan_of
 from manifests.runs.label_keys import BY_CONTENT, recipe_digest
-from manifests.runs.plans import Plan, is_plan_of
+from manifests.runs.plans import Plan
 from manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
 from tests.jobs.conftest import JOB
 from tests.reuse.test_label_keys import PARTS

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.inputs.dataset import open_dataset
-from manifests.runs.plans import make_plan, write_plan
+from manifests.runs.cutting import make_plan
+from manifests.runs.plans import write_plan
 from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
 from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow

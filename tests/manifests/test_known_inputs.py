@@ -18,8 +18,9 @@ from manifests.inputs import dataset as dataset_module
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.input_files import list_files, listed_stamp
 from manifests.labels import Reads
+from manifests.runs.cutting import make_plan
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan, make_plan, write_plan
+from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore

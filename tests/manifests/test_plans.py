@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.plans import check_plan, cut_queries, load_plan, make_plan, shard_row_ids, write_plan
+from manifests.runs.cutting import cut_queries, make_plan
+from manifests.runs.fingerprints import check_plan
+from manifests.runs.plans import load_plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
@@ -180,3 +182,10 @@ def test_another_job_is_refused_with_every_difference(tmp_path: Path) -> None:
     assert 'labeler.name: was "r3a", is "direct"' in str(caught.value)
     assert "engine.seed: was 7, is 8" in str(caught.value)
     assert "grades" not in str(caught.value)
+
+
+def test_a_plan_without_a_part_that_readers_need_is_refused_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["a", "b"])
+    plan, _ = make_plan(dataset_of(tmp_path), {"labeler": {"name": "r3a"}}, name="job", shards=1, chunk_rows=4)
+    with pytest.raises(ManifestError, match=r"plan.json: its `parts` .*columns"):
+        _ = plan.facts

@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.inputs.dataset import open_dataset
+from manifests.runs.cutting import make_plan
+from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_files import file_schema
-from manifests.runs.plans import fingerprint_parts, make_plan, shard_row_ids, write_plan
+from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.receipts import ChunkFacts, ChunkId, commit_chunk
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest

@@ -1,0 +1,104 @@
+"""The fingerprint: what ties an output to one job, and whose plan a plan is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from manifests.digests import canonical_json, digest_of
+from manifests.errors import StaleRunError
+from manifests.inputs.dataset import Dataset, changed_files
+from manifests.runs.label_keys import engine_parts, parts_as_of
+from manifests.runs.plans import Plan
+from manifests.schemas import SCHEMA_VERSION
+
+
+def fingerprint_parts(
+    dataset: Dataset,
+    *,
+    limit: int | None,
+    overlong: str,
+    labeler: dict[str, Any],
+    label_columns: Mapping[str, str],
+    templates: dict[str, str],
+    stages: dict[str, str],
+    engine: dict[str, Any],
+    model_digest: str,
+    cut: dict[str, int],
+) -> dict[str, Any]:
+    """What ties an output to one job, as plain values whose differences a person can read.
+
+    Input paths are not part of it: a data set may move, its identity is what its footers say.
+
+    Args:
+        label_columns: those that the labeler declares, name → kind, in their order in the label files.
+        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names
+            the stage that a changed template belongs to, and changes also where the code that renders it does.
+    """
+    parts: dict[str, Any] = {
+        "inputs": digest_of([list(file.identity) for file in dataset.files]),
+        "limit": limit,
+        "overlong": overlong,
+        "columns": dataset.columns.model_dump(mode="json"),
+        "labeler": labeler,
+        "label_columns": list(label_columns.items()),
+        "templates": templates,
+        "stages": stages,
+        "engine": engine,
+        "model": model_digest,
+        "schema": SCHEMA_VERSION,
+        "cut": cut,
+    }
+    if dataset.reads.columns:
+        parts["input_columns"] = [one.name for one in dataset.reads.columns]
+    if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
+        parts["whole_queries"] = True
+    held: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
+    return held
+
+
+def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
+    """Whether a plan is that of the job whose parts these are."""
+    parts = parts_as_of(parts, plan.parts)
+    return plan.parts == parts or (
+        "engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts
+    )
+
+
+def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
+    """Refuse to go on with a plan made for other inputs or another job.
+
+    Raises:
+        StaleRunError: names every file that changed, or every setting that differs.
+    """
+    if is_plan_of(plan, parts):
+        return
+    changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
+    differences = list(_differences(_settings(plan.parts), _settings(parts_as_of(parts, plan.parts))))
+    if changed:
+        listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
+        raise StaleRunError(
+            f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
+            f"Changed:\n  {listed}\n"
+            "Restore the files, or label the new ones into another output."
+            + (f" Settings differ too: {'; '.join(differences)}." if differences else "")
+        )
+    listed = "\n  ".join(differences[:20]) + (
+        f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else ""
+    )
+    raise StaleRunError(
+        f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec."
+    )
+
+
+def _settings(parts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in parts.items() if key != "inputs"}
+
+
+def _differences(was: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now}):
+            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif was != now:
+        yield f"{path}: was {json.dumps(was)}, is {json.dumps(now)}"
