@@ -1,7 +1,7 @@
 """Garbage in a bundle store: versions that no channel points to any more, and objects that no version names.
 
 Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and
-every object of a kept version. The rest is condemned by one `gc` and deleted by a later one (see condemned.py): first
+every object of a kept version. The rest is marked by one `gc` and deleted by a later one (see gc_marks.py): first
 versions, then their objects.
 """
 
@@ -19,7 +19,7 @@ from manifests.errors import LockHeldError
 from manifests.storage.bundle_store_ports import BundleStore, Entry
 
 SETTLE_S = 24 * 3600.0
-"""How long a name stays condemned before it is deleted, at most: no publish or channel move may take longer from first
+"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from first
 look to end.
 """
 RENEW_S = 300.0
@@ -49,7 +49,7 @@ class Collected(NamedTuple):
     """What a `gc` found and did.
 
     Args:
-        condemned: names on the list now, that a later gc will delete.
+        marked: names on the list now, that a later gc will delete.
         deleted: names that were deleted, or would be.
         swept: leavings of killed uploads that were removed.
     """
@@ -95,7 +95,7 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
 def collect(
     bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
 ) -> Collected:
-    """Condemn what is garbage now, delete what was condemned long enough ago and still is.
+    """Mark what is garbage now, delete what was marked long enough ago and still is.
 
     Args:
         deletes: otherwise only say what would happen.
@@ -109,7 +109,7 @@ def collect(
     now_s = bundle_store.now_s()
     owner = secrets.token_hex(8)
 
-    def condemn(held: GcMarks) -> GcMarks:
+    def mark(held: GcMarks) -> GcMarks:
         since = {name: held.since.get(name, now_s) for name in garbage.names}
         ripe = [name for name, when in since.items() if now_s - when >= settle_s]
         left = _left_by_another(held, now_s, bundle_store.url)
@@ -118,10 +118,10 @@ def collect(
         return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
 
     if not deletes:
-        wanted = condemn(load_gc_marks(bundle_store)[0])
+        wanted = mark(load_gc_marks(bundle_store)[0])
         names = list(wanted.claim.names) if wanted.claim else []
         return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
-    wanted = change_gc_marks(bundle_store, condemn)
+    wanted = change_gc_marks(bundle_store, mark)
     names = list(wanted.claim.names) if wanted.claim else []
     _delete(bundle_store, owner, names, on_progress)
     swept = bundle_store.sweep(max(grace_s, SETTLE_S))

@@ -1,6 +1,6 @@
-"""What `gc` has condemned: names of objects and versions that nothing points to, on their way out in two steps.
+"""What `gc` has marked: names of objects and versions that nothing points to, on their way out in two steps.
 
-A name is first condemned, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
+A name is first marked, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
 then deletes. Whoever is about to rely on a name (a publisher that finds an object already there, a channel set to an
 old version) first takes it off the list. So a name is either spared or claimed, never both; and no clock but the bundle
 store's decides.
@@ -41,7 +41,7 @@ class GcMarks:
     """The list.
 
     Args:
-        since: name → when it was condemned, seconds since the epoch by the bundle store's clock.
+        since: name → when it was marked, seconds since the epoch by the bundle store's clock.
     """
 
     since: dict[str, float] = field(default_factory=dict)

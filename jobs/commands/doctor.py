@@ -142,7 +142,7 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
 def _writable_url(job: Job) -> str:
     """Whether commits will be single there; writes the probe that a run would write."""
     spec = job.spec
-    open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer).prove()
+    open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer).check_conditional_writes()
     if spec.run.single_writer:
         return f"{spec.output}: not checked for conditional writes (run.single_writer)"
     return f"{spec.output} can be written, and heeds conditions"

@@ -57,7 +57,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     rows = [
         ("kept", f"{found.garbage.kept_versions} versions, {found.garbage.kept_objects} objects"),
         (f"{would}deleted", f"{len(found.deleted)} versions and objects, {size_text(found.deleted_bytes)}"),
-        (f"{would}condemned", f"{len(found.marked)}, for a gc a day later to delete"),
+        (f"{would}marked", f"{len(found.marked)}, for a gc a day later to delete"),
     ]
     if deletes:
         rows.append(("swept", f"{found.swept} leavings of killed uploads"))
@@ -66,7 +66,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
         "dry_run": not deletes,
         "kept_versions": found.garbage.kept_versions,
         "kept_objects": found.garbage.kept_objects,
-        "condemned": found.marked,
+        "marked": found.marked,
         "deleted": found.deleted,
         "deleted_bytes": found.deleted_bytes,
         "swept": found.swept,

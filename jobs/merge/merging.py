@@ -133,7 +133,7 @@ def merge_outputs(
     plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
     if not _holds(store, plan):
-        store.prove()
+        store.check_conditional_writes()
         write_plan(store, plan, beside)
         _holds(store, plan)
     lock = store.lock("merge", f"the merge into {to}")

@@ -45,7 +45,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
                 "say to a student. Name another `output`."
             )
         if may_write:
-            store.prove()  # a store that can't keep commits single is refused before anything is read or written
+            # a store that can't keep commits single is refused before anything is read or written
+            store.check_conditional_writes()
         plan, beside = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )

@@ -24,7 +24,7 @@ class ChunkCase:
 
     Args:
         groups: row ids to be asked apart, group by group.
-        condemned: rows that are not asked any more, by row id, and why.
+        isolated_rows: rows that are not asked any more, by row id, and why.
     """
 
     groups: list[list[int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Isolation:
             in_flight: at least one row.
             reason: how it went down, for the quarantine.
         Returns:
-            The row that is condemned by this, if one is.
+            The row that is isolated by this, if one is.
         """
         case = self.cases.setdefault(chunk, ChunkCase())
         self._drop(case, set(in_flight))

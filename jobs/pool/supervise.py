@@ -45,14 +45,14 @@ class RestartLimits(NamedTuple):
     Args:
         crashes: of one worker in a row, with neither a commit nor a row caught in between, before it is given up.
         backoff_s: before a worker is started again after its first such crash; doubled for each further one.
-        condemned, condemned_share: rows that an execution may set aside because engines went down over them, as a
+        isolated_rows, isolated_share: rows that an execution may set aside because engines went down over them, as a
             number and as a share of the rows it has committed; above both, it is not the rows.
     """
 
     crashes: int = 3
     backoff_s: float = 1.0
     isolated_rows: int = 8
-    condemned_share: float = 0.01
+    isolated_share: float = 0.01
 
 
 class Supervisor:
@@ -289,7 +289,7 @@ class Supervisor:
 
     def _is_not_the_rows(self) -> bool:
         count = self.isolation.num_isolated
-        return count > self._limits.isolated_rows and count > self._limits.condemned_share * self._committed_rows()
+        return count > self._limits.isolated_rows and count > self._limits.isolated_share * self._committed_rows()
 
     def _committed_rows(self) -> int:
         return sum(done.committed["pairs"] for done in self.done())

@@ -333,7 +333,7 @@ class Session:
 
     def own_receipts(self, found: Snapshot) -> Iterator[Receipt]:
         """What was committed for this execution, by all its workers, among the receipts that are there now."""
-        receipts = self.opened.folder.new_receipts(self._before, found.marks)
+        receipts = self.opened.folder.new_receipts(self._before, found.etags)
         return (receipt for receipt in receipts if receipt.execution == self.execution)
 
     def close(self) -> None:

@@ -66,8 +66,8 @@ class Snapshot(NamedTuple):
             not.
         reused_from: outputs that rows were taken over from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
-        mark: over every receipt's name and its mark in this store, which a listing tells without reading one.
-        marks: those names and marks: which receipts all this is about.
+        listing_digest: over every receipt's name and its etag in this store, which a listing shows without reading one.
+        etags: those names and etags: which receipts all this is about.
     """
 
     tally: Tally
@@ -77,8 +77,8 @@ class Snapshot(NamedTuple):
     engines: list[dict[str, Any]]
     reused_from: list[ReusedRows]
     digest: str
-    mark: str
-    marks: dict[str, str]
+    listing_digest: str
+    etags: dict[str, str]
 
     @property
     def all_engines(self) -> list[dict[str, Any]]:
@@ -125,19 +125,19 @@ class RunFolder:
         return found
 
     def new_receipts(
-        self, seen: Mapping[int, Mapping[int, Sequence[int]]], marks: Mapping[str, str]
+        self, seen: Mapping[int, Mapping[int, Sequence[int]]], etags: Mapping[str, str]
     ) -> Iterator[Receipt]:
-        """Receipts among those listed now (a snapshot's marks) that were not there at an earlier look
+        """Receipts among those listed now (a snapshot's etags) that were not there at an earlier look
         (`attempts_of_all`).
         """
         names = [
             ChunkId(shard, chunk, attempt).receipt_name
-            for shard, done in self._by_shard(marks).items()
+            for shard, done in self._by_shard(etags).items()
             for chunk, attempts in done.items()
             for attempt in attempts
             if attempt not in seen.get(shard, {}).get(chunk, ())
         ]
-        return map_concurrent(self.store, lambda name: self._receipt(name, marks[name]), names)
+        return map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
 
     def lost_receipts(self) -> Iterator[Receipt]:
         """Of chunks that were asked, and that another worker had committed by then."""
@@ -157,13 +157,13 @@ class RunFolder:
         """
         yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
 
-    def _read_chunks(self, marks: Mapping[str, str]) -> Iterator[list[Receipt]]:
+    def _read_chunks(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
         """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.
         """
         chunks = [
             [ChunkId(shard, chunk, attempt) for attempt in attempts]
-            for shard, found in sorted(self._by_shard(marks).items())
+            for shard, found in sorted(self._by_shard(etags).items())
             for chunk, attempts in sorted(found.items())
         ]
         for ids in chunks:
@@ -174,7 +174,7 @@ class RunFolder:
                     f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy."
                 )
         names = [one.receipt_name for ids in chunks for one in ids]
-        receipts = map_concurrent(self.store, lambda name: self._receipt(name, marks[name]), names)
+        receipts = map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
         for ids in chunks:
             yield self._checked(list(itertools.islice(receipts, len(ids))))
 
@@ -191,23 +191,23 @@ class RunFolder:
 
     def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
         """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
-        yield from self._read_chunks(found.marks)
+        yield from self._read_chunks(found.etags)
 
     def snapshot(self, *, believes_manifest: bool = True) -> Snapshot:
         """What all receipts say together.
 
         Args:
-            believes_manifest: where the manifest was made of just these receipts (their names and marks say so), take
+            believes_manifest: where the manifest was made of just these receipts (their names and etags say so), take
                 its word instead of reading them all again.
         """
-        marks = self.store.etags("receipts")
-        mark = sha256_bytes(canonical_json(marks))
+        etags = self.store.etags("receipts")
+        listing_digest = sha256_bytes(canonical_json(etags))
         if believes_manifest:
             manifest = load_manifest(self.store)
-            if manifest is not None and manifest.receipts_mark == mark:
-                told = _snapshot_of(manifest, self.plan.num_chunks, marks)
-                if told is not None:
-                    return told
+            if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
+                known = _snapshot_of(manifest, self.plan.num_chunks, etags)
+                if known is not None:
+                    return known
         labelled = reused = chunks_done = rows = 0
         quarantined: Counter[str] = Counter()
         stages: dict[str, Counter[str]] = {}
@@ -218,7 +218,7 @@ class RunFolder:
         sources: dict[str, ReusedRows] = {}
         spans: dict[str, tuple[str, str]] = {}  # by worker: its first start and last commit
         digest = hashlib.sha256()
-        for receipts in self._read_chunks(marks):
+        for receipts in self._read_chunks(etags):
             latest = receipts[-1]
             chunks_done += 1
             rows += self.plan.shards[latest.shard].chunks[latest.chunk]
@@ -245,7 +245,15 @@ class RunFolder:
         tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
         reused_from = list(sources.values())
         return Snapshot(
-            tally, labels, quarantine, answers, list(engines.values()), reused_from, digest.hexdigest(), mark, marks
+            tally,
+            labels,
+            quarantine,
+            answers,
+            list(engines.values()),
+            reused_from,
+            digest.hexdigest(),
+            listing_digest,
+            etags,
         )
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
@@ -321,15 +329,15 @@ class RunFolder:
         them has.
         """
         done = {
-            (shard, chunk) for one in found for shard, chunks in self._by_shard(one.marks).items() for chunk in chunks
+            (shard, chunk) for one in found for shard, chunks in self._by_shard(one.etags).items() for chunk in chunks
         }
         planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
         left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
         return {shard: chunks for shard, chunks in left.items() if chunks}
 
-    def _receipt(self, name: str, mark: str) -> Receipt:
+    def _receipt(self, name: str, etag: str) -> Receipt:
         known = self._known.get(name)
-        if known is not None and known[0] == mark:
+        if known is not None and known[0] == etag:
             return known[1]
         try:
             receipt = load_receipt(self.store, name)
@@ -348,7 +356,7 @@ class RunFolder:
                 "move them away to have their chunks done again."
             )
         if len(self._known) < RECEIPTS_KEPT:
-            self._known[name] = mark, receipt
+            self._known[name] = etag, receipt
         return receipt
 
 
@@ -358,13 +366,13 @@ def _seconds(spans: Iterable[tuple[str, str]]) -> float:
     )
 
 
-def _snapshot_of(manifest: RunManifest, num_chunks: int, marks: dict[str, str]) -> Snapshot | None:
+def _snapshot_of(manifest: RunManifest, num_chunks: int, etags: dict[str, str]) -> Snapshot | None:
     """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
     out.
     """
     rows, engines = manifest.rows, manifest.engines if manifest.engines_asked is None else manifest.engines_asked
     if (
-        manifest.receipts_mark is None
+        manifest.receipts_listing_sha256 is None
         or manifest.quarantined_by_status is None
         or manifest.stages is None
         or manifest.worker_seconds is None
@@ -390,8 +398,8 @@ def _snapshot_of(manifest: RunManifest, num_chunks: int, marks: dict[str, str]) 
         engines,
         manifest.reused_from,
         manifest.receipts_sha256,
-        manifest.receipts_mark,
-        marks,
+        manifest.receipts_listing_sha256,
+        etags,
     )
 
 
@@ -437,7 +445,7 @@ def build_manifest(
         fingerprint=plan.fingerprint,
         plan_sha256=_plan_digest(folder),
         receipts_sha256=found.digest,
-        receipts_mark=found.mark,
+        receipts_listing_sha256=found.listing_digest,
         rows=fates.by_kind(),
         quarantined_by_status=dict(fates.quarantined),
         conservation=(

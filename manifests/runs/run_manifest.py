@@ -48,7 +48,7 @@ class RunManifest:
     """The manifest of any output.
 
     Args:
-        receipts_sha256, receipts_mark: digests of the receipts' contents, and of what a listing shows of them.
+        receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
         engines: all that are behind the labels; `engines_asked` are those that were asked here.
         provenance: the plan's parts.
         readings: digests of what was read of the input, by name.
@@ -61,7 +61,7 @@ class RunManifest:
     fingerprint: str
     plan_sha256: str | None = None
     receipts_sha256: str
-    receipts_mark: str | None = None
+    receipts_listing_sha256: str | None = None
     rows: RunRows
     quarantined_by_status: dict[str, int] | None = None
     conservation: str = ""
@@ -114,6 +114,8 @@ def load_manifest(store: RunStore) -> RunManifest | None:
         version = version_of(held)
         if version != MANIFEST_VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
+        if "receipts_mark" in held:  # its name until 2026-11-22
+            held["receipts_listing_sha256"] = held.pop("receipts_mark")
         manifest = checked(RunManifest, held)
         _check_sums(manifest)
     except ValueError as exc:

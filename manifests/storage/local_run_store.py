@@ -46,7 +46,7 @@ class LocalRunStore:
         """
         return self._folder.joinpath(*parts_of(name, self.root))
 
-    def prove(self) -> None:
+    def check_conditional_writes(self) -> None:
         """Nothing: links are exclusive, and each `create` would tell."""
 
     def read(self, name: str) -> bytes:

@@ -115,7 +115,7 @@ class ObjectRunStore:
         """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
         bytes.
         """
-        self.prove()
+        self.check_conditional_writes()
         self._retries.call(
             functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it"
         )
@@ -126,7 +126,7 @@ class ObjectRunStore:
         A refusal may be our own doing: the put succeeded, its reply was lost, and somebody below us (a client library,
         a proxy) asked again. So a refusal is settled by a look at what is there: our bytes mean that we were the first.
         """
-        self.prove()
+        self.check_conditional_writes()
         key = self._key(name)
         try:
             self._retries.call(
@@ -142,7 +142,7 @@ class ObjectRunStore:
 
     def lock(self, name: str, what: str) -> Lease:
         """A lease."""
-        self.prove()
+        self.check_conditional_writes()
         return self._lease(name, what)
 
     def is_locked(self, name: str) -> bool:
@@ -202,7 +202,7 @@ class ObjectRunStore:
             if after is None:
                 return found
 
-    def prove(self) -> None:
+    def check_conditional_writes(self) -> None:
         """Once a process, before its first write: see that the storage heeds conditions.
 
         Raises:

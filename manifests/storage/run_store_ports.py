@@ -46,7 +46,7 @@ class RunStore(Protocol):
     @property
     def readers(self) -> int: ...
 
-    def prove(self) -> None:
+    def check_conditional_writes(self) -> None:
         """See, before the first write, that commits will be single here; once a process, later calls do nothing.
 
         Raises:

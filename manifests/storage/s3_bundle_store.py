@@ -76,7 +76,7 @@ class S3BundleStore:
         return self._records.create(name, data)
 
     def replace(self, name: str, data: bytes, tag: str) -> bool:
-        self._records.prove()
+        self._records.check_conditional_writes()
         try:
             self._retried(functools.partial(self._objects.put, self._key(name), data, tag=tag), name, "replacing it")
         except (ConditionFailedError, FileNotFoundError):
@@ -102,7 +102,7 @@ class S3BundleStore:
         Raises:
             InputError: the local file is no longer what it was.
         """
-        self._records.prove()  # before the gigabytes, not after them
+        self._records.check_conditional_writes()  # before the gigabytes, not after them
         if held.size_bytes > self._part_bytes:
             self._upload_parts(name, source, held, on_progress)
             return

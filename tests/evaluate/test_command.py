@@ -420,6 +420,6 @@ def test_a_manifest_older_than_its_receipts_is_no_finished_run(
     run()
     manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
     (folder / "out/ecom/manifest.json").write_text(
-        json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_mark": "0" * 64})
+        json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_listing_sha256": "0" * 64})
     )
     relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "its manifest is older than its receipts")

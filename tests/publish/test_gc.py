@@ -113,7 +113,7 @@ def test_what_the_last_moves_of_a_channel_point_to_stays_and_can_be_rolled_back_
     assert load_channel(local_bundle_store, "ecom", "stable").head.version == published[2].version
 
 
-def test_a_channel_set_to_a_condemned_version_spares_it(
+def test_a_channel_set_to_a_marked_version_spares_it(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
@@ -127,7 +127,7 @@ def test_a_channel_set_to_a_condemned_version_spares_it(
     assert served_text(tmp_path / "dest") == "two"
 
 
-def test_a_publisher_that_finds_condemned_objects_spares_them_even_if_it_sleeps(
+def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looked, found everything there, and gc runs before it has written its version."""
@@ -195,7 +195,7 @@ def test_a_gc_killed_half_way_is_ended_by_the_next(
     }
 
 
-def test_an_unreadable_record_stops_gc_before_it_condemns_anything(
+def test_an_unreadable_record_stops_gc_before_it_marks_anything(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))

@@ -250,5 +250,5 @@ def _bytes(out: Path) -> dict[str, Any]:
         str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.suffix in (".parquet", ".json")
     }
     manifest = json.loads(found["manifest.json"])
-    del manifest["receipts_mark"]
+    del manifest["receipts_listing_sha256"]
     return found | {"manifest.json": manifest}

@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[ChunkId, list[int]], set[int], int]:
 
 
 @given(cases())
-def test_exactly_the_poisonous_rows_are_condemned_and_the_number_of_crashes_is_bounded(
+def test_exactly_the_poisonous_rows_are_isolated_and_the_number_of_crashes_is_bounded(
     case: tuple[dict[ChunkId, list[int]], set[int], int],
 ) -> None:
     chunks, poison, width = case
@@ -87,7 +87,7 @@ def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
     )
 
 
-def test_two_workers_that_catch_one_row_at_the_same_time_condemn_it_once() -> None:
+def test_two_workers_that_catch_one_row_at_the_same_time_isolate_it_once() -> None:
     isolation, chunk = Isolation(), ChunkId(0, 0)
     for _ in range(3):
         isolation.crashed_apart(chunk, [1], "died")

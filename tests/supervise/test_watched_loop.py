@@ -1,4 +1,4 @@
-"""What the run loop does for whoever watches over it: suspects asked apart, condemned rows not at all, silence told
+"""What the run loop does for whoever watches over it: suspects asked apart, isolated rows not at all, silence told
 from patience.
 """
 
@@ -69,7 +69,7 @@ def work_through(engine: Scripted, works: list[ChunkWork], watch: Notes | None =
     return committed
 
 
-def test_suspects_are_asked_with_nothing_else_in_flight_and_condemned_rows_never() -> None:
+def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never() -> None:
     works = chunks_of(6, 6, 6, queries=9)
     watch = Notes([[1, 2], [4]], {0: "it did it twice"})
     engine = Scripted(good, capacity=8, batch=3)
