@@ -105,8 +105,10 @@ class TrainedLabels:
     path: str
     kind: str
     labels: int
+    name: str | None = None
     labeler: str | None = None
     fingerprint: str | None = None
+    manifest_sha256: str | None = None
 
     @property
     def maker(self) -> str:
@@ -155,12 +157,13 @@ class StudentFacts:
     Args:
         name: of the bundle.
         grades: K of its relevance head.
-        heads: grades by head.
+        heads: grades by head; `temperature` what calibrated each, where something did.
     """
 
     name: str
     grades: int
     heads: dict[str, int]
+    temperature: dict[str, float] | None = None
     inputs: StudentInputs
     models: list[EngineFile | ModelFile]
     lineage: BundleLineage

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from distill.students.student_manifest import StudentManifest, read_student_manifest
 from export.bundles import read_manifest
+from export.parity_records import Parity, read_parity
+from export.student_facts import StudentFacts, read_student_facts
 from jobs.running.conclusions import AskedInVain
 from jobs.running.counts import ASKED, asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
+from manifests.records import checked, fault_of
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import Receipt
 from manifests.runs.run_folder import RunFolder, Snapshot
@@ -119,13 +122,23 @@ class RunArtifact:
         return open_run_input(self.path, self.store, self.plan, self.storage)
 
 
+@dataclass(frozen=True)
+class ShownRecord:
+    """What a page shows of `student.json`."""
+
+    kind: str
+    name: str
+    heads: dict[str, int]
+    max_tokens: int
+
+
 @dataclass
 class StudentArtifact:
     """A student's folder."""
 
     path: str
     store: RunStore
-    record: dict[str, Any]
+    record: ShownRecord
     manifest: StudentManifest | None
     name: str
 
@@ -146,6 +159,17 @@ class BundleArtifact:
     facts: dict[str, Any]
     manifest_sha256: str
     name: str
+
+    @cached_property
+    def student(self) -> StudentFacts:
+        """Its student, and what that was made of."""
+        return read_student_facts(self.facts, f"{self.path}/{MANIFEST_NAME}")
+
+    @cached_property
+    def parity(self) -> Parity | None:
+        """How near its models are to the student; None where its manifest does not say."""
+        held = self.facts.get("parity")
+        return read_parity(held, f"{self.path}/{MANIFEST_NAME}") if held else None
 
 
 Artifact: TypeAlias = RunArtifact | StudentArtifact | BundleArtifact
@@ -195,13 +219,18 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         return RunArtifact(path, store, storage, plan, plan.name, _read(store, MANIFEST_NAME))
     record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
     if record is not None:
-        facts = _object(record, f"{path}/{STUDENT}")
+        try:
+            shown = checked(ShownRecord, _object(record, f"{path}/{STUDENT}"))
+        except ValueError as exc:
+            raise ManifestError(
+                f"{path}/{STUDENT}: not a student's record ({fault_of(exc)}). Restore it, or train again."
+            ) from exc
         where = f"{path}/{MANIFEST_NAME}"
         says_how = manifest is not None and "kind" in _object(
             manifest, where
         )  # else it names the student's files alone
         held = read_student_manifest(manifest, where) if manifest is not None and says_how else None
-        return StudentArtifact(path, store, facts, held, str(facts.get("name", "student")))
+        return StudentArtifact(path, store, shown, held, shown.name)
     if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))

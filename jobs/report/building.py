@@ -4,8 +4,7 @@ say.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from jobs.report.sections_runs import TalliedRun, conservation_section, ran_sect
 from jobs.report.sections_students import student_section, training_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
 from jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
-from manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError
+from manifests.errors import InputError, MissingExtraError, RelabelError
 from manifests.storage.context import Storage
 
 MAX_ROWS = 5000
@@ -81,16 +80,8 @@ def build_report(
         notes = [*notes, *unused]
     compared = compared_sections(runs, choice)
     has_triangle = any(section.name == "triangle" and section.blocks for section in compared)
-    with _as_written([*students, *bundles]):
-        first = ran_section(artifacts, has_places=not is_inside_bundle)
-        last = [
-            training_section(students),
-            student_section(students, has_triangle=has_triangle),
-            parity_section(bundles),
-            latency_section(bundles),
-        ]
     sections = [
-        first,
+        ran_section(artifacts, has_places=not is_inside_bundle),
         conservation_section(tallied, quotes=max_rows > 0),
         labels_section(tallied),
         humans_section(judged, notes),
@@ -100,7 +91,10 @@ def build_report(
         throughput_section(tallied),
         plan_section(tallied),
         cost_section(tallied),
-        *last,
+        training_section(students),
+        student_section(students, has_triangle=has_triangle),
+        parity_section(bundles),
+        latency_section(bundles),
     ]
     if not is_inside_bundle:
         sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts, unused))
@@ -119,23 +113,6 @@ def render_report(
 ) -> str:
     """The HTML of a report; arguments and errors are those of `build_report`."""
     return build_report(paths, storage, gold=gold, max_rows=max_rows, is_inside_bundle=is_inside_bundle).html
-
-
-@contextlib.contextmanager
-def _as_written(given: Sequence[StudentArtifact | BundleArtifact]) -> Iterator[None]:
-    """Turn what a manifest of another make, or a damaged one, runs into, into an error that names it."""
-    try:
-        yield
-    except RelabelError:
-        raise
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as exc:
-        if not given:
-            raise
-        where = ", ".join(one.path for one in given)
-        raise ManifestError(
-            f"{where}: a manifest there is not as this relabel writes it ({type(exc).__name__}). "
-            "Restore it from a copy, or report without it."
-        ) from exc
 
 
 def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: GoldChoice) -> BrowserData:

@@ -4,18 +4,20 @@ thing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from distill.students.data_facts import LearnedGold, LearnedLabels
+from distill.students.student_manifest import BaseModelUsed
+from export.student_facts import BaseReference, GoldOrigin, TrainedLabels
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
 from jobs.report.blocks import Block, Drawing
 from jobs.report.downloads import csv_download
 from manifests.digests import digest_of, sha256_bytes
-from manifests.records import plain
 from manifests.secrets.redaction import shortened
 
 BOX = (196, 62)
@@ -78,12 +80,12 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
         kind = "scores" if run.is_scored else "label run"
         graph.add(_run_key(run.plan.fingerprint), kind, run.name, f"{run.found.tally.rows:,} rows", is_given=True)
     for digest, student in students.items():
-        graph.add(_student_key(digest), "student", student.name, str(student.record.get("kind", "")), is_given=True)
+        graph.add(_student_key(digest), "student", student.name, student.record.kind, is_given=True)
     for one in given:
         if isinstance(one, RunArtifact):
             _trace_run(graph, one, students)
         elif isinstance(one, StudentArtifact):
-            _trace_student(graph, _student_key(one.digest), plain(one.manifest) or {}, runs)
+            _trace_student(graph, _student_key(one.digest), _origin_of(one), runs)
         else:
             _trace_bundle(graph, one, runs, students)
     return graph
@@ -170,57 +172,54 @@ def _join_scorer(graph: Graph, key: str, engine: dict[str, Any], students: dict[
     graph.join(source, key, True if digest in students else None)
 
 
-def _trace_student(graph: Graph, key: str, manifest: dict[str, Any], runs: dict[str, RunArtifact]) -> None:
-    for source in manifest.get("labels") or ():
+class _Origin(NamedTuple):
+    """What a student was made of, as its own manifest or a bundle's says it."""
+
+    labels: Sequence[LearnedLabels | TrainedLabels] = ()
+    gold: LearnedGold | GoldOrigin | None = None
+    model: BaseModelUsed | BaseReference | None = None
+
+
+def _origin_of(student: StudentArtifact) -> _Origin:
+    held = student.manifest
+    return _Origin() if held is None else _Origin(held.labels, held.gold, held.model)
+
+
+def _trace_student(graph: Graph, key: str, origin: _Origin, runs: dict[str, RunArtifact]) -> None:
+    for source in origin.labels:
         _join_labels(graph, key, source, runs)
-    if model := manifest.get("model"):
-        graph.join(graph.add(f"model {model.get('digest')}", "base model", _base(str(model.get("reference"))), ""), key)
-    if gold := manifest.get("gold"):
-        graph.join(
-            graph.add(
-                f"gold {gold.get('path')}",
-                "trusted grades",
-                _base(str(gold.get("path"))),
-                f"column {gold.get('grade')}",
-            ),
-            key,
-        )
+    if model := origin.model:
+        graph.join(graph.add(f"model {model.digest}", "base model", _base(model.reference), ""), key)
+    if gold := origin.gold:
+        node = graph.add(f"gold {gold.path}", "trusted grades", _base(gold.path), f"column {gold.grade}")
+        graph.join(node, key)
 
 
-def _join_labels(graph: Graph, key: str, source: dict[str, Any], runs: dict[str, RunArtifact]) -> None:
-    if source.get("kind") != "run":
-        graph.join(
-            graph.add(
-                f"file {source.get('path')}",
-                "label file",
-                _base(str(source.get("path"))),
-                f"{source.get('labels', 0):,} labels",
-            ),
-            key,
-        )
+def _join_labels(graph: Graph, key: str, source: LearnedLabels | TrainedLabels, runs: dict[str, RunArtifact]) -> None:
+    count = f"{source.labels:,} labels"
+    if source.kind != "run":
+        graph.join(graph.add(f"file {source.path}", "label file", _base(source.path), count), key)
         return
-    fingerprint = str(source.get("fingerprint"))
+    fingerprint = str(source.fingerprint)
     run = runs.get(fingerprint)
-    name = str(source.get("name") or _base(str(source.get("path"))))
-    graph.add(_run_key(fingerprint), "label run", name, f"{source.get('labels', 0):,} labels")
-    is_same = None if run is None else sha256_bytes(run.manifest_bytes or b"") == source.get("manifest_sha256")
+    graph.add(_run_key(fingerprint), "label run", source.name or _base(source.path), count)
+    is_same = None if run is None else sha256_bytes(run.manifest_bytes or b"") == source.manifest_sha256
     graph.join(_run_key(fingerprint), key, is_same)
 
 
 def _trace_bundle(
     graph: Graph, bundle: BundleArtifact, runs: dict[str, RunArtifact], students: dict[str, StudentArtifact]
 ) -> None:
-    precisions = ", ".join(dict.fromkeys(str(model.get("precision")) for model in bundle.facts.get("models", ())))
+    precisions = ", ".join(dict.fromkeys(model.precision for model in bundle.student.models))
     key = graph.add(f"bundle {bundle.manifest_sha256}", "bundle", bundle.name, precisions, is_given=True)
-    lineage = bundle.facts["lineage"]
-    student = lineage.get("student", {})
-    digest = str(student.get("digest"))
-    is_given = digest in students
-    graph.add(_student_key(digest), "student", str(student.get("name", "")))
-    graph.join(_student_key(digest), key, True if is_given else None)
+    lineage = bundle.student.lineage
+    student = lineage.student
+    is_given = student.digest in students
+    graph.add(_student_key(student.digest), "student", student.name)
+    graph.join(_student_key(student.digest), key, True if is_given else None)
     if not is_given:
-        held = {"labels": lineage.get("labels"), "gold": lineage.get("gold"), "model": student.get("model")}
-        _trace_student(graph, _student_key(digest), held, runs)
+        origin = _Origin(lineage.labels or (), lineage.gold, student.model)
+        _trace_student(graph, _student_key(student.digest), origin, runs)
 
 
 def _base(path: str) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from export.bench.latency_facts import FACTS_NAME, BenchFacts, LatencyRow, read_latency
 from export.bundle_cards import compared_on, parity_rows, undecided_lines
-from export.bundles import MANIFEST_NAME
-from export.parity_records import Parity, read_parity
+from export.parity_records import Parity
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
@@ -36,7 +35,8 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Every model beside the student that it was exported from, on real pairs."""
     blocks: list[Block] = []
     for bundle in bundles:
-        if not bundle.facts.get("parity"):
+        parity = bundle.parity
+        if parity is None:
             blocks.append(
                 Paragraph(
                     (
@@ -47,7 +47,6 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
                 )
             )
             continue
-        parity = read_parity(bundle.facts["parity"], f"{bundle.path}/{MANIFEST_NAME}")
         head, *rows = parity_rows(parity)
         shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
         weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""

@@ -103,9 +103,9 @@ def _state(run: RunArtifact) -> Badge:
 
 def _student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
     manifest, record = one.manifest, one.record
-    rows: list[tuple[str, Cell]] = [("kind", str(record.get("kind")))]
-    rows += _heads(record.get("heads", {}), {}) if manifest is None else _heads(manifest.heads, manifest.temperature)
-    rows.append(("reads at most", f"{record.get('max_tokens')} tokens"))
+    rows: list[tuple[str, Cell]] = [("kind", record.kind)]
+    rows += _heads(record.heads, {}) if manifest is None else _heads(manifest.heads, manifest.temperature)
+    rows.append(("reads at most", f"{record.max_tokens} tokens"))
     if manifest is not None:
         rows += [("starts from", manifest.model.reference), ("fingerprint", manifest.fingerprint[:DIGITS])]
         rows.append(("gate", Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")))
@@ -113,11 +113,11 @@ def _student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
 
 
 def _bundle_facts(one: BundleArtifact, *, has_places: bool) -> Facts:
-    facts = one.facts
-    models = ", ".join(f"{model['path']} ({model['precision']})" for model in facts.get("models", ()))
-    rows = [("models", models), *_heads(facts.get("heads") or {}, facts.get("temperature") or {})]
+    student = one.student
+    models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
+    rows = [("models", models), *_heads(student.heads, student.temperature or {})]
     rows += [("version", one.manifest_sha256[:DIGITS])] if has_places else []
-    rows.append(("licence", str((facts.get("licence") or {}).get("bundle") or "not stated")))
+    rows.append(("licence", student.licence.bundle or "not stated"))
     return Facts([*rows, *([("path", one.path)] if has_places else [])], f"Bundle {one.name}")
 
 

@@ -157,8 +157,24 @@ def bundle(tmp_path: Path, student: Path) -> Path:
     manifest = json.loads((student / "manifest.json").read_text())
     facts: dict[str, Any] = {
         "name": "ecom",
+        "grades": 3,
         "heads": {"relevance": 3},
-        "models": [{"path": "model.onnx", "precision": "int8"}],
+        "temperature": {"relevance": 1.0},
+        "inputs": {
+            "kind": "encoder",
+            "tokenizer": "tokenizer.json",
+            "max_tokens": 64,
+            "names": ["input_ids"],
+            "padding_side": "right",
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "truncation_side": "right",
+            "columns": {},
+            "lengths": {"rows": 1, "p50": 8, "p90": 8, "p99": 8, "max": 8},
+        },
+        "models": [{"path": "model.onnx", "format": "onnx", "precision": "int8", "files": ["model.onnx"]}],
+        "licence": {"bundle": None, "model": "base"},
+        "made_by": {"relabel": "0.1.0"},
         "parity": PARITY,
         "lineage": {
             "student": {"digest": digest_of(FILES), "name": "ecom", "model": manifest["model"]},
