@@ -22,29 +22,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from jobs.merge.sources import MergedRun, Source, differences_of, merged_plan, open_runs
 from jobs.running.canary import load_results
 from manifests import failpoints
-from manifests.digests import digest_of, readable_json, sha256_bytes
-from manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.label_files import file_schema, joined_form
-from manifests.runs.label_keys import recipe_differences, recipe_parts
+from manifests.digests import readable_json
+from manifests.errors import ConfigError, GateError, LockHeldError, ManifestError, StaleRunError
+from manifests.runs.label_files import file_schema
 from manifests.runs.plans import (
-    PLAN_NAME,
     Plan,
-    ShardPlan,
     chunk_row_ids,
     load_plan,
-    shard_row_id_file,
-    shard_row_ids,
     write_plan,
 )
 from manifests.runs.proofs import prove_chunk
 from manifests.runs.readings import check_readings, copy_readings, refuse_differing
 from manifests.runs.receipts import FileRef, MergedFrom, Receipt, put_data
-from manifests.runs.run_folder import RunFolder, Snapshot, build_manifest
+from manifests.runs.run_folder import RunFolder, build_manifest
 from manifests.runs.run_manifest import (
-    MANIFEST_NAME,
     EngineMix,
     MergedSource,
     RunManifest,
@@ -67,42 +61,6 @@ class Merged(NamedTuple):
     was_written_now: bool
 
 
-class _Source(NamedTuple):
-    """An output that is merged, as it was found."""
-
-    path: str
-    folder: RunFolder
-    found: Snapshot
-    manifest: RunManifest | None
-    manifest_sha256: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
-
-    sources: list[_Source]
-    first_row: int
-    first_shard: int
-
-    @property
-    def plan(self) -> Plan:
-        return self.sources[0].folder.plan
-
-    @property
-    def path(self) -> str:
-        return self.sources[0].path
-
-    def facts(self) -> list[MergedSource]:
-        """What it is made of, for the manifest."""
-        return [
-            MergedSource(
-                source.path, self.plan.fingerprint, source.manifest_sha256, source.found.digest, self.first_row
-            )
-            for source in self.sources
-        ]
-
-
 def merge_outputs(
     paths: Sequence[str], to: str, storage: Storage, *, name: str | None = None, allow_mixed: bool = False
 ) -> Merged:
@@ -123,14 +81,14 @@ def merge_outputs(
         raise ConfigError(
             f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
         )
-    runs = _open_runs(paths, storage)
-    differences = _differences(runs)
+    runs = open_runs(paths, storage)
+    differences = differences_of(runs)
     if differences and not allow_mixed:
         raise GateError(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
             "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
-    plan, beside = _merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    plan, beside = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
     if not _holds(store, plan):
         store.check_conditional_writes()
@@ -156,7 +114,7 @@ def _holds(store: RunStore, plan: Plan) -> bool:
     return held is not None
 
 
-def _merge(runs: list[_Run], store: RunStore, differences: list[str], *, allow_mixed: bool) -> Merged:
+def _merge(runs: list[MergedRun], store: RunStore, differences: list[str], *, allow_mixed: bool) -> Merged:
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)
@@ -177,7 +135,7 @@ def _merge(runs: list[_Run], store: RunStore, differences: list[str], *, allow_m
     return _finish(runs, folder, differences, allow_mixed=allow_mixed)
 
 
-def _bring_readings(runs: list[_Run], store: RunStore) -> None:
+def _bring_readings(runs: list[MergedRun], store: RunStore) -> None:
     """What the sources read of their inputs, for whoever reads them again by the merged output.
 
     Raises:
@@ -196,7 +154,7 @@ def _bring_readings(runs: list[_Run], store: RunStore) -> None:
         first_file += len(run.plan.files)
 
 
-def _is_current(held: RunManifest, folder: RunFolder, runs: list[_Run]) -> bool:
+def _is_current(held: RunManifest, folder: RunFolder, runs: list[MergedRun]) -> bool:
     """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
 
     def states(facts: list[MergedSource]) -> list[MergedSource]:
@@ -206,7 +164,7 @@ def _is_current(held: RunManifest, folder: RunFolder, runs: list[_Run]) -> bool:
     return states(held.merged_from or []) == states(now) and held.receipts_sha256 == folder.snapshot().digest
 
 
-def _refuse_fewer(held: RunManifest, runs: list[_Run], root: str) -> None:
+def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
     """Raise if parts of a run are not named now that a merged output was made of: labels that they
     alone have would go.
     """
@@ -223,115 +181,6 @@ def _refuse_fewer(held: RunManifest, runs: list[_Run], root: str) -> None:
             )
 
 
-def _open_runs(paths: Sequence[str], storage: Storage) -> list[_Run]:
-    if len({place_of(path) for path in paths}) != len(paths):
-        raise ConfigError("merge: an output is named twice. Name each once.")
-    grouped: dict[str, list[_Source]] = {}
-    for path in paths:
-        store = open_run_store(path, storage)
-        plan = load_plan(store)
-        if plan is None:
-            raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
-        folder = RunFolder(store, plan)
-        source = _Source(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
-        grouped.setdefault(plan.fingerprint, []).append(source)
-    runs: list[_Run] = []
-    first_row = first_shard = 0
-    for sources in grouped.values():
-        run = _Run(sources, first_row, first_shard)
-        for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
-            raise ManifestError(
-                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks "
-                f"{len(chunks)} chunks. Run the "
-                "job to its end, or name the output that has them."
-            )
-        runs.append(run)
-        first_row += sum(file.rows for file in run.plan.files)
-        first_shard += len(run.plan.shards)
-    _check_inputs(runs)
-    return runs
-
-
-def _check_inputs(runs: list[_Run]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
-        for part in ("columns", "input_columns"):
-            ours, theirs = run.plan.parts.get(part), first.plan.parts.get(part)
-            if ours != theirs:
-                raise ManifestError(
-                    f"merge: {run.path} has other columns than {first.path}: {ours} and {theirs}. "
-                    "One manifest can't describe both; label one of them again."
-                )
-        grades = [one.plan.facts.labeler.grades for one in (first, run)]
-        if grades[0] != grades[1]:
-            raise ManifestError(
-                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
-                "merge."
-            )
-    seen: dict[tuple[int, str], str] = {}
-    for run in runs:
-        for file in run.plan.files:
-            if file.identity in seen:
-                raise InputError(
-                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would be counted "
-                    "twice. Drop one."
-                )
-            seen[file.identity] = file.path
-
-
-def _differences(runs: list[_Run]) -> list[str]:
-    """What keeps these outputs from being one teacher's work, a phrase each."""
-    found = []
-    for run in runs[1:]:
-        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
-            found.append(f"{part} of {run.path} ({', '.join(names)})")
-    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
-    return found + [f"engine {remark}" for remark in engines_differ(engines)]
-
-
-def _merged_plan(runs: list[_Run], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
-    """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of
-    files.
-    """
-    shards: list[ShardPlan] = []
-    beside: dict[str, bytes] = {}
-    for run in runs:
-        for number, shard in enumerate(run.plan.shards):
-            if shard.row_ids is not None:
-                rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
-                moved, data = shard_row_id_file(shard, run.first_shard + number, rows)
-                beside |= data
-            else:
-                moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
-            shards.append(moved)
-    files = [file for run in runs for file in run.plan.files]
-    plans = [run.plan for run in runs]
-    parts = {
-        **plans[0].parts,
-        **joined_form([(run.path, run.plan.parts) for run in runs]),
-        "inputs": digest_of([list(file.identity) for file in files]),
-        "limit": None,
-        "cut": {"shards": len(shards), "chunk_rows": max(plan.facts.cut.chunk_rows for plan in plans)},
-        "merged": [plan.fingerprint for plan in plans],
-    }
-    if is_mixed:
-        parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
-    return (
-        Plan(
-            name=name,
-            fingerprint=digest_of(parts),
-            parts=parts,
-            rows=sum(plan.rows for plan in plans),
-            queries=sum(plan.queries for plan in plans),
-            is_scattered=any(plan.is_scattered for plan in plans),
-            text_bytes=sum(plan.text_bytes for plan in plans),
-            files=files,
-            shards=shards,
-        ),
-        beside,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A chunk of the merged output, what it holds, and what its source has beyond that.
@@ -343,8 +192,8 @@ class _Step:
         planned_R: row ids of the chunk.
     """
 
-    run: _Run
-    source: _Source
+    run: MergedRun
+    source: Source
     merged: RunFolder
     shard: int
     held: list[Receipt]
@@ -404,10 +253,10 @@ class _Step:
         )
 
 
-def _steps(run: _Run, merged: RunFolder) -> Iterator[_Step]:
+def _steps(run: MergedRun, merged: RunFolder) -> Iterator[_Step]:
     """The chunks of a run of which the merged output does not hold what the best of the sources has."""
 
-    def place(one: tuple[_Source, list[Receipt]]) -> tuple[int, int]:
+    def place(one: tuple[Source, list[Receipt]]) -> tuple[int, int]:
         return one[1][0].shard, one[1][0].chunk
 
     streams = [
@@ -455,7 +304,7 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
     return table
 
 
-def _finish(runs: list[_Run], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
+def _finish(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
     sources = [source for run in runs for source in run.sources]
     known = [source.manifest for source in sources if source.manifest is not None]
     limits = [manifest.max_failed_fraction for manifest in known] or [RunSpec().max_failed_fraction]
@@ -479,10 +328,3 @@ def _merged_spec(known: list[RunManifest], plan: Plan) -> dict[str, Any]:
         return {}
     spec = known[0].spec
     return {**spec, "input": {**spec["input"], "path": [file.path for file in plan.files], "limit": None}}
-
-
-def _manifest_sha256(store: RunStore) -> str | None:
-    try:
-        return sha256_bytes(store.read(MANIFEST_NAME))
-    except FileNotFoundError:
-        return None
