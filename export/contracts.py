@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from distill.students.kinds import KINDS
 from distill.students.students import StudentModel
 from distill.students.texts import DecoderTexts
 from export.exporters import input_names
@@ -20,7 +21,7 @@ TOKENIZER = "tokenizer.json"
 def input_contract(student: StudentModel) -> InputContract:
     """What the loader must know; `inputs` in the bundle's manifest."""
     record, tokenizer = student.record, student.tokenizer
-    is_encoder = record.kind == "encoder"
+    pads_left = KINDS[record.kind].pads_left
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     texts = student.texts if isinstance(student.texts, DecoderTexts) else None
     return InputContract(
@@ -28,9 +29,9 @@ def input_contract(student: StudentModel) -> InputContract:
         tokenizer=TOKENIZER,
         max_tokens=record.max_tokens,
         names=input_names(student),
-        padding_side="right" if is_encoder else "left",
+        padding_side="left" if pads_left else "right",
         pad_id=int(pad or 0),
-        pad_type_id=int(tokenizer.pad_token_type_id) if is_encoder else 0,
+        pad_type_id=0 if pads_left else int(tokenizer.pad_token_type_id),
         truncation_side=tokenizer.truncation_side,
         columns=record.columns,
         prompt=list(record.prompt) if texts else None,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.students.kinds import KINDS
 from distill.students.students import StudentModel
 from export.exporters import GraphOptions, input_names
 from export.optimize import BIG_BYTES
@@ -42,7 +43,7 @@ def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> 
         "optimum.exporters.onnx.convert", extra="optimum", purpose="The exporter optimum (in an environment of its own)"
     )
     onnx = require("onnx", extra="optimum", purpose="The exporter optimum")
-    module = student.module.backbone if student.record.kind == "encoder" else student.module.lm.base_model
+    module = student.module.inner.base_model
     opset = min(options.opset, MAX_OPSET)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         _export_backbone(convert, module, Path(work), opset, student)
@@ -124,8 +125,9 @@ def _put_heads(onnx: Any, graph: Any, student: StudentModel, options: GraphOptio
 
 def _pool(onnx: Any, graph: Any, student: StudentModel) -> str:
     """Put in what makes one vector of a row; its name."""
-    if student.record.kind == "decoder" or student.record.pooling == "cls":
-        place = -1 if student.record.kind == "decoder" else 0
+    pads_left = KINDS[student.record.kind].pads_left
+    if pads_left or student.record.pooling == "cls":
+        place = -1 if pads_left else 0
         _constant(onnx, graph, "pooled_place", np.array(place, dtype=np.int64))
         return _node(onnx, graph, "Gather", [HIDDEN, "pooled_place"], "pooled", axis=1)
     _constant(onnx, graph, "pool_last", np.array([-1], dtype=np.int64))
@@ -142,13 +144,7 @@ def _pool(onnx: Any, graph: Any, student: StudentModel) -> str:
 
 def _heads(student: StudentModel) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Weight [K, D] and bias [K] by head, float32."""
-    if student.record.kind == "encoder":
-        heads = {name: (head.weight, head.bias) for name, head in student.module.heads.items()}
-    else:
-        output = student.module.lm.get_output_embeddings()
-        bias = getattr(output, "bias", None)
-        rows = student.record.grade_ids
-        heads = {"relevance": (output.weight[rows], output.weight.new_zeros(len(rows)) if bias is None else bias[rows])}
+    heads = student.module.output_rows()
     return {name: tuple(part.detach().float().cpu().numpy() for part in parts) for name, parts in heads.items()}
 
 

@@ -96,7 +96,7 @@ def _plain_attention(student: StudentModel) -> Iterator[None]:
     """Attention as products and a softmax. torch's own operator becomes a graph that looks for NaN in every weight: 5 %
     slower on a CPU.
     """
-    model = student.module.backbone if student.record.kind == "encoder" else student.module.lm
+    model = student.module.inner
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.students.kinds import KINDS
 from distill.students.students import StudentModel
 from export.contracts import input_contract
 from export.exporters import GraphOptions, load_exporter
@@ -51,12 +52,12 @@ def write_models(
         target = folder / FILES[precision]
         say(f"{precision}: writing {target.name}")
         if precision == "fp16":
-            config = model_config(student)
+            config = student.module.inner.config
             made[precision] = write_fp16(
                 plain, target, num_heads=config.num_attention_heads, hidden_size=config.hidden_size
             )
         elif precision == "int8":
-            made[precision] = write_int8(plain, target, narrowing=student.record.kind == "encoder")
+            made[precision] = write_int8(plain, target, narrowing=KINDS[student.record.kind].int8_narrows)
         else:
             assert training is not None
             made[precision] = write_int8_static(plain, target, _calibration(student, folder, spec, training))
@@ -73,11 +74,6 @@ def list_models(folder: Path, spec: ExportSpec) -> list[ModelFile]:
         files = sorted(file.name for file in folder.iterdir() if file.name in (path, path + ".data"))
         found.append(ModelFile(path=path, format="onnx", precision=precision, files=files))
     return found
-
-
-def model_config(student: StudentModel) -> Any:
-    """transformers' config of the backbone or language model."""
-    return (student.module.backbone if student.record.kind == "encoder" else student.module.lm).config
 
 
 def _calibration(

@@ -7,12 +7,12 @@ or weights loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distill.students.specs import DistillSpec, StudentSection
-from distill.students.students import STUDENT_NAME, STUDENT_VERSION, StudentRecord, load_heads, make_texts, read_student
-from distill.students.texts import PairTexts, grade_token_ids, render_prompt
+from distill.students.kinds import KINDS, BaseKind
+from distill.students.specs import DistillSpec
+from distill.students.students import STUDENT_VERSION, StudentRecord, make_texts, module_class
+from distill.students.texts import PairTexts
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
@@ -67,7 +67,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     if not (path / "tokenizer.json").is_file() and not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {reference!r}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
     kind = kind_of(config)
-    if kind != spec.student.kind:
+    if kind != KINDS[spec.student.kind].base:
         is_what = {"encoder": "is an encoder", "decoder": "is a decoder", None: "is neither an encoder nor a decoder"}[
             kind
         ]
@@ -83,7 +83,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     return Base(resolved, config, tokenizer, limit)
 
 
-def kind_of(config: Any) -> str | None:
+def kind_of(config: Any) -> BaseKind | None:
     """`encoder` or `decoder`; None for what is neither."""
     from transformers.models.auto import modeling_auto as auto
 
@@ -110,10 +110,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         ModelError: the tokenizer has no token for a grade.
         ConfigError: the prompt is off.
     """
-    prompt, grade_ids = ("", "", ""), []
-    if spec.student.kind == "decoder":
-        prompt = _prompt(spec.student, base.tokenizer, heads["relevance"])
-        grade_ids = grade_token_ids(base.tokenizer, heads["relevance"], after=prompt[2])
+    own = module_class(spec.student.kind).own_parts(spec, base.tokenizer, heads["relevance"])
     return StudentRecord(
         version=STUDENT_VERSION,
         kind=spec.student.kind,
@@ -124,17 +121,9 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         temperature=dict.fromkeys(heads, 1.0),
         phi=phi,
         pooling=spec.student.pooling,
-        prompt=prompt,
-        grade_ids=grade_ids,
         packs=spec.student.batching == "packed",
+        **own,
     )
-
-
-def _prompt(section: StudentSection, tokenizer: Any, grades: int) -> tuple[str, str, str]:
-    wish = section.prompt
-    style = wish.style if wish.style != "auto" else "chat" if tokenizer.chat_template else "plain"
-    texts = {name: getattr(wish, name).replace("{top}", str(grades - 1)) for name in ("system", "user", "ending")}
-    return render_prompt(tokenizer, style=style, **texts)
 
 
 def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
@@ -144,47 +133,14 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
     Raises:
         ModelError: weights can't be loaded, or a decoder scales its logits.
     """
-    path = base.resolved.path
     try:
-        if record.kind == "decoder":
-            return _build_decoder(spec, base, record)
-        from distill.students.encoder import EncoderStudent, load_backbone
-
-        section = spec.student
-        module = EncoderStudent(
-            load_backbone(path), record.heads, pooling=section.pooling, dropout=section.dropout, seed=spec.train.seed
-        )
-        if (path / STUDENT_NAME).is_file():
-            _take_heads(module, path)
+        return module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
     except (OSError, ValueError, RuntimeError) as exc:
         if isinstance(exc, ModelError | ConfigError):
             raise
         raise ModelError(
             f"model {base.resolved.reference!r}: its weights can't be loaded ({_first_line(exc)})."
         ) from exc
-    return module
-
-
-def _take_heads(module: Any, path: Path) -> None:
-    """Heads of an earlier student, each whose name and size agree; a new one, or one with another number of grades,
-    starts afresh.
-    """
-    held = read_student(path).heads
-    load_heads(module, path, [name for name, head in module.heads.items() if held.get(name) == head.out_features])
-
-
-def _build_decoder(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
-    import torch
-
-    from distill.students.decoder import DecoderStudent, check_grade_logits, load_lm
-
-    lm = load_lm(base.resolved.path)
-    module = DecoderStudent(lm, record.grade_ids)
-    probe = make_texts(record, base.tokenizer).encode([("running shoes", "Trail shoe for runners.")])[0]
-    check_grade_logits(module, torch.tensor([probe.ids]))
-    if spec.student.lora is not None:
-        module.adapt(spec.student.lora)
-    return module
 
 
 def texts_of(base: Base, record: StudentRecord) -> PairTexts:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import yaml
 
 from distill.students.data_facts import LearnedGold, LearnedLabels, SplitFacts
+from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec
 from distill.students.student_manifest import JudgedGates, SideFigures, StudentManifest
 
 CARD_NAME = "README.md"
-_KINDS = {"encoder": "An encoder", "decoder": "A decoder"}
 _SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
 
 
@@ -20,7 +20,7 @@ def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
         f"# {manifest.name}",
         "",
         (
-            f"{_KINDS[spec.student.kind]} that grades how relevant a document is to a query, by `relabel "
+            f"{KINDS[spec.student.kind].title} that grades how relevant a document is to a query, by `relabel "
             f"distill` {manifest.relabel}."
         ),
         "",

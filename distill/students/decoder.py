@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from distill.students.encoder import find_layers
-from distill.students.specs import LoraSpec
+from distill.students.specs import DistillSpec, LoraSpec
+from distill.students.students import StudentRecord
+from distill.students.texts import DecoderTexts, PairTexts, grade_token_ids, render_prompt
 from manifests.errors import ModelError
 from manifests.extras import require
 
@@ -65,13 +67,12 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         )
         hidden_BTD = found.last_hidden_state
         hidden_BD = hidden_BTD[:, -1] if last is None else hidden_BTD[0, last]
-        return {HEAD: self._grade_logits(hidden_BD)}
+        return {HEAD: nn.functional.linear(hidden_BD, *self._grade_rows())}
 
-    def _grade_logits(self, hidden_BD: Tensor) -> Tensor:
+    def _grade_rows(self) -> tuple[Tensor, Tensor | None]:
         output = self.lm.get_output_embeddings()
-        rows_KD = output.weight[self.grade_ids]
-        bias_K = None if getattr(output, "bias", None) is None else output.bias[self.grade_ids]
-        return nn.functional.linear(hidden_BD, rows_KD, bias_K)
+        bias = getattr(output, "bias", None)
+        return output.weight[self.grade_ids], None if bias is None else bias[self.grade_ids]
 
     def adapt(self, lora: LoraSpec) -> None:
         """Put low-rank adapters beside the linear layers and freeze all else.
@@ -98,10 +99,53 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         if self._adapted:
             self.lm = self._adapted.pop().merge_and_unload()
 
+    @staticmethod
+    def own_parts(spec: DistillSpec, tokenizer: Any, grades: int) -> dict[str, Any]:
+        """The prompt's three pieces and the grades' tokens."""
+        wish = spec.student.prompt
+        style = wish.style if wish.style != "auto" else "chat" if tokenizer.chat_template else "plain"
+        pieces = {name: getattr(wish, name).replace("{top}", str(grades - 1)) for name in ("system", "user", "ending")}
+        prompt = render_prompt(tokenizer, style=style, **pieces)
+        return {"prompt": prompt, "grade_ids": grade_token_ids(tokenizer, grades, after=prompt[2])}
+
+    @staticmethod
+    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
+        """The prompt around both texts."""
+        return DecoderTexts(tokenizer, record.max_tokens, record.prompt, packs=record.packs)
+
+    @classmethod
+    def start(cls, spec: DistillSpec, path: Path, tokenizer: Any, record: StudentRecord) -> Self:
+        """With its output matrix checked, and with adapters if they are asked for."""
+        module = cls(load_lm(path), record.grade_ids)
+        probe = cls.texts(record, tokenizer).encode([("running shoes", "Trail shoe for runners.")])[0]
+        check_grade_logits(module, torch.tensor([probe.ids]))
+        if spec.student.lora is not None:
+            module.adapt(spec.student.lora)
+        return module
+
+    @classmethod
+    def load(cls, record: StudentRecord, folder: Path) -> Self:
+        """A trained one, from its folder."""
+        return cls(load_lm(folder), record.grade_ids)
+
+    def save(self, folder: Path) -> None:
+        """Write the language model as transformers does."""
+        self.lm.save_pretrained(folder)
+
+    @property
+    def inner(self) -> Any:
+        """The language model."""
+        return self.lm
+
     @property
     def layers(self) -> Any:
         """The model's transformer layers, for compiling them one by one."""
         return find_layers(self.lm)
+
+    def output_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The output matrix's rows of the grade tokens; zeros where it has no bias."""
+        rows_KD, bias_K = self._grade_rows()
+        return {HEAD: (rows_KD, rows_KD.new_zeros(len(rows_KD)) if bias_K is None else bias_K)}
 
 
 def load_lm(path: Path, *, dtype: torch.dtype = torch.float32) -> Any:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from distill.students.specs import DistillSpec
+from distill.students.students import HEADS_NAME, STUDENT_NAME, StudentRecord, read_student
+from distill.students.texts import EncoderTexts, PairTexts
 from manifests.digests import sha256_bytes
 
 # B rows, T tokens, D hidden, K grades of a head
@@ -57,10 +61,53 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         pooled_BD = self.dropout(pool(hidden_BTD, attention_mask, self.pooling))
         return {name: head(pooled_BD) for name, head in self.heads.items()}
 
+    @staticmethod
+    def own_parts(*_: object) -> dict[str, Any]:
+        """None: how it pools is in every record."""
+        return {}
+
+    @staticmethod
+    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
+        """Both texts, with the tokenizer's marks between them."""
+        return EncoderTexts(tokenizer, record.max_tokens)
+
+    @classmethod
+    def start(cls, spec: DistillSpec, path: Path, _: Any, record: StudentRecord) -> Self:
+        """With fresh heads, but for those of an earlier student that have the same name and size."""
+        dropout, seed = spec.student.dropout, spec.train.seed
+        module = cls(load_backbone(path), record.heads, pooling=record.pooling, dropout=dropout, seed=seed)
+        if (path / STUDENT_NAME).is_file():
+            held = read_student(path).heads
+            same = [name for name, head in module.heads.items() if held.get(name) == head.out_features]
+            load_heads(module, path, same)
+        return module
+
+    @classmethod
+    def load(cls, record: StudentRecord, folder: Path) -> Self:
+        """A trained one, from its folder."""
+        module = cls(load_backbone(folder), record.heads, pooling=record.pooling)
+        load_heads(module, folder)
+        return module
+
+    def save(self, folder: Path) -> None:
+        """Write the backbone as transformers does, and the heads beside it."""
+        self.backbone.save_pretrained(folder)
+        heads = self.heads.state_dict().items()
+        save_file({name: tensor.contiguous().cpu() for name, tensor in heads}, folder / HEADS_NAME)
+
+    @property
+    def inner(self) -> Any:
+        """The backbone."""
+        return self.backbone
+
     @property
     def layers(self) -> Any:
         """The backbone's transformer layers, for compiling them one by one; empty where they are not found."""
         return find_layers(self.backbone)
+
+    def output_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Weight and bias by head."""
+        return {name: (head.weight, head.bias) for name, head in self.heads.items()}
 
 
 def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
@@ -79,6 +126,23 @@ def fresh_head(name: str, width: int, grades: int, seed: int) -> nn.Linear:
         head.weight.normal_(0.0, HEAD_STD, generator=generator)
         head.bias.zero_()
     return head
+
+
+def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) -> None:
+    """Put the heads of a student's folder into an encoder student.
+
+    Args:
+        names: of the heads to take; None for all that the module has.
+    Raises:
+        ValueError: a head is missing there or has another shape.
+    """
+    held = load_file(folder / HEADS_NAME)
+    whole = module.heads.state_dict()
+    state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
+    for name, tensor in state.items():
+        if name not in held or held[name].shape != tensor.shape:
+            raise ValueError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
+    module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
 
 
 def load_backbone(path: Path) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.students.data_facts import DataFacts, ExampleCounts, SplitFacts, SplitShares
 from distill.students.gold import GoldGrades, load_gold
+from distill.students.kinds import KINDS
 from distill.students.label_tables import LabelTable, Target, load_labels
 from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
 from distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
@@ -227,7 +228,7 @@ class _Rows:
                     f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out."
                 )
             return {name: self.widths[name] for name in HEADS if name in named}
-        if self.spec.student.kind == "decoder":
+        if not KINDS[self.spec.student.kind].has_nodes:
             return {"relevance": self.widths["relevance"]}
         induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
         trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}

@@ -117,8 +117,7 @@ def _attempt(
     arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
     module = build_module(spec, base, record)
     if settings.gradient_checkpointing:
-        inner = module.lm if record.kind == "decoder" else module.backbone
-        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.strategy == "fsdp" and arguments.world_size > 1:
         sharding.shard(module, arguments.device)
     plan = BatchPlan(

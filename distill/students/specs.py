@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
+from distill.students.kinds import KINDS, takers
 from manifests.errors import ConfigError
 from manifests.metrics.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
@@ -18,6 +19,16 @@ HEADS = ("relevance", *NODE_HEADS)
 """Heads that a student can have, in the order in which they are built."""
 
 TargetKind = Literal["soft", "hard"]
+
+
+def _known_kind(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"there are {', '.join(KINDS)}, not {name!r}")
+    return name
+
+
+KindName = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
+"""Of a kind of student that is registered."""
 
 Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 
@@ -98,7 +109,7 @@ class PromptSpec(Spec):
 class StudentSection(Spec):
     """The model that learns."""
 
-    kind: Literal["encoder", "decoder"]
+    kind: KindName
     """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own
     head.
     """
@@ -135,11 +146,10 @@ class StudentSection(Spec):
         return {name: value[name] for name in HEADS if name in value}
 
     @model_validator(mode="after")
-    def _options_fit_the_kind(self) -> StudentSection:
-        if self.kind == "encoder" and (self.lora is not None or self.batching == "packed"):
-            raise ValueError("`lora` and `batching: packed` are for decoders")
-        if self.kind == "decoder" and self.heads != "auto" and set(self.heads) != {"relevance"}:
-            raise ValueError("a decoder has the head relevance alone: its grade tokens")
+    def _heads_fit_the_kind(self) -> StudentSection:
+        kind = KINDS[self.kind]
+        if not kind.has_nodes and self.heads != "auto" and set(self.heads) != {"relevance"}:
+            raise ValueError(f"{kind.title.lower()} has the head relevance alone")
         return self
 
 
@@ -345,6 +355,16 @@ class DistillSpec(Spec):
         except ConfigError as exc:
             raise ValueError(str(exc)) from exc
         return value
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> DistillSpec:
+        for key in KINDS[self.student.kind].refuses:
+            section, _, name = key.partition(".")
+            held = getattr(self, section)
+            if getattr(held, name) != type(held).model_fields[name].get_default():
+                others = " and ".join(f"{kind}s" for kind in takers(key))
+                raise ValueError(f"keys like `{key}` are for {others}, and `student.kind` is {self.student.kind}")
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> DistillSpec:

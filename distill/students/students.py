@@ -17,16 +17,19 @@ The folder, every file but `checkpoints/` written once training has ended:
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 
 from distill.students.disk_errors import open_to_readers
-from distill.students.texts import DecoderTexts, EncoderTexts, PairTexts, TokenRow, pad_multiple_for
+from distill.students.kinds import KINDS
+from distill.students.specs import DistillSpec, KindName
+from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
 from manifests.extras import require
@@ -41,7 +44,6 @@ STUDENT_VERSION = 1
 BATCH_TOKENS = 8192
 """Tokens of a scoring batch, padding included: fills two cores and is a small bite for a GPU."""
 
-Kind = Literal["encoder", "decoder"]
 _NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg")
 
 
@@ -62,7 +64,7 @@ class StudentRecord:
     """
 
     version: int
-    kind: Kind
+    kind: KindName
     name: str
     heads: dict[str, int]
     max_tokens: int
@@ -78,6 +80,63 @@ class StudentRecord:
     def grades(self) -> int:
         """K of the relevance head."""
         return self.heads["relevance"]
+
+
+class StudentModule(Protocol):
+    """The torch module of a kind. Called with what its texts collate, it gives logits [B, K] by head."""
+
+    @staticmethod
+    def own_parts(spec: DistillSpec, tokenizer: Any, grades: int) -> dict[str, Any]:
+        """Fields of the record that this kind alone fills.
+
+        Raises:
+            ModelError, ConfigError: the tokenizer or the spec does not go with it.
+        """
+        ...
+
+    @staticmethod
+    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
+        """What turns pairs into its batches."""
+        ...
+
+    @classmethod
+    def start(cls, spec: DistillSpec, path: Path, tokenizer: Any, record: StudentRecord) -> Self:
+        """The module to train, from the model in a folder.
+
+        Raises:
+            OSError, ValueError, RuntimeError: its weights can't be loaded.
+            ModelError: it is no such model.
+        """
+        ...
+
+    @classmethod
+    def load(cls, record: StudentRecord, folder: Path) -> Self:
+        """A trained one, from its folder."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and config."""
+        ...
+
+    @property
+    def inner(self) -> Any:
+        """The model of transformers inside."""
+        ...
+
+    @property
+    def layers(self) -> Any:
+        """Its layers, for compiling them one by one."""
+        ...
+
+    def output_rows(self) -> dict[str, tuple[Any, Any]]:
+        """By head, weight [K, D] and bias [K] of the linear layer behind the pooled vectors."""
+        ...
+
+
+def module_class(kind: str) -> type[StudentModule]:
+    """The class behind a registered kind; loads torch."""
+    path, _, attribute = KINDS[kind].module.partition(":")
+    return cast(type[StudentModule], getattr(importlib.import_module(path), attribute))
 
 
 @dataclass
@@ -149,7 +208,7 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
     ).utils.logging.disable_progress_bar()  # progress is the command's to show
     try:
         tokenizer = _load_tokenizer(folder)
-        module = _load_module(record, folder)
+        module: Any = module_class(record.kind).load(record, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ModelError(
             f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
@@ -177,55 +236,14 @@ def _load_tokenizer(folder: Path) -> Any:
 
 def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
     """What turns pairs into this student's batches."""
-    if record.kind == "encoder":
-        return EncoderTexts(tokenizer, record.max_tokens)
-    return DecoderTexts(tokenizer, record.max_tokens, record.prompt, packs=record.packs)
+    return module_class(record.kind).texts(record, tokenizer)
 
 
-def _load_module(record: StudentRecord, folder: Path) -> Any:
-    if record.kind == "decoder":
-        from distill.students.decoder import DecoderStudent, load_lm
-
-        return DecoderStudent(load_lm(folder), record.grade_ids)
-    from distill.students.encoder import EncoderStudent, load_backbone
-
-    module = EncoderStudent(load_backbone(folder), record.heads, pooling=record.pooling)
-    load_heads(module, folder)
-    return module
-
-
-def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) -> None:
-    """Put the heads of a student's folder into an encoder student.
-
-    Args:
-        names: of the heads to take; None for all that the module has.
-    Raises:
-        ValueError: a head is missing there or has another shape.
-    """
-    from safetensors.torch import load_file
-
-    held = load_file(folder / HEADS_NAME)
-    whole = module.heads.state_dict()
-    state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
-    for name, tensor in state.items():
-        if name not in held or held[name].shape != tensor.shape:
-            raise ValueError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
-    module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
-
-
-def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: Any) -> None:
+def write_student(folder: Path, record: StudentRecord, module: StudentModule, tokenizer: Any) -> None:
     """Write weights, config, tokenizer and record; `student.json` last."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
-    if record.kind == "encoder":
-        module.backbone.save_pretrained(folder)
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in module.heads.state_dict().items()}, folder / HEADS_NAME
-        )
-    else:
-        module.lm.save_pretrained(folder)
+    module.save(folder)
     (folder / STUDENT_NAME).write_bytes(readable_json(asdict(record)))
     open_to_readers(folder)
 
