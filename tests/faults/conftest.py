@@ -32,12 +32,24 @@ IS_LONG = LEVEL == "long"
 IS_FULL = LEVEL == "full" or IS_LONG
 AT_A_TIME = 2
 SHOWN = 3
-TOTAL_S = 450.0
+TOTAL_S = 300.0
 """What the sweeps of the full suite may take of each process, seconds, so that all of it ends within fifteen
 minutes."""
 ALL_SHARES = 3.5
 """The shares of all sweeps, added up."""
 PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+LONGEST = (
+    "test_kill.py::test_killed_at_a_random_instant",
+    "test_merge_kills.py",
+    "test_merges.py",
+    "test_working_directory.py::test_no_command",
+    "test_kill.py::test_killed_at_every_failpoint",
+    "test_disks_fail.py::test_every_call_about_the_output",
+    "test_streams.py::test_a_stream_that_fails",
+)
+"""Tests of more than 40 seconds, longest first: every process begins with some of them, or the last to begin would be
+waited for by all others.
+"""
 AFTER_ALL = 1.05
 """Instants are drawn up to so much of an undisturbed run's time, so that some come after the end."""
 REPORT = Path("out/faults.json")
@@ -58,6 +70,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             found = getattr(item, "callspec", None)
             if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
                 item.add_marker(pytest.mark.skip(reason="in `make faults`"))
+    if IS_FULL:
+        items[:] = _longest_first(items)
+
+
+def _longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The longest tests at the head of each process's share, which xdist cuts in the order given."""
+    longest = [item for name in LONGEST for item in items if name in item.nodeid]
+    others = [item for item in items if item not in longest]
+    size = math.ceil(len(others) / PROCESSES)
+    shares = range(PROCESSES)
+    return [item for n in shares for item in (*longest[n::PROCESSES], *others[n * size : (n + 1) * size])]
 
 
 @pytest.fixture(scope="session")
