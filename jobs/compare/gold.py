@@ -61,7 +61,7 @@ class JudgedMatches:
             self.joined_by, self._key = gold.how, [f"row_{letter}"]
             found, keys = gold.by_row, (pa.array(range(len(gold.by_row)), pa.int64()),)
         else:
-            pairs = load_pairs(options, storage)
+            pairs = load_pairs(sets, options, storage)
             self.joined_by, self._key = BY_IDS, ["query_id", "doc_id"]
             found, keys = pairs.grades, tuple(ids.cast(pa.large_string()) for ids in pairs.pair_ids)
         self._held = polars.from_arrow(pa.table([*keys, found], [*self._key, "gold"]))

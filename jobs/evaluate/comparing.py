@@ -94,7 +94,7 @@ class _GoldGrades:
         self.qrels = str(options.qrels)
         self._golds = {id(one): gold_of(one, options, storage) for one in sets}
         golds = self._golds.values()
-        self._pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else None
+        self._pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
         self.seen = seen_by(golds, self._pairs)
 
     def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> tuple[str, pa.Int64Array, np.ndarray]:

@@ -14,19 +14,27 @@ import pyarrow.compute as pc
 
 from jobs.evaluate.results import JudgedCounts, JudgedSource
 from manifests.errors import InputError, UsageError
-from manifests.inputs.table_files import read_grades
+from manifests.judging.further_columns import gold_columns
 from manifests.judging.joins import SHOWN, Join
 from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import LabelSet, load_gold_by_row, open_labels, own_input
+from manifests.judging.label_sets import (
+    LabelSet,
+    column_names,
+    further_of_input,
+    load_gold_by_row,
+    open_labels,
+    own_input,
+)
 from manifests.judging.qrels import (
     Duplicates,
     GradeMap,
     PairGrades,
     check_scale,
+    graded,
     grades_by_pair,
     grades_seen,
+    is_graded_by_chunks,
     load_qrels,
-    mapped,
 )
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged
@@ -61,12 +69,13 @@ class JudgingOptions:
 
 @dataclass
 class Gold:
-    """Gold grades for one label set: by row of its own input or file, or, where that is not what the qrels are, by
-    pair.
+    """Gold grades and further columns for one label set: by row of its own input or file, or, where that is not what
+    the qrels are, by pair.
     """
 
     by_row: pa.Int64Array | None
     how: str
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -91,17 +100,17 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     sets = [open_set(path, options, storage) for path in paths]
     release_unused()
     golds = [gold_of(one, options, storage) for one in sets]
-    pairs = load_pairs(options, storage) if any(gold.by_row is None for gold in golds) else None
+    pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
     seen = seen_by(golds, pairs)
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
-    join = Join(grades, pairs)
+    join = Join(grades, pairs, qrels=str(options.qrels))
     release_unused()
     for one, gold in zip(sets, golds, strict=True):
         for part in one.parts():
             labels = map_labels(part, options.label_map, where=one.where)
             if gold.by_row is not None:
-                join.add_by_row(labels, gold.by_row, one.where, by=gold.how)
+                join.add_by_row(labels, gold.by_row, one.where, by=gold.how, columns=gold.columns)
             else:
                 join.add_by_pair(labels, one.where)
     if not join.num_judged:
@@ -125,8 +134,8 @@ def seen_by(golds: Iterable[Gold], pairs: PairGrades | None) -> set[int]:
     return set().union(*by_row, pairs.seen if pairs else ())
 
 
-def load_pairs(options: JudgingOptions, storage: Storage) -> PairGrades:
-    """The qrels as one grade a pair.
+def load_pairs(sets: Iterable[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:
+    """The qrels as one grade a pair, with the further columns by which any of the sets is judged.
 
     Raises:
         InputError: they can't be read, or a pair has several grades.
@@ -139,6 +148,7 @@ def load_pairs(options: JudgingOptions, storage: Storage) -> PairGrades:
         doc=options.doc,
         is_by_row=False,
         grade_map=options.grade_map,
+        further=gold_columns(name for one in sets for name in one.columns),
     )
     release_unused()
     return grades_by_pair(qrels, options.duplicates)
@@ -178,7 +188,6 @@ def _is_same_file(one: str, other: str) -> bool:
 def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold:
     """How a set is joined with the qrels, and its grades where that is by row."""
     assert options.qrels is not None
-    where = f"{options.qrels}, column `{options.grade or 'grade'}`"
     if labels.kind == "file":
         if not _is_same_file(labels.where, options.qrels):
             return Gold(None, BY_IDS)
@@ -192,8 +201,11 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
     if own is None:
         return Gold(None, BY_IDS)
     files, column = own
-    found = read_grades(load_gold_by_row(files, column, storage)).readable(options.qrels, column)
-    return Gold(mapped(found, options.grade_map, where=where, option="--map"), BY_INPUT_ROW)
+    columns = further_of_input(files, gold_columns(labels.columns), storage)
+    is_by_chunks = columns and is_graded_by_chunks(column, column_names(files[0], storage), columns)
+    written = None if is_by_chunks else load_gold_by_row(files, column, storage)
+    grades = graded(written, columns, column, options.grade_map, path=options.qrels)
+    return Gold(grades, BY_INPUT_ROW, columns)
 
 
 def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:

@@ -130,8 +130,9 @@ class RunGold:
     """The gold grades of a run's rows, as the browser shows them."""
 
     def __init__(self, run: RunArtifact, options: JudgingOptions) -> None:
-        self._by_row = gold_of(open_set(run.path, options, run.storage), options, run.storage).by_row
-        self._by_pair = None if self._by_row is not None else load_pairs(options, run.storage)
+        labels = open_set(run.path, options, run.storage)
+        self._by_row = gold_of(labels, options, run.storage).by_row
+        self._by_pair = None if self._by_row is not None else load_pairs([labels], options, run.storage)
 
     def of(self, rows: Sequence[LabelRow] | Sequence[QuarantineRow]) -> list[int | None]:
         """The grade of each row, None where there is none."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 
 from manifests.ids import codes_of, texts_of
+from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.label_columns import LabelPart, put_together
 from manifests.judging.qrels import PairGrades, check_scale, grades_seen, taken
 from manifests.memory import release_unused
@@ -25,6 +27,7 @@ class Join:
     Args:
         grades: K.
         pairs: of the qrels, where any label is joined by pair.
+        qrels: what to call them in an error.
 
     Attributes:
         num_labels: labels read.
@@ -35,8 +38,9 @@ class Join:
         is_labelled: bool [P], the pairs that a judged label has.
     """
 
-    def __init__(self, grades: int, pairs: PairGrades | None) -> None:
+    def __init__(self, grades: int, pairs: PairGrades | None, *, qrels: str = "gold") -> None:
         self.grades = grades
+        self.qrels = qrels
         self.num_labels = self.num_without_label = self.num_gold_null = self.num_unjudged = self.num_judged = 0
         self.num_relabelled = 0
         self.joined_by: set[str] = set()
@@ -50,12 +54,22 @@ class Join:
         """Labels whose (query_id, doc_id) has a grade."""
         assert self._pairs is not None
         place_N = self._places(part)
+        part = part.beside({name: taken(column, place_N) for name, column in self._pairs.columns.items()})
         self._add(part, taken(self._pairs.grades, place_N), place_N >= 0, place_N, where)
         self.joined_by.add(BY_IDS)
 
-    def add_by_row(self, part: LabelPart, gold: pa.Int64Array, where: str, *, by: str) -> None:
-        """Labels by the row of `gold` that they name; `by` says what that row is."""
+    def add_by_row(
+        self,
+        part: LabelPart,
+        gold: pa.Int64Array,
+        where: str,
+        *,
+        by: str,
+        columns: Mapping[str, pa.Array] = MappingProxyType({}),
+    ) -> None:
+        """Labels by the row of `gold`, and of its further `columns`, that they name; `by` says what that row is."""
         everywhere = np.ones(len(part.grades), dtype=bool)
+        part = part.beside(columns_taken(columns, part.row_ids))
         self._add(part, gold.take(part.row_ids), everywhere, self._places(part), where)
         self.joined_by.add(by)
 
@@ -83,6 +97,7 @@ class Join:
             rows = pa.array(np.flatnonzero(is_judged_N))
             part, golds, place_N = part.taken(rows), golds.take(rows), place_N[is_judged_N]
         check_widths(part.probs, self.grades, where=where)
+        check_chunks(part.columns, part.query_ids, part.doc_ids, where=self.qrels)
         self.is_labelled[place_N[place_N >= 0]] = True
         self._parts.append(part)
         self._golds.append(golds.to_numpy())
@@ -113,6 +128,7 @@ class Join:
             correct_N,
             sampled_N,
             query_names if has_queries else None,
+            rows.columns,
         )
 
 

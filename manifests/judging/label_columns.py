@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from manifests.errors import InputError
 from manifests.inputs.table_files import Column
+from manifests.judging.further_columns import columns_taken
 from manifests.judging.qrels import GradeMap, mapped
 
 
@@ -24,6 +25,7 @@ class LabelPart:
         query_ids, doc_ids: None where the file names none.
         probs: lists of floats.
         samples: lists of grades, null for one that failed.
+        columns: further ones, by name (`further_columns`): of the labels, and of gold once they are joined.
     """
 
     row_ids: pa.Int64Array
@@ -32,35 +34,62 @@ class LabelPart:
     doc_ids: pa.LargeBinaryArray | None = None
     probs: pa.LargeListArray | None = None
     samples: pa.LargeListArray | None = None
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, pa.Array | None]:
+        """All but the further columns, by name."""
+        return {name: column for name, column in vars(self).items() if name != "columns"}
 
     def taken(self, rows: pa.Array) -> LabelPart:
         """Some rows, by their places."""
-        return LabelPart(**{name: column and column.take(rows) for name, column in vars(self).items()})
+        own = {name: column and column.take(rows) for name, column in self.own.items()}
+        return LabelPart(**own, columns=columns_taken(self.columns, rows))
+
+    def beside(self, columns: Mapping[str, pa.Array]) -> LabelPart:
+        """With further columns of the same rows."""
+        return replace(self, columns={**self.columns, **columns}) if columns else self
 
 
 def put_together(parts: Sequence[LabelPart]) -> LabelPart:
     """Parts as one; a column that some lack is null there."""
     if len(parts) == 1:
         return parts[0]
-    columns: dict[str, pa.Array] = {}
-    for name in vars(parts[0]):
-        held = [getattr(part, name) for part in parts]
-        kinds = {column.type for column in held if column is not None}
-        if kinds:
-            kind = kinds.pop() if len(kinds) == 1 else pa.large_list(pa.float64())
-            columns[name] = pa.concat_arrays(
-                [
-                    pa.nulls(len(part.grades), kind) if column is None else column.cast(kind)
-                    for part, column in zip(parts, held, strict=True)
-                ]
-            )
-    return LabelPart(**columns)
+    own, further = _side_by_side([part.own for part in parts]), _side_by_side([part.columns for part in parts])
+    sizes = [len(part.grades) for part in parts]
+    return LabelPart(
+        **{name: _concatenated(held, sizes) for name, held in own.items()},
+        columns={name: _concatenated(held, sizes) for name, held in further.items()},
+    )
+
+
+def _side_by_side(parts: Sequence[Mapping[str, pa.Array | None]]) -> dict[str, list[pa.Array | None]]:
+    """Of each column that any part has, what all of them have of it."""
+    names = dict.fromkeys(name for part in parts for name, column in part.items() if column is not None)
+    return {name: [part.get(name) for part in parts] for name in names}
+
+
+def _concatenated(held: Sequence[pa.Array | None], sizes: Sequence[int]) -> pa.Array:
+    kinds = {column.type for column in held if column is not None}
+    kind = kinds.pop() if len(kinds) == 1 else pa.large_list(pa.float64())
+    return pa.concat_arrays(
+        [
+            pa.nulls(size, kind) if column is None else column.cast(kind)
+            for column, size in zip(held, sizes, strict=True)
+        ]
+    )
 
 
 def run_part(
-    row_id: pa.Array, query_id: pa.Array, doc_id: pa.Array, grade: pa.Array, probs: pa.Array, samples: pa.Array
+    row_id: pa.Array,
+    query_id: pa.Array,
+    doc_id: pa.Array,
+    grade: pa.Array,
+    probs: pa.Array,
+    samples: pa.Array,
+    **further: pa.Array,
 ) -> LabelPart:
-    """The columns of a run's label files that judging needs."""
+    """The columns of a run's label files that judging needs; `further` ones are of its labeler."""
     return LabelPart(
         row_id,
         grade.cast(pa.int64()),
@@ -68,6 +97,7 @@ def run_part(
         doc_id.cast(pa.large_binary()),
         _kept(probs.cast(pa.large_list(pa.float32()))),
         _kept(_grades_of(samples)),
+        further,
     )
 
 

@@ -6,7 +6,7 @@ Read a part at a time, and of a run only the columns that judging needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -29,8 +29,10 @@ from manifests.inputs.table_files import (
     require_column,
     rows_of,
 )
+from manifests.judging.further_columns import GoldColumn, label_columns
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, run_part
 from manifests.records import LEFT_OUT
+from manifests.runs.label_files import file_schema, own_columns
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
@@ -72,6 +74,7 @@ class LabelSet:
         num_quarantined: rows of a run that have no label; None for a file.
         plan: of a run.
         parts: reads them; call it once for each pass.
+        columns: further ones that its parts hold.
         notes: remarks for a reader of the report; reading may add to them.
     """
 
@@ -83,6 +86,7 @@ class LabelSet:
     plan: Plan | None
     parts: Callable[[], Iterator[LabelPart]]
     notes: list[str] = field(default_factory=list)
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ def label_set(run: RunLabels) -> LabelSet:
     plan, facts = run.plan, run.plan.facts
     origin = LabelOrigin(plan.name, facts.labeler.name, facts.model, plan.fingerprint)
     kind: Literal["run", "student"] = "student" if facts.kind == "student" else "run"
+    columns = label_columns(own_columns(plan.parts))
     return LabelSet(
         run.root,
         kind,
@@ -176,17 +181,19 @@ def label_set(run: RunLabels) -> LabelSet:
         run.num_quarantined,
         origin,
         plan,
-        lambda: _run_parts(run.folder, run.labels),
+        lambda: _run_parts(run.folder, run.labels, columns),
         run.notes,
+        columns,
     )
 
 
-def _run_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[LabelPart]:
+def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) -> Iterator[LabelPart]:
     held: list[pa.Table] = []
+    schema, names = file_schema(folder.plan.parts) if further else LABELS, [*RUN_COLUMNS, *further]
     for number, file in enumerate(files, start=1):
-        held.append(folder.table(file, LABELS, RUN_COLUMNS))
+        held.append(folder.table(file, schema, names))
         if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
-            columns = {name: pa.concat_tables(held)[name].combine_chunks() for name in RUN_COLUMNS}
+            columns = {name: pa.concat_tables(held)[name].combine_chunks() for name in names}
             held = []
             yield run_part(**columns)
 
@@ -307,6 +314,32 @@ def load_gold_by_row(files: list[str], column: str, storage: Storage) -> Column:
     if len({part.type for part in parts}) > 1:
         return [value for part in parts for value in part.to_pylist()]
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+
+
+def column_names(path: str, storage: Storage) -> list[str]:
+    """What the columns of a Parquet file are called."""
+    with open_parquet(path, storage) as parquet, reading(path):
+        return list(parquet.schema_arrow.names)
+
+
+def further_of_input(files: list[str], further: Sequence[GoldColumn], storage: Storage) -> dict[str, pa.Array]:
+    """Further columns of a run's own input, in the order of row ids, where it has them.
+
+    Raises:
+        InputError: some of the files have one and others not, or a row holds something else.
+    """
+    names = {path: column_names(path, storage) for path in files} if further else {}
+    found = {}
+    for one in further:
+        lacking = [path for path in files if one.name not in names[path]]
+        if lacking and len(lacking) < len(files):
+            raise InputError(
+                f"{lacking[0]}: no column `{one.name}`, which other files of the input have. Give it to all of them, "
+                "or to none."
+            )
+        if not lacking:
+            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), files[0])
+    return found
 
 
 def is_run(path: str, storage: Storage) -> bool:

@@ -4,8 +4,8 @@ graded twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,13 +14,16 @@ import pyarrow.compute as pc
 
 from manifests.errors import InputError, UsageError
 from manifests.ids import ids_of, texts_of
-from manifests.inputs.table_files import as_ids, load_columns, read_grades, require_column
+from manifests.inputs.table_files import Column, as_ids, load_columns, read_grades, require_column
+from manifests.judging.further_columns import CHUNKS, GoldColumn, grades_of_chunks
 from manifests.storage.context import Storage
 
 Duplicates = Literal["error", "mean", "first"]
 GradeMap = Mapping[int, int]
 SHOWN = 5
 MOST_GRADE = 999
+DEFAULT_GRADE = "grade"
+"""The column of gold grades where the user names none."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,14 @@ class Qrels:
         path: where they came from, for messages.
         query_ids, doc_ids: of each row; None where they are to be joined by row.
         grades: null where a row has none; such rows are left out, never read as 0.
+        columns: further ones, by name.
     """
 
     path: str
     query_ids: pa.LargeBinaryArray | None
     doc_ids: pa.LargeBinaryArray | None
     grades: pa.Int64Array
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class PairGrades:
         num_rows, num_null: rows of the qrels, and those without a grade.
         seen: the grades of all rows.
         begins: the first pairs of the file.
+        columns: further ones, of each key: those of the pair's first row.
     """
 
     queries: pa.LargeBinaryArray
@@ -63,6 +69,7 @@ class PairGrades:
     num_null: int
     seen: set[int]
     begins: list[tuple[str, str]]
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
     def num_repeated(self) -> int:
@@ -92,40 +99,70 @@ class PairGrades:
         return self.queries.take(pa.array(query_P)), self.docs.take(pa.array(doc_P))
 
 
-def taken(grades: pa.Int64Array, place_N: np.ndarray) -> pa.Int64Array:
-    """Grades by their places; null for a negative place."""
-    return grades.take(pa.array(place_N, mask=place_N < 0))
+def taken(column: pa.Array, place_N: np.ndarray) -> pa.Array:
+    """Grades, or others' values, by their places; null for a negative place."""
+    return column.take(pa.array(place_N, mask=place_N < 0))
 
 
 def load_qrels(
-    path: str, storage: Storage, *, grade: str, by: str, doc: str, is_by_row: bool, grade_map: GradeMap | None = None
+    path: str,
+    storage: Storage,
+    *,
+    grade: str,
+    by: str,
+    doc: str,
+    is_by_row: bool,
+    grade_map: GradeMap | None = None,
+    further: Sequence[GoldColumn] = (),
 ) -> Qrels:
     """Read qrels.
 
     Args:
         grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`.
         is_by_row: they are joined by row, so that id columns need not be there.
+        further: columns that are read where they are there.
     Raises:
         InputError: unreadable file, missing column, a grade that is no whole number, or one that `grade_map` does not
-            map.
+            map; a further column that holds something else.
     """
 
     def choose(names: list[str]) -> list[str]:
-        require_column(grade, names, path=path, role="the gold grade", option="--grade")
+        held = [one.name for one in further if one.name in names]
+        if not is_graded_by_chunks(grade, names, held):
+            held.append(require_column(grade, names, path=path, role="the gold grade", option="--grade"))
         if is_by_row:
-            return [grade]
+            return held
         require_column(by, names, path=path, role="the query id", option="--by")
         require_column(doc, names, path=path, role="the document id", option="--doc")
-        return [by, doc, grade]
+        return [by, doc, *held]
 
     columns = load_columns(path, choose, storage)
-    advice = " Name another column with --grade, or leave those rows empty."
-    found = read_grades(columns[grade]).readable(path, grade, advice=advice)
-    grades = mapped(found, grade_map, where=f"{path}, column `{grade}`", option="--map")
+    held = {one.name: one.read(columns[one.name], path) for one in further if one.name in columns}
+    grades = graded(columns.get(grade), held, grade, grade_map, path=path)
     if is_by_row:
-        return Qrels(path, None, None, grades)
+        return Qrels(path, None, None, grades, held)
     query_ids, doc_ids = (as_ids(columns[name], path=path, name=name) for name in (by, doc))
-    return Qrels(path, query_ids, doc_ids, grades)
+    return Qrels(path, query_ids, doc_ids, grades, held)
+
+
+def is_graded_by_chunks(grade: str, names: Collection[str], further: Collection[str]) -> bool:
+    """Whether grades come from gold chunks: a file has these, and no grade under the default name."""
+    return grade == DEFAULT_GRADE and grade not in names and CHUNKS in further
+
+
+def graded(
+    column: Column | None, further: Mapping[str, pa.Array], name: str, grade_map: GradeMap | None, *, path: str
+) -> pa.Int64Array:
+    """Gold grades, after `--map`, of the column of that name; without it (`is_graded_by_chunks`) of the gold chunks.
+
+    Raises:
+        InputError: one is no whole number, or `grade_map` does not map it.
+    """
+    if column is None:
+        return grades_of_chunks(further[CHUNKS])
+    advice = " Name another column with --grade, or leave those rows empty."
+    found = read_grades(column).readable(path, name, advice=advice)
+    return mapped(found, grade_map, where=f"{path}, column `{name}`", option="--map")
 
 
 def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
@@ -148,6 +185,8 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
     if len(keys) < len(order):
         grades, num_conflicts = _settled(qrels, grades, order, start_P, duplicates)
+        if qrels.columns and duplicates == "error":
+            _check_repeated(qrels, order, start_P)
     begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
     return PairGrades(
         query.dictionary,
@@ -159,7 +198,30 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
         qrels.grades.null_count,
         grades_seen(qrels.grades),
         begins,
+        {name: column.take(pa.array(order[start_P])) for name, column in qrels.columns.items()},
     )
+
+
+def _check_repeated(qrels: Qrels, order: np.ndarray, start_P: np.ndarray) -> None:
+    """Rows of one pair have the same further columns; arguments as those of `_settled`.
+
+    Raises:
+        InputError: two differ; names the pair and the column.
+    """
+    first_N = np.repeat(order[start_P], np.diff(start_P, append=len(order)))
+    again = np.flatnonzero(first_N != order)
+    for name, column in qrels.columns.items():
+        ours, theirs = (column.take(pa.array(rows[again])).to_pylist() for rows in (first_N, order))
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if one != other:
+                assert qrels.query_ids is not None
+                assert qrels.doc_ids is not None
+                row = order[again[place]]
+                query, doc = (texts_of(ids[row : row + 1])[0] for ids in (qrels.query_ids, qrels.doc_ids))
+                raise InputError(
+                    f"{qrels.path}: rows of query {query}, document {doc} differ in column `{name}`. "
+                    "Mend the file, or take the first with --duplicates first."
+                )
 
 
 def _settled(

@@ -16,10 +16,11 @@ from manifests.memory import release_unused
 from manifests.metrics.bootstrap import Interval, bootstrap, paired_bootstrap
 from manifests.metrics.calibration import BINS, Method, fit_calibrator, split_groups
 from manifests.metrics.judged import Judged
+from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import NOTHING_DRAWN, MetricSet, MetricValue, finite
+from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH
 from manifests.metrics.registry import CALIBRATION, METRICS
-from manifests.metrics.statistics import JudgedStatistics
 from manifests.records import LEFT_OUT
 
 
@@ -180,7 +181,7 @@ def _evaluation(
         found.num_groups,
         None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
         calibration,
-        _notes(found),
+        [*_notes(found), *_left_out(metrics)],
     )
 
 
@@ -249,6 +250,12 @@ def _notes(found: JudgedStatistics) -> list[str]:
     if groups < 2:
         notes.append("one query or row alone: there is nothing to resample, so no intervals")
     return notes
+
+
+def _left_out(metrics: MetricSet) -> list[str]:
+    """Queries that metrics of whole queries are not over."""
+    left = {metric.title: metrics.num_groups - metrics.over(metric.name) for metric in metrics.of(QUERY_METRICS)}
+    return [f"queries without a value, left out of {title}: {count:,}" for title, count in left.items() if count]
 
 
 def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> CalibrationTrial:

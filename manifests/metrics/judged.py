@@ -5,7 +5,8 @@ Letters: N judged rows, K grades.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ class Judged:
         num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where
             no row has some.
         query_names: the ids behind `queries`, where whoever made this kept them.
+        columns: further ones of the rows, by name: see `manifests.judging.further_columns`.
     """
 
     grades: int
@@ -38,6 +40,7 @@ class Judged:
     num_correct: np.ndarray | None
     num_samples: np.ndarray | None
     query_names: pa.LargeBinaryArray | None = None
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
     def has_probs(self) -> np.ndarray:

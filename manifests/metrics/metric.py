@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from manifests.metrics.bootstrap import Interval
-from manifests.metrics.statistics import Order, Statistic, Sums, places_of
+from manifests.metrics.statistics import Statistic, Sums, places_of
 
 Formula = Callable[[np.ndarray], np.ndarray]
 """Weighted sums [..., F] to values [...], NaN where one is not defined (0/0)."""
@@ -111,6 +111,10 @@ class MetricSet:
         """How many rows or queries a metric is of; 0 where it was not measured."""
         return self._measured[name].statistic.over if name in self._measured else 0
 
+    def of(self, metrics: Iterable[Metric]) -> list[Metric]:
+        """Those of some metrics that were measured."""
+        return [metric for metric in metrics if metric.name in self._measured]
+
     def is_by_grade(self, name: str) -> bool:
         """Whether a metric ranks by the written grade."""
         return self._measured[name].is_by_grade
@@ -129,10 +133,10 @@ class MetricSet:
             size = math.prod(shape)
             sums[id(one)] = sums_RF[:, start : start + size].reshape(len(weight_RG), *shape)
             start += size
-        orders = [one.statistic for one in self._measured.values() if isinstance(one.statistic, Order)]
-        if orders:
+        others = [one.statistic for one in self._measured.values() if not isinstance(one.statistic, Sums)]
+        if others:
             weight_GR = places_of(weight_RG)
-            sums |= {id(one): one.weighted(weight_RG, weight_GR) for one in orders}
+            sums |= {id(one): one.weighted(weight_RG, weight_GR) for one in others}
         with np.errstate(divide="ignore", invalid="ignore"):
             return {name: formula(sums[id(statistic)]) for name, (statistic, formula, _) in self._measured.items()}
 

@@ -1,5 +1,5 @@
-"""The metrics of judged labels, in the order in which they are shown. To add one, add it here: reports, drawings, gates
-and the table of docs/evaluate.md follow.
+"""The metrics of judged labels, in the order in which they are shown. To add one, add it here (one of whole queries in
+`query_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md follow.
 
 In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 """
@@ -25,9 +25,11 @@ from manifests.metrics.agreement import (
     recall,
 )
 from manifests.metrics.calibration import brier_rows, ece_of_bins
+from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import Formula, Measured, Metric, mean
+from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
-from manifests.metrics.statistics import JudgedStatistics, mean_of_queries
+from manifests.metrics.statistics import Order, mean_of_queries
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,7 @@ def _mean_absolute_error(counts_KK: np.ndarray) -> np.ndarray:
 def _auc(rows: JudgedStatistics) -> Mapping[str, Measured]:
     """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
     if rows.orders:
-        return {
-            name: Measured(order, lambda won_3: won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
-            for name, order in rows.orders.items()
-        }
+        return {name: Measured(order, Order.area) for name, order in rows.orders.items()}
     cuts = enumerate(cut_names(rows.judged.grades), start=1)
     return {
         name: Measured(rows.counts, functools.partial(auc_of_counts, cut=cut), is_by_grade=True) for cut, name in cuts
@@ -268,6 +267,7 @@ METRICS: tuple[Metric, ...] = (
         "`--pass-at 1,2,5` (at most the "
         "fewest samples of a row)",
     ),
+    *QUERY_METRICS,
 )
 
 CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brier"))

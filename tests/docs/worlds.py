@@ -73,6 +73,19 @@ def judged(folder: Path, rows: Rows) -> None:
         (folder / path).write_text("".join(json.dumps({key: row[key] for key in wanted}) + "\n" for row in group))
     one_judge = [{"llm_label": row["label"], "human_grade": row["grade"], "judge": "gpt-4"} for row in rows(90)]
     pq.write_table(pa.Table.from_pylist(one_judge), folder / "labels.parquet")
+    chosen_evidence(folder)
+
+
+def chosen_evidence(folder: Path) -> None:
+    """A run of `evidence-set` over documents of one chunk each, every other of which gold wants."""
+    rows = []
+    for number in range(12):
+        text = f"What page {number} says."
+        chunk = {"n": 1, "heading_path": [], "text": text, "token_len": 6, "start": 0, "end": len(text)}
+        ids = {"query_id": f"q{number // 3}", "query": "what do pages say", "doc_id": f"d{number}"}
+        rows.append({**ids, "document": text, "chunks": [chunk], "gold_chunks": [1] * (number % 2)})
+    pq.write_table(pa.Table.from_pylist(rows), folder / "chunked.parquet")
+    finished_run(folder, "evidence", "chunked.parquet", labeler="evidence-set")
 
 
 def two_prompts(folder: Path) -> None:

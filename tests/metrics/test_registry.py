@@ -8,10 +8,12 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import ir_measures
 import krippendorff
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +24,9 @@ from manifests.ids import codes_of, ids_of
 from manifests.metrics.bootstrap import draw_weights
 from manifests.metrics.gates import parse_gate
 from manifests.metrics.judged import Judged
+from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import MetricSet
 from manifests.metrics.registry import METRICS, metric_of, title_of
-from manifests.metrics.statistics import JudgedStatistics
 
 GRADES = 3
 NAMES = [metric.name for metric in METRICS]
@@ -49,7 +51,31 @@ def world(seed: int, *, rows: int = 40, queries: int | None = 5, share_with_prob
     docs = numbered(f"d{row % 30}" for row in range(rows))
     correct = random.integers(0, 4, rows)
     held = None if share_with_probs == 0.0 else probs
-    return Judged(GRADES, gold, labels, query, queries or 0, docs, held, correct, np.full(rows, 3))
+    columns = {} if query is None else query_columns(query, queries or 0, random)
+    return Judged(GRADES, gold, labels, query, queries or 0, docs, held, correct, np.full(rows, 3), columns=columns)
+
+
+def query_columns(query: np.ndarray, queries: int, random: np.random.Generator) -> dict[str, pa.Array]:
+    """What `evidence-set` and `review` say of the rows, and gold of it: chunks by row, all else by query."""
+
+    def chunks(most: int) -> list[list[int]]:
+        return [random.integers(1, 7, random.integers(0, most)).tolist() for _ in query]
+
+    words = ["red", "The Blue!", "green"]
+    told = [[words[word] for word in random.permutation(3)[: random.integers(0, 4)]] for _ in range(queries)]
+    wanted = [[plain(words)[word] for word in random.permutation(3)[: 1 + one % 2]] for one in range(queries)]
+    yes = random.integers(0, 5, queries) / 4
+    selected = chunks(5)
+    return {
+        "selected": pa.array(selected, pa.list_(pa.int16())),
+        "selected_tokens": pa.array([10 * len(one) for one in selected], pa.int32()),
+        "over_budget": pa.array([[0.0, 0.5, 1.0][len(one) % 3] for one in selected], pa.float32()),
+        "gold_chunks": pa.array(chunks(4), pa.large_list(pa.int64())),
+        "answers": pa.array([told[one] for one in query], pa.large_list(pa.string())),
+        "gold_answers": pa.array([wanted[one] for one in query], pa.large_list(pa.string())),
+        "sufficient_probs": pa.array([[1 - yes[one], yes[one]] for one in query], pa.list_(pa.float32())),
+        "gold_sufficient": pa.array([one % 2 == 0 for one in query.tolist()]),
+    }
 
 
 def measured(judged: Judged) -> MetricSet:
@@ -79,6 +105,7 @@ def repeated(judged: Judged, weights: np.ndarray) -> Judged:
         None if judged.probs is None else judged.probs[rows],
         judged.num_correct[rows],
         judged.num_samples[rows],
+        columns={name: column.take(pa.array(rows, pa.int64())) for name, column in judged.columns.items()},
     )
 
 
@@ -144,6 +171,48 @@ def alpha(level: str) -> Callable[[Judged], float]:
     )
 
 
+def over_queries(value: Callable[[list[dict[str, Any]]], float]) -> Callable[[Judged], float]:
+    """The mean over queries of a value of their rows, each a dict; NaN is left out."""
+    return lambda one: float(np.nanmean([value(rows) for rows in rows_by_query(one)]))
+
+
+def rows_by_query(judged: Judged) -> list[list[dict[str, Any]]]:
+    table = pa.table({**judged.columns, "gold": judged.gold, "label": judged.labels}).to_pylist()
+    return [[table[row] for row in rows] for rows in queries_of(judged)]
+
+
+def num_chunks(rows: list[dict[str, Any]]) -> float:
+    return sum(len(set(row["selected"])) for row in rows)
+
+
+def num_tokens(rows: list[dict[str, Any]]) -> float:
+    return sum(row["selected_tokens"] for row in rows)
+
+
+def chunk_f1(rows: list[dict[str, Any]]) -> float:
+    """Each document's chunks as a row of zeros and ones."""
+    chosen, wanted = (
+        [[number in row[name] for number in range(1, 7)] for row in rows] for name in ("selected", "gold_chunks")
+    )
+    return float(np.mean([metrics.f1_score(*pair, zero_division=1.0) for pair in zip(wanted, chosen, strict=True)]))
+
+
+def plain(answers: list[str]) -> list[str]:
+    return [answer.lower().replace("!", "") for answer in answers]
+
+
+def share_of(rows: list[dict[str, Any]], of: str, among: str) -> float:
+    held = [row for row in rows if row[among] > 0]
+    return float(np.mean([row[of] > 0 for row in held])) if held else np.nan
+
+
+def sufficient_auc(judged: Judged) -> float:
+    first = [rows[0] for rows in rows_by_query(judged)]
+    return float(
+        metrics.roc_auc_score([row["gold_sufficient"] for row in first], [row["sufficient_probs"][1] for row in first])
+    )
+
+
 REFERENCES: dict[str, Callable[[Judged], float]] = {
     "accuracy": lambda one: metrics.accuracy_score(one.gold, one.labels),
     "f1_{}": lambda one: metrics.f1_score(one.gold, one.labels, labels=[1], average=None)[0],
@@ -164,6 +233,17 @@ REFERENCES: dict[str, Callable[[Judged], float]] = {
     "kendall_tau": tau,
     "bad_case_rate": bad_cases,
     "pass@{}": lambda one: float(np.mean(1 - (3 - one.num_correct) / 3)),  # type: ignore[operator]
+    "chunks_mean": over_queries(num_chunks),
+    "chunks_max": lambda one: max(map(num_chunks, rows_by_query(one))),
+    "tokens_mean": over_queries(num_tokens),
+    "tokens_max": lambda one: max(map(num_tokens, rows_by_query(one))),
+    "over_budget": over_queries(lambda rows: float(np.mean([row["over_budget"] for row in rows]))),
+    "evidence_f1": over_queries(chunk_f1),
+    "exact_match": over_queries(lambda rows: set(rows[0]["gold_answers"]) <= set(plain(rows[0]["answers"]))),
+    "hit@1": over_queries(lambda rows: any(one in rows[0]["gold_answers"] for one in plain(rows[0]["answers"])[:1])),
+    "sufficient_auc": sufficient_auc,
+    "useful_precision": over_queries(lambda rows: share_of(rows, "gold", "label")),
+    "useful_recall": over_queries(lambda rows: share_of(rows, "label", "gold")),
 }
 """Each metric by a library, or written out; of a metric with `{}` the one of `MEMBERS`."""
 MEMBERS = {"f1_{}": "1", "auc_{}": "0/12", "pass@{}": "1"}

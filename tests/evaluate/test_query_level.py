@@ -1,0 +1,250 @@
+"""Runs of `evidence-set` and `review` from their input to figures: gold by row and by pair, gates, a report; and gold
+that does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn import metrics
+
+from manifests.errors import InputError
+from manifests.judging.further_columns import GOLD_CHUNKS, GOLD_SUFFICIENT, gold_columns, label_columns
+from tests.labelers.test_evidence_set import document_of
+
+Row = dict[str, Any]
+LISTS = {
+    "gold_chunks": pa.list_(pa.int64()),
+    "answers": pa.list_(pa.string()),
+    "gold_answers": pa.list_(pa.string()),
+    "gold_sufficient": pa.bool_(),
+}
+
+
+def chunked(queries: int = 5, documents: int = 3) -> list[Row]:
+    """Documents of four chunks, of which gold wants one or none; answers of which every other query's is right."""
+    rows = []
+    for query in range(queries):
+        for number in range(documents):
+            text, chunks = document_of([f"part {place} of {query}-{number}" for place in range(4)])
+            rows.append(
+                {
+                    "query_id": f"q{query}",
+                    "query": f"red shoe {query}",
+                    "doc_id": f"d{query}-{number}",
+                    "document": text,
+                    "chunks": list(chunks),
+                    "gold_chunks": [1 + query % 4] if number == 0 else [],
+                    "answers": ["The Red one", "blue"] if query % 2 else ["blue"],
+                    "gold_answers": ["the red one."],
+                    "gold_sufficient": query % 2 == 0,
+                }
+            )
+    return rows
+
+
+@pytest.fixture
+def labelled(
+    folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> Callable[[str, list[Row]], list[Row]]:
+    """`labelled("evidence-set", rows)`: a finished run of these rows in out/ecom; its labels in row order."""
+
+    def call(labeler: str, rows: list[Row]) -> list[Row]:
+        held = {name: kind for name, kind in LISTS.items() if name in rows[0]}
+        table = pa.Table.from_pylist([{k: v for k, v in row.items() if k not in held} for row in rows])
+        for name, kind in held.items():
+            table = table.append_column(name, pa.array([row[name] for row in rows], kind))
+        pq.write_table(table, folder / "pairs.parquet")
+        changes = {"labeler": {"name": labeler}, "input": {"columns": {"document": ["document"]}}}
+        assert relabel("run", write_job(changes)).code == 0
+        files = json.loads((folder / "out/ecom/manifest.json").read_bytes())["labels"]
+        found = [row for file in files for row in pq.read_table(folder / "out/ecom" / file["path"]).to_pylist()]
+        return sorted(found, key=lambda row: int(row["row_id"]))
+
+    return call
+
+
+def by_query(rows: Sequence[Row], labels: Sequence[Row]) -> list[list[tuple[Row, Row]]]:
+    found: dict[str, list[tuple[Row, Row]]] = {}
+    for row, label in zip(rows, labels, strict=True):
+        found.setdefault(row["query_id"], []).append((row, label))
+    return list(found.values())
+
+
+def f1(chosen: Sequence[int], wanted: Sequence[int]) -> float:
+    held = [[number in numbers for number in range(1, 5)] for numbers in (wanted, chosen)]
+    return float(metrics.f1_score(*held, zero_division=1.0))
+
+
+def test_chosen_evidence_is_judged_by_the_runs_own_input_and_by_a_table(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    rows = chunked()
+    labels = labelled("evidence-set", rows)
+    queries = by_query(rows, labels)
+    own = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json
+    figures = {name: figure["value"] for name, figure in own["figures"].items()}
+    counts = [sum(len(set(label["selected"])) for _, label in held) for held in queries]
+    tokens = [sum(label["selected_tokens"] for _, label in held) for held in queries]
+    assert (figures["chunks_mean"], figures["chunks_max"]) == (pytest.approx(np.mean(counts)), max(counts))
+    assert (figures["tokens_mean"], figures["tokens_max"]) == (pytest.approx(np.mean(tokens)), max(tokens))
+    costs = [np.mean([label["over_budget"] for _, label in held]) for held in queries]
+    assert figures["over_budget"] == pytest.approx(np.mean(costs))
+    agreement = [np.mean([f1(label["selected"], row["gold_chunks"]) for row, label in held]) for held in queries]
+    assert figures["evidence_f1"] == pytest.approx(np.mean(agreement))
+    assert figures["exact_match"] == figures["hit@1"] == 2 / 5
+    assert (
+        own["confusion"]
+        == metrics.confusion_matrix(
+            [bool(row["gold_chunks"]) for row in rows], [label["grade"] for label in labels], labels=[False, True]
+        ).tolist()
+    )
+    assert own["figures"]["evidence_f1"]["low"] <= figures["evidence_f1"] <= own["figures"]["evidence_f1"]["high"]
+    table = write_rows([{k: v for k, v in row.items() if k not in ("chunks", "document")} for row in rows], "g.jsonl")
+    other = relabel("evaluate", "out/ecom", "--qrels", table, "--output", "json").json
+    assert other["joined_by"] == ["query_id and doc_id"]
+    assert other["figures"] == own["figures"]
+
+
+def test_text_and_gates_know_the_figures(labelled: Callable[..., list[Row]], relabel: Callable[..., Any]) -> None:
+    labelled("evidence-set", chunked())
+    shown = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--require", "f1_ret>=0", "--require", "em<=1")
+    assert shown.code == 0
+    for title in ("chunks a query, most", "evidence F1", "Hit@1", "exact match", "f1_ret>=0"):
+        assert title in shown.out
+    refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--require", "tokens_max<1")
+    assert refused.code == 5
+
+
+def test_reviews_are_judged_by_useful_documents_and_sufficiency(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any]
+) -> None:
+    rows = [{**row, "grade": int(row["doc_id"].endswith("-0"))} for row in chunked(8)]
+    labels = labelled("review", rows)
+    figures = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+    queries = by_query(rows, labels)
+    enough = [held[0][0]["gold_sufficient"] for held in queries]
+    yes = [held[0][1]["sufficient_probs"][1] for held in queries]
+    assert figures["sufficient_auc"]["value"] == pytest.approx(metrics.roc_auc_score(enough, yes))
+    pairs = [({row["doc_id"] for row, _ in held if row["grade"]}, set(held[0][1]["useful"])) for held in queries]
+    precision = [len(useful & named) / len(named) for useful, named in pairs if named]
+    assert figures["useful_precision"] == figures["useful_precision"] | {
+        "value": pytest.approx(np.mean(precision)),
+        "over": len(precision),
+        "unit": "queries",
+    }
+    recall = [len(useful & named) / len(useful) for useful, named in pairs]
+    assert figures["useful_recall"]["value"] == pytest.approx(np.mean(recall))
+    assert not {"chunks_mean", "evidence_f1", "exact_match"} & figures.keys()
+
+
+def test_queries_without_gold_and_null_gold_are_left_out_and_counted(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    rows = chunked()
+    labels = labelled("evidence-set", rows)
+    graded: list[Row] = [{**row, "chunks": None} for row in rows if row["query_id"] in ("q1", "q2")]
+    graded[0]["gold_chunks"] = None
+    found = relabel("evaluate", "out/ecom", "--qrels", write_rows(graded, "g.jsonl"), "--output", "json").json
+    counts = found["counts"]
+    assert (counts["judged"], counts["unjudged"], counts["gold_null"], counts["queries"]) == (5, 9, 1, 2)
+    assert found["figures"]["evidence_f1"]["over"] == 2
+    sizes = [len(set(label["selected"])) for label in labels[3:9]]
+    assert found["figures"]["chunks_mean"]["value"] == sum(sizes[1:]) / 2
+
+
+@pytest.mark.parametrize("number", [0, 5, -1])
+def test_a_gold_chunk_that_is_not_there_names_document_and_chunk(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], write_rows: Callable[..., str], number: int
+) -> None:
+    rows = chunked(2)
+    labelled("evidence-set", rows)
+    rows[4]["gold_chunks"] = [2, number]
+    relabel("evaluate", "out/ecom", "--qrels", write_rows(rows, "g.jsonl")).refused(
+        3, "g.jsonl: column `gold_chunks`", f"chunk {number} of document d1-1 of query q1, which has 4 chunks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("gold_chunks", 3, "a list of whole numbers"),
+        ("gold_chunks", [1.0], "a list of whole numbers"),
+        ("gold_chunks", [None], "a list of whole numbers"),
+        ("gold_chunks", [True], "a list of whole numbers"),
+        ("gold_chunks", [2**70], "a list of whole numbers"),
+        ("answers", "red", "a list of strings"),
+        ("gold_answers", [1], "a list of strings"),
+        ("answers", ["\ud800"], "a list of strings"),
+    ],
+)
+def test_gold_of_another_type_names_file_row_and_value(
+    labelled: Callable[..., list[Row]],
+    relabel: Callable[..., Any],
+    write_rows: Callable[..., str],
+    name: str,
+    value: Any,
+    wanted: str,
+) -> None:
+    rows = chunked(2)
+    labelled("evidence-set", rows)
+    rows[1][name] = value
+    relabel("evaluate", "out/ecom", "--qrels", write_rows(rows, "g.jsonl")).refused(
+        3, f"g.jsonl: row 1 of column `{name}` holds", f"{wanted} is wanted"
+    )
+
+
+def test_rows_of_a_pair_or_a_query_that_differ_are_refused(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    rows = chunked(2)
+    labelled("evidence-set", rows)
+    call = ("evaluate", "out/ecom", "--qrels", write_rows([*rows, {**rows[0], "gold_chunks": [4]}], "g.jsonl"))
+    relabel(*call).refused(3, "rows of query q0, document d0-0 differ in column `gold_chunks`", "--duplicates first")
+    assert relabel(*call, "--duplicates", "first").code == 0
+    rows[1]["gold_answers"] = ["green"]
+    relabel("evaluate", "out/ecom", "--qrels", write_rows(rows, "g.jsonl")).refused(
+        3, "column `gold_answers`: rows of query q0 differ"
+    )
+
+
+@pytest.mark.parametrize("is_arrow", [True, False])
+def test_columns_are_read_from_arrow_as_from_plain_values(is_arrow: bool) -> None:
+    for column, values, kind in (
+        (GOLD_CHUNKS, [[1, 2], [], None], pa.list_(pa.int16())),
+        (GOLD_SUFFICIENT, [True, None, False], pa.bool_()),
+    ):
+        held: Any = pa.chunked_array([pa.array(values, kind)]) if is_arrow else values
+        assert column.read(held, "f").to_pylist() == values
+    wrong: Any = [[1], [None]]
+    with pytest.raises(InputError, match=r"f: row 1 of column `gold_chunks` holds"):
+        GOLD_CHUNKS.read(pa.chunked_array([pa.array(wrong, pa.list_(pa.int64()))]) if is_arrow else wrong, "f")
+    odd: Any = pa.chunked_array([pa.array([["a"]])]) if is_arrow else [["a"]]
+    with pytest.raises(InputError, match="a list of whole numbers is wanted"):
+        GOLD_CHUNKS.read(odd, "f")
+
+
+def test_nothing_further_is_read_for_other_labelers() -> None:
+    assert label_columns({"phi_grade": "int8", "selected": "string", "over_budget": "float32"}) == []
+    assert gold_columns(["selected"]) == []
+
+
+def test_a_report_shows_the_figures_and_escapes_ids(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], folder: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    bait = "<script>window.pwned=1</script>"
+    rows = [{**row, "query_id": row["query_id"] + bait, "answers": [bait]} for row in chunked()]
+    labelled("evidence-set", rows)
+    assert relabel("report", "out/ecom", "--gold", "pairs.parquet", "--to", "page.html").code == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    for title in ("evidence F1", "chunks a query, most", "exact match"):
+        assert title in page
+    assert bait not in page
