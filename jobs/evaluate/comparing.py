@@ -14,6 +14,7 @@ from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
 from jobs.exits import Exit
 from manifests.errors import InputError, UsageError
 from manifests.inputs.dataset import changed_files
+from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.joins import SHOWN, gather
 from manifests.judging.label_columns import map_labels
 from manifests.judging.label_sets import LabelSet
@@ -85,6 +86,15 @@ def compare_sets(
     )
 
 
+class _MatchedGold(NamedTuple):
+    """Gold of matched rows: how they meet it, their grades, whether each has one at all, and further columns."""
+
+    how: str
+    grades: pa.Int64Array
+    is_known: np.ndarray
+    columns: dict[str, pa.Array]
+
+
 class _GoldGrades:
     """The gold grades of all sets: by row of an input where they are one's own, and by pair where
     any set needs that.
@@ -97,18 +107,32 @@ class _GoldGrades:
         self._pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
         self.seen = seen_by(golds, self._pairs)
 
-    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> tuple[str, pa.Int64Array, np.ndarray]:
-        """How the matched rows meet their grades, the grades, and whether each has one: by row where either set can say
-        so.
+    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
+        """By row where either set can say so.
+
+        Raises:
+            InputError: a gold chunk is none of its document's.
         """
+        found = self._of(sets, rows, match)
+        for one, places in zip(rows, (match.teacher, match.student), strict=True):
+            taken_of = pa.array(places)
+            held = {**columns_taken(one.columns, taken_of), **found.columns}
+            if held:
+                check_chunks(held, one.query_ids.take(taken_of), one.doc_ids.take(taken_of), where=self.qrels)
+        return found
+
+    def _of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
         for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
             gold = self._golds[id(labels)]
             if gold.by_row is not None:
-                return gold.how, gold.by_row.take(pa.array(held.row_ids[places])), np.ones(len(places), dtype=bool)
+                row_ids = pa.array(held.row_ids[places])
+                columns = columns_taken(gold.columns, row_ids)
+                return _MatchedGold(gold.how, gold.by_row.take(row_ids), np.ones(len(places), dtype=bool), columns)
         assert self._pairs is not None
         matched = pa.array(match.teacher)
         place_N = self._pairs.places(rows[0].query_ids.take(matched), rows[0].doc_ids.take(matched))
-        return BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0
+        columns = {name: taken(column, place_N) for name, column in self._pairs.columns.items()}
+        return _MatchedGold(BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0, columns)
 
 
 def _triangle(
@@ -122,8 +146,8 @@ def _triangle(
         raise InputError(_nothing_matched(*rows, match))
     if gold is None:
         return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
-    joined_by, golds, is_known = gold.of(sets, rows, match)
-    triangle = compare(*rows, match, golds, is_known, grades=grades, **drawn)
+    joined_by, golds, is_known, columns = gold.of(sets, rows, match)
+    triangle = compare(*rows, match, golds, is_known, grades=grades, columns=columns, **drawn)
     if triangle.teacher is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "

@@ -201,7 +201,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
     if own is None:
         return Gold(None, BY_IDS)
     files, column = own
-    columns = further_of_input(files, gold_columns(labels.columns), storage)
+    columns = further_of_input(files, gold_columns(labels.columns), storage, where=options.qrels)
     is_by_chunks = columns and is_graded_by_chunks(column, column_names(files[0], storage), columns)
     written = None if is_by_chunks else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)

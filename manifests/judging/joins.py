@@ -167,4 +167,5 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
         distributions(whole.probs, grades, where=where),
         whole.samples,
         num_without,
+        whole.columns,
     )

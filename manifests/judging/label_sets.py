@@ -322,9 +322,13 @@ def column_names(path: str, storage: Storage) -> list[str]:
         return list(parquet.schema_arrow.names)
 
 
-def further_of_input(files: list[str], further: Sequence[GoldColumn], storage: Storage) -> dict[str, pa.Array]:
+def further_of_input(
+    files: list[str], further: Sequence[GoldColumn], storage: Storage, *, where: str
+) -> dict[str, pa.Array]:
     """Further columns of a run's own input, in the order of row ids, where it has them.
 
+    Args:
+        where: what to call the input in an error about a row.
     Raises:
         InputError: some of the files have one and others not, or a row holds something else.
     """
@@ -338,7 +342,7 @@ def further_of_input(files: list[str], further: Sequence[GoldColumn], storage: S
                 "or to none."
             )
         if not lacking:
-            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), files[0])
+            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), where)
     return found
 
 

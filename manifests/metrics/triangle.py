@@ -10,7 +10,7 @@ Letters: N rows, G queries, K grades.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,7 @@ class Labelled:
         grades: int64 [N].
         probs: float64 [N, K], NaN where a row has none; None where no row has one.
         num_without_label: rows of the set that hold no label and are not here.
+        columns: as those of `Judged`.
     """
 
     where: str
@@ -49,6 +50,7 @@ class Labelled:
     probs: np.ndarray | None
     samples: pa.LargeListArray | None
     num_without_label: int
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def pairs(self, first: int) -> list[tuple[str, str]]:
         """(query_id, doc_id) of the first rows."""
@@ -154,6 +156,7 @@ def compare(
     resamples: int,
     seed: int,
     pass_at: Sequence[int] = (),
+    columns: Mapping[str, pa.Array] | None = None,
 ) -> Triangle:
     """Compute the triangle over matched rows, of which there is at least one.
 
@@ -161,6 +164,7 @@ def compare(
         pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
         golds: gold grade of each matched row, or null; None where nobody judges.
         is_known: whether the row has a gold grade at all, null or not.
+        columns: what gold says beside the grade, of each matched row.
     """
     query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
     num_queries = len(query_names)
@@ -174,8 +178,9 @@ def compare(
     if golds is not None and num_judged:
         judged = golds.is_valid().to_numpy(zero_copy_only=False)
         gold_N = golds.drop_null().to_numpy()
-        ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades)
-        theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades)
+        wanted = {name: column.take(pa.array(np.flatnonzero(judged))) for name, column in (columns or {}).items()}
+        ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
+        theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
         found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
     counts = TriangleCounts(
         teacher=len(teacher.grades),
@@ -287,7 +292,13 @@ def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
 
 
 def _judged(
-    labels: Labelled, rows: np.ndarray, name_rows: np.ndarray, names: Labelled, gold_N: np.ndarray, grades: int
+    labels: Labelled,
+    rows: np.ndarray,
+    name_rows: np.ndarray,
+    names: Labelled,
+    gold_N: np.ndarray,
+    grades: int,
+    wanted: Mapping[str, pa.Array],
 ) -> Judged:
     """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have
     the same groups.
@@ -299,7 +310,19 @@ def _judged(
         probs_NK = None
     counted = sample_counts(labels.samples and labels.samples.take(pa.array(rows)), gold_N)
     doc_N, _ = codes_of(names.doc_ids.take(named))
-    return Judged(grades, gold_N, labels.grades[rows], query_N, len(query_names), doc_N, probs_NK, *counted)
+    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
+    return Judged(
+        grades,
+        gold_N,
+        labels.grades[rows],
+        query_N,
+        len(query_names),
+        doc_N,
+        probs_NK,
+        *counted,
+        query_names,
+        {**own, **wanted},
+    )
 
 
 def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:

@@ -248,3 +248,26 @@ def test_a_report_shows_the_figures_and_escapes_ids(
     for title in ("evidence F1", "chunks a query, most", "exact match"):
         assert title in page
     assert bait not in page
+
+
+def test_two_runs_are_compared_by_their_evidence(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    labelled("evidence-set", chunked())
+    other = {
+        "labeler": {"name": "evidence-set"},
+        "input": {"columns": {"document": ["document"]}},
+        "engine": {"seed": 8},
+        "output": "out/other",
+    }
+    assert relabel("run", write_job(other, "other.yaml")).code == 0
+    alone = [
+        relabel("evaluate", path, "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+        for path in ("out/ecom", "out/other")
+    ]
+    call = ("evaluate", "out/ecom", "out/other", "--qrels", "pairs.parquet", "--output", "json")
+    found = relabel(*call, "--require", "chunks_max<=9*teacher").json["comparisons"][0]["against_gold"]
+    for name in ("chunks_mean", "chunks_max", "evidence_f1", "exact_match"):
+        assert [found[side]["figures"][name] for side in ("teacher", "student")] == [one[name] for one in alone]
+        step = alone[1][name]["value"] - alone[0][name]["value"]
+        assert found["difference"][name]["value"] == pytest.approx(step)
