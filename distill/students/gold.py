@@ -18,7 +18,8 @@ from manifests.inputs.dataset import open_dataset
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.inputs.table_files import Column, read_grades
 from manifests.judging.label_sets import load_gold_by_row, own_input
-from manifests.judging.qrels import PairGrades, grades_by_pair, load_qrels, mapped
+from manifests.judging.pair_grades import PairGrades, grades_by_pair
+from manifests.judging.qrels import load_qrels, mapped
 from manifests.labels import Pair
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage

@@ -18,7 +18,8 @@ from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.joins import SHOWN, gather
 from manifests.judging.label_columns import map_labels
 from manifests.judging.label_sets import LabelSet
-from manifests.judging.qrels import check_scale, taken
+from manifests.judging.pair_grades import taken
+from manifests.judging.qrels import check_scale
 from manifests.metrics.gates import TEACHER, Gate, judge_gates
 from manifests.metrics.triangle import BY_IDS, Labelled, Match, Triangle, compare, match_rows
 from manifests.storage.context import Storage

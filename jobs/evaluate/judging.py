@@ -25,13 +25,12 @@ from manifests.judging.label_sets import (
     open_labels,
     own_input,
 )
+from manifests.judging.pair_grades import PairGrades, grades_by_pair
 from manifests.judging.qrels import (
     Duplicates,
     GradeMap,
-    PairGrades,
     check_scale,
     graded,
-    grades_by_pair,
     grades_seen,
     is_graded_by_chunks,
     load_qrels,

@@ -11,7 +11,8 @@ import pyarrow as pa
 from manifests.ids import codes_of, texts_of
 from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.label_columns import LabelPart, put_together
-from manifests.judging.qrels import PairGrades, check_scale, grades_seen, taken
+from manifests.judging.pair_grades import PairGrades, taken
+from manifests.judging.qrels import check_scale, grades_seen
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged, check_widths, distributions, sample_counts
 from manifests.metrics.triangle import BY_IDS, Labelled

@@ -18,7 +18,8 @@ from manifests.ids import codes_of, ids_of, pair_codes, texts_of
 from manifests.inputs.table_files import as_ids, load_columns, read_grades
 from manifests.judging.joins import gather
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, map_labels, put_together
-from manifests.judging.qrels import Qrels, grades_by_pair
+from manifests.judging.pair_grades import grades_by_pair
+from manifests.judging.qrels import Qrels
 from manifests.metrics.judged import distributions, sample_counts
 from manifests.metrics.triangle import match_rows
 from manifests.storage.context import Storage
