@@ -1,9 +1,9 @@
 #!/bin/bash
-# Run a job on a Ray cluster that stands: an actor a GPU, on whatever nodes have one.
+# Run a job on a running Ray cluster: one actor per GPU, on any node that has one.
 #
 #   RAY_ADDRESS=http://head:8265 docs/deploy/ray/submit.sh /srv/relabel/jobs/ecom.yaml
 #
-# The driver runs on the cluster. Every node has relabel with the extras `ray` and `vllm`; job file, input, output and model lie where every
+# The driver runs on the cluster. Every node has relabel with the extras `ray` and `vllm`; job file, input, output and model are where every
 # node sees them (s3:// or a shared file system).
 set -eu
 
