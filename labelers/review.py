@@ -176,9 +176,12 @@ def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], columns: 
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
-        VerdictError: `format`: a new query was searched before, or a document is named twice or was kept before.
+        VerdictError: `format`: a new query was searched before, or is what is searched now; or a document is named
+            twice or was kept before.
     """
-    previous = {folded(query) for query in columns.get(PREVIOUS_QUERIES.name, ())}
+    # the side that is searched now was a query too
+    searched = (*columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
+    previous = {folded(query) for query in searched}
     if said.new_query and folded(said.new_query) in previous:
         raise VerdictError("format", f"the new query was searched before: {said.new_query[:60]!r}")
     if len(set(useful)) < len(useful):

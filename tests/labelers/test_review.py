@@ -38,13 +38,19 @@ def label_of(pair: Pair, text: str, **fields: Any) -> Label:
     return label
 
 
-NEW = {"": "", "fresh": "rose pruning month", "previous": " When to  PRUNE roses"}
+NEW = {
+    "": "",
+    "fresh": "rose pruning month",
+    "previous": " When to  PRUNE roses",
+    "searched now": "Rose  TOOLS",
+}
 USEFUL = {"": [], "1": [1], "3, 1": [3, 1], "1,1": [1, 1], "2": [2], "0": [0], "4": [4], "x": [-1], "1 3": [-1]}
 
 
 @pytest.mark.parametrize("sufficient", ["yes", "no"])
 def test_the_whole_truth_table_of_what_may_stand_together(sufficient: str) -> None:
-    pair = query_of(["a", "b", "c"], previous_queries=("when to prune roses",), previous_docs=("d2", "d9"))[0]
+    told: dict[str, Any] = {"previous_queries": ("when to prune roses",), "previous_docs": ("d2", "d9")}
+    pair = query_of(["a", "b", "c"], aspect="rose tools", **told)[0]
     for (kind, query), (useful, numbers), summary in itertools.product(
         NEW.items(), USEFUL.items(), ("", "Two sentences.")
     ):
