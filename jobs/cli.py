@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("jobs.commands.setup:init", "Write a job file to start from."),
     "plan": ("jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
     "run": ("jobs.commands.label:run", "Label what is not labelled yet."),
+    "rounds": ("jobs.commands.rounds:rounds", "Search a corpus for each question in several rounds, each a run."),
     "status": ("jobs.commands.inspect:status", "Show what is done, open and quarantined."),
     "retry": ("jobs.commands.label:retry", "Ask the quarantined rows again."),
     "verify": ("jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),

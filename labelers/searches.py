@@ -1,7 +1,6 @@
-"""A search that goes on for several rounds: what `variants` and `review` are told of the rounds before, and when it is
-over.
+"""A search that goes on for several rounds: what `variants` and `review` are told of the rounds before.
 
-Source: R2RAG, section 3.3 (papers); the columns' names are ours.
+Source: R2RAG, section 3.3 (papers); the columns' names are ours. `relabel rounds` is such a search: jobs/rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ ASPECT = InputColumn("aspect", "string", "The side of the question that this rou
 PREVIOUS_QUERIES = InputColumn("previous_queries", "list<string>", "Queries of the rounds before.")
 PREVIOUS_SUMMARIES = InputColumn("previous_summaries", "list<string>", "Summaries of what was found in them.")
 PREVIOUS_DOCS = InputColumn("previous_docs", "list<string>", "Ids of the documents that were kept in them.")
-MOST_USEFUL_TOKENS = 20_000
-MOST_ROUNDS = 5
 
 
 class OnceAQueryOptions(LabelerOptions):
@@ -35,19 +32,6 @@ class SearchOptions(OnceAQueryOptions):
     """As in the paper; 0 is greedy."""
     top_p: float = Field(0.95, gt=0.0, le=1.0)
     """As in the paper; 1.0 is off."""
-
-
-def is_search_over(useful_tokens: int, *, is_sufficient: bool, num_rounds: int) -> bool:
-    """Whether rounds of variants, retrieval and review end here.
-
-    Args:
-        useful_tokens: of the documents that were found to matter, over all rounds.
-        is_sufficient: what the last review says.
-        num_rounds: done so far, the last one included.
-    Source:
-        R2RAG, section 3.3: over 20,000 tokens, sufficient, or the fifth round.
-    """
-    return useful_tokens > MOST_USEFUL_TOKENS or is_sufficient or num_rounds >= MOST_ROUNDS
 
 
 def folded(query: str) -> str:

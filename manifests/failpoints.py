@@ -30,6 +30,9 @@ FAILPOINTS = (
 )
 """Every place there is; the crash tests loop over this tuple, so a new one is covered at birth."""
 
+ROUNDS_FAILPOINTS = ("before_round_file", "after_round_file", "before_trajectories", "after_trajectories")
+"""Places of `relabel rounds` between its runs; tests/faults/test_rounds_kill.py loops over them."""
+
 PUBLISH_FAILPOINTS = (
     "before_object",
     "during_upload",
@@ -58,7 +61,14 @@ DISTILL_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpo
 DELIVERY_FAILPOINTS = ("before_student_upload", "before_student_manifest", "after_student_manifest")
 """Places of a student's way to a URL; tests/s3 loops over them."""
 
-_known = (*FAILPOINTS, *PUBLISH_FAILPOINTS, *PULL_FAILPOINTS, *DISTILL_FAILPOINTS, *DELIVERY_FAILPOINTS)
+_known = (
+    *FAILPOINTS,
+    *ROUNDS_FAILPOINTS,
+    *PUBLISH_FAILPOINTS,
+    *PULL_FAILPOINTS,
+    *DISTILL_FAILPOINTS,
+    *DELIVERY_FAILPOINTS,
+)
 _armed = ""
 _hits_left = 0
 

@@ -251,6 +251,25 @@ class RunSpec(Spec):
     """
 
 
+class RoundsSpec(Spec):
+    """A search in several rounds, for `relabel rounds`: the input then holds the questions, and what is found for them
+    is labelled.
+    """
+
+    corpus: PatternText
+    """Documents to search: columns `doc_id`, and `document` or `title` and `body`. File, folder or glob."""
+    k: int = Field(10, ge=1, le=1000)
+    """Documents that a round finds for a question at most."""
+    max_rounds: int = Field(5, ge=1, le=100)
+    """Rounds of a question at most."""
+    max_tokens: int = Field(20_000, ge=0)
+    """A question whose useful documents have more tokens than this is done."""
+    tokenizer: ModelText | None = None
+    """Counts those tokens: a model reference, or a folder with a tokenizer. Default: up to six ASCII letters in a row
+    are a token, and so is any other character but white space.
+    """
+
+
 class JobSpec(Spec):
     """One labeling job."""
 
@@ -272,6 +291,8 @@ class JobSpec(Spec):
     """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the
     same. The first that has a row's label wins. No part of the job's fingerprint.
     """
+    rounds: RoundsSpec | None = None
+    """Of a search in several rounds; such a file is for `relabel rounds` alone."""
     canary: int = Field(0, ge=0, le=100_000)
     """Rows that are labelled already to ask again at the start of a run that would put new labels beside old ones; 0 is
     off. 200 tell a flip rate of 5 % from one of 1 %.

@@ -121,11 +121,7 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         job = load_job(job_file)
         found[step] = "fine"
         step = "input"
-        dataset = job.open_dataset()
-        found[step] = (
-            f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from "
-            f"{', '.join(dataset.columns.document)}"
-        )
+        found[step] = _input(job)
         step = "model"
         found[step] = f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
         step = "engine"
@@ -137,6 +133,14 @@ def _job(job_file: str) -> tuple[dict[str, str], Exit]:
         found[step] = str(exc)
         return found, exit_for(exc)
     return found, Exit.DONE
+
+
+def _input(job: Job) -> str:
+    if job.spec.rounds is not None:
+        return "questions for `relabel rounds`, which reads them; not looked at here"
+    dataset = job.open_dataset()
+    columns = ", ".join(dataset.columns.document)
+    return f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {columns}"
 
 
 def _writable_url(job: Job) -> str:

@@ -16,7 +16,7 @@ from jobs.estimating.estimate_text import estimate_json, estimate_text
 from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
 from jobs.exits import Exit, exit_for
 from jobs.output import emit
-from jobs.planning.job_files import load_job
+from jobs.planning.job_files import Job, load_job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.planning.plan_text import plan_text
@@ -265,6 +265,18 @@ def open_session(
     """
     job = load_job(job_file, overrides=overrides, day=day)
     log_format.bind(job=job.spec.name)
+    return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline)
+
+
+def session_of(
+    job: Job,
+    shard: str | None = None,
+    *,
+    is_retry: bool = False,
+    may_write: bool = True,
+    deadline: Deadline | None = None,
+) -> Session:
+    """The same for a job that was checked."""
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
     shards = choose_shards(shard, len(opened.plan.shards))

@@ -126,7 +126,7 @@ def with_context(
     with translate_polars_errors(source_path):
         found = source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique()
         documents = found.with_columns(key=col("text").hash()).collect(engine="streaming")
-    queries = _queries(pairs, pairs_path, is_given=is_given)
+    queries = queries_of(pairs, pairs_path, is_given=is_given)
     if is_given:
         contexts = [context[:MOST_CONTEXT] for context in queries[COLUMN].to_list()]
     else:
@@ -157,7 +157,7 @@ def with_context(
     return frame, ContextCounts(queries.height, sizes.count(0), documents.height, sum(sizes), replaced)
 
 
-def _queries(pairs: Any, path: str, *, is_given: bool) -> Any:
+def queries_of(pairs: Any, path: str, *, is_given: bool = False) -> Any:
     """Ids (as text) and texts of the queries, with the context that each has where it is given: one row a query, by id.
 
     Raises:

@@ -77,13 +77,21 @@ class Job:
             InputError: see `open_dataset`.
         """
         for path in self.spec.input.path:
-            inside = _steps_below(path, self.spec.output)
-            if inside is not None and not any(step.startswith((".", "_")) for step in inside):
-                raise ConfigError(
-                    f"{self.where}: `output` {self.spec.output} is inside input.path {path}, where its labels would "
-                    "be read as input. Give an output elsewhere."
-                )
+            self.refuse_output_inside(path, "input.path")
         return open_dataset(self.spec.input, self.storage, reads=self.reads, known=known)
+
+    def refuse_output_inside(self, path: str, key: str) -> None:
+        """Raise where the labels would be read as input.
+
+        Raises:
+            ConfigError: the output is inside this path.
+        """
+        inside = _steps_below(path, self.spec.output)
+        if inside is not None and not any(step.startswith((".", "_")) for step in inside):
+            raise ConfigError(
+                f"{self.where}: `output` {self.spec.output} is inside {key} {path}, where its labels would be read as "
+                "input. Give an output elsewhere."
+            )
 
     def model_digest(self) -> str:
         """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
-from manifests.errors import ManifestError, StaleRunError
+from manifests.errors import ConfigError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset
 from manifests.runs.cutting import make_plan
 from manifests.runs.fingerprints import check_plan
@@ -26,9 +26,15 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         may_plan: make a plan where there is none.
         may_write: write that plan down; off for a look at what would be done.
     Raises:
+        ConfigError: the job is a search in several rounds, each of which is a run of its own.
         StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is not a run.
         ManifestError: there is no plan and `may_plan` is off.
     """
+    if job.spec.rounds is not None:
+        raise ConfigError(
+            f"{job.where}: has `rounds`, so that it is no single run. Give it to `relabel rounds`; each of its rounds "
+            f"is a run: {job.spec.output}/round-1 and so on."
+        )
     run = job.spec.run
     store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
     plan = load_plan(store)

@@ -198,6 +198,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "deploying.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
+    "labelers.md": lambda folder, _: cited_answers(folder),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
     "reuse.md": lambda folder, _: two_days(folder),

@@ -24,6 +24,16 @@ DISTILL = {
     "split": {"dev": 0.2, "test": 0.2},
     "output": "out/learnt",
 }
+SEARCH = {
+    "name": "search",
+    "input": {"path": "pairs.parquet"},
+    "labeler": {"name": "review"},
+    "engine": {"name": "fake", "seed": 7, "args": {"p_garbage": 0.3}},
+    "rounds": {"corpus": "pairs.parquet", "k": 3, "max_rounds": 3},
+    "output": "out/search",
+    "shards": 2,
+    "run": {"chunk_rows": 6, "max_failed_fraction": 1.0},
+}
 
 
 class Line(NamedTuple):
@@ -43,6 +53,7 @@ LINES = {
     "init": Line("init fresh.yaml"),
     "plan": Line("plan new.yaml"),
     "run": Line("run new.yaml"),
+    "rounds": Line("rounds search.yaml"),
     "status": Line("status ecom.yaml"),
     "retry": Line("retry faulty.yaml"),
     "verify": Line("verify out/ecom"),
@@ -108,6 +119,7 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
             "run": {"chunk_rows": 6, "max_failed_fraction": 1.0},
         }
         (folder / f"{name}.yaml").write_text(json.dumps(job))
+    (folder / "search.yaml").write_text(json.dumps(SEARCH))
     (folder / "learn.yaml").write_text(json.dumps(DISTILL))
     if is_heavy:
         write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})

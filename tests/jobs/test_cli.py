@@ -177,6 +177,15 @@ def _scored(relabel: Callable[..., Any]) -> None:
     assert relabel("score", "student", "--input", "pairs.parquet", "--to", "out/scores").code == 0
 
 
+SEARCH = """
+name: search
+input: {path: pairs.parquet}
+labeler: {name: review}
+engine: {name: fake}
+rounds: {corpus: pairs.parquet, max_rounds: 2}
+output: out/search
+run: {max_failed_fraction: 1.0}
+"""
 STUDENT = """
 name: tiny
 labels: [out/ecom]
@@ -185,6 +194,16 @@ train: {max_steps: 1, batch_size: 4, max_tokens: 24}
 split: {dev: 0.0, test: 0.3}
 output: out/student
 """
+
+
+def _questioned(_: Callable[..., Any]) -> None:
+    """A search in rounds over the pairs' own documents."""
+    Path("search.yaml").write_text(SEARCH)
+
+
+def _searched(relabel: Callable[..., Any]) -> None:
+    _questioned(relabel)
+    assert relabel("rounds", "search.yaml").code == 0
 
 
 def _distillable(relabel: Callable[..., Any]) -> None:
@@ -245,6 +264,13 @@ CALLS = [
     ("run job.yaml --gpus 0 --workers 1", _nothing, 2),
     ("run job.yaml --address auto", _nothing, 2),
     ("run job.yaml --set engine.model=x", _nothing, 4),
+    ("rounds search.yaml", _questioned, 0),
+    ("rounds search.yaml", _searched, 10),
+    ("rounds search.yaml --done-ok", _searched, 0),
+    ("rounds search.yaml --set rounds.k=3", _searched, 3),
+    ("rounds search.yaml --workers 1 --gpus 0", _questioned, 2),
+    ("rounds job.yaml", _nothing, 3),
+    ("status out/search/round-2", _searched, 0),
     ("status job.yaml", _labelled, 0),
     ("status out/ecom", _planned, 0),
     ("status absent", _nothing, 3),

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.jobs.conftest import JOB
-from tests.jobs.test_cli import STUDENT
+from tests.jobs.test_cli import SEARCH, STUDENT
 from tests.jobs.test_no_secret_shown import LEVEL, World, commands, made, world
 
 __all__ = ["made", "world"]
@@ -29,6 +29,7 @@ LINES = {
     "plan job_file": ("plan {job}", "rows           {rows} in {files} file(s)"),
     "run job_file": ("run {job}", "labelled     {rows}"),
     "retry job_file": ("retry {job}", "no plan there yet"),
+    "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
     "doctor job_file": ("doctor {job}", "{rows} rows in {files} file(s)"),
     "convert source": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
@@ -53,6 +54,7 @@ LATER = {
     "pairs similar pairs_file": ("pairs similar {folder} --to {out}.parquet --model student", "Wrote {rows} pairs"),
 }
 """The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student."""
+SPECS = ("job.yaml", "spec.yaml", "search.yaml")
 NO_PATHS = {
     "KEY=VALUE",
     "YYYY-MM-DD",
@@ -213,9 +215,11 @@ def line_of(place: str, folder: Path) -> list[str]:
     spec["student"]["model"] = "../student"
     (folder.parent / "spec.yaml").write_text(yaml.safe_dump(spec))
     pq.write_table(graded(), "answers.parquet")
-    names = {name: str(folder.parent / name) for name in ("job.yaml", "spec.yaml", "made")}
+    search = {**yaml.safe_load(SEARCH), "input": {"path": "in"}, "rounds": {"corpus": "in"}, "output": "found"}
+    (folder.parent / "search.yaml").write_text(yaml.safe_dump(search))
+    names = {name.partition(".")[0]: str(folder.parent / name) for name in (*SPECS, "made")}
     line = {**LINES, **LATER}[place][0]
-    return line.format(folder=folder, out=names["made"], job=names["job.yaml"], spec=names["spec.yaml"]).split()
+    return line.format(folder=folder, out=names.pop("made"), **names).split()
 
 
 @pytest.mark.parametrize("place", LINES if LEVEL == "short" else {**LINES, **LATER})

@@ -33,7 +33,7 @@ from labelers.engines.registry import ENGINES
 from labelers.registry import LABELERS
 from manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
-from tests.jobs.test_cli import STUDENT
+from tests.jobs.test_cli import SEARCH, STUDENT
 
 LEVEL = os.environ.get("RELABEL_FAULTS") or "short"
 CORE = "Zq7hunter2Xv9"
@@ -73,6 +73,7 @@ BASES = {
     "plan": "job.yaml",
     "run": "job.yaml",
     "retry": "job.yaml",
+    "rounds": "search.yaml",
     "status": "out/ecom",
     "verify": "out/ecom",
     "score": "student --input pairs.parquet --to made/{n} --limit 4",
@@ -162,6 +163,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         columns |= {name: [f"{name} {row}" for row in range(24)] for name in ("doc_id", "title", "body")}
         pq.write_table(pa.table({**columns, "grade": [row % 3 for row in range(24)]}), "pairs.parquet")
         Path("job.yaml").write_text(yaml.safe_dump({**JOB, "shards": 1}))
+        Path("search.yaml").write_text(SEARCH)
         Path("student.yaml").write_text(STUDENT)
         Path("bundle").mkdir()
         Path("bundle/model.onnx").write_text("weights")

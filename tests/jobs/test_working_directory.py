@@ -33,6 +33,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "init": [("init first.yaml", DONE)],
     "plan": [("plan crew.yaml", DONE)],
     "run": [("run crew.yaml --workers 2", DONE)],
+    "rounds": [("rounds search.yaml --workers 1", DONE)],
     "status": [("status crew.yaml", DONE)],
     "retry": [("retry crew.yaml --workers 2", NOTHING_TO_DO)],
     "verify": [("verify crew.yaml", DONE)],
@@ -196,6 +197,16 @@ def write_specs(folder: Path) -> None:  # noqa: F811
         "split": {"dev": 0.2, "test": 0.4},
         "output": "out/student",
     }
+    search = {
+        "name": "search",
+        "input": {"path": "answers.parquet"},
+        "labeler": {"name": "review"},
+        "engine": {"name": "fake"},
+        "rounds": {"corpus": "docs.parquet", "max_rounds": 2},
+        "output": "out/search",
+        "run": {"max_failed_fraction": 1.0},
+    }
+    (folder / "search.yaml").write_text(json.dumps(search))
     (folder / "crew.yaml").write_text(json.dumps(job | {"output": "out/crew", "shards": 2}))
     (folder / "student.yaml").write_text(json.dumps(student))
 

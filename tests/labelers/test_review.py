@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from labelers.searches import is_search_over
 from labelers.shown import CHARS_PER_DOCUMENT, documents_within
 from manifests.asks import Ask, Distribution
 from manifests.errors import VerdictError
@@ -167,16 +166,6 @@ def test_a_document_kept_before_is_marked_in_the_prompt_and_in_its_row() -> None
     assert user.parts[-2] == "1, 3"
     flags = [label_of(row, written("no", "x", "2", "s")).flags for row in rows]
     assert [("kept_before" in found) for found in flags] == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "is_sufficient", "rounds", "is_over"),
-    [(20_000, False, 4, False), (20_001, False, 1, True), (0, True, 1, True), (0, False, 5, True)],
-)
-def test_a_search_ends_when_it_has_enough_or_is_told_so_or_after_five_rounds(
-    tokens: int, is_sufficient: bool, rounds: int, is_over: bool
-) -> None:
-    assert is_search_over(tokens, is_sufficient=is_sufficient, num_rounds=rounds) is is_over
 
 
 def test_a_prompt_that_never_fits_is_given_up() -> None:
