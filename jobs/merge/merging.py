@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jobs.merge.sources import MergedRun, Source, differences_of, merged_plan, open_runs
+from jobs.merge.sources import MergedRun, MergeSource, differences_of, merged_plan, open_runs
 from jobs.running.canary import load_results
 from manifests import failpoints
 from manifests.digests import readable_json
@@ -193,7 +193,7 @@ class _Step:
     """
 
     run: MergedRun
-    source: Source
+    source: MergeSource
     merged: RunFolder
     shard: int
     held: list[Receipt]
@@ -256,7 +256,7 @@ class _Step:
 def _steps(run: MergedRun, merged: RunFolder) -> Iterator[_Step]:
     """The chunks of a run of which the merged output does not hold what the best of the sources has."""
 
-    def place(one: tuple[Source, list[Receipt]]) -> tuple[int, int]:
+    def place(one: tuple[MergeSource, list[Receipt]]) -> tuple[int, int]:
         return one[1][0].shard, one[1][0].chunk
 
     streams = [

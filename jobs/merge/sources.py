@@ -32,7 +32,7 @@ from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 
 
-class Source(NamedTuple):
+class MergeSource(NamedTuple):
     """An output that is merged, as it was found."""
 
     path: str
@@ -46,7 +46,7 @@ class Source(NamedTuple):
 class MergedRun:
     """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
 
-    sources: list[Source]
+    sources: list[MergeSource]
     first_row: int
     first_shard: int
 
@@ -78,14 +78,14 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     """
     if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
-    grouped: dict[str, list[Source]] = {}
+    grouped: dict[str, list[MergeSource]] = {}
     for path in paths:
         store = open_run_store(path, storage)
         plan = load_plan(store)
         if plan is None:
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
         folder = RunFolder(store, plan)
-        source = Source(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
+        source = MergeSource(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
         grouped.setdefault(plan.fingerprint, []).append(source)
     runs: list[MergedRun] = []
     first_row = first_shard = 0
