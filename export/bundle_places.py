@@ -24,6 +24,7 @@ from pathlib import Path
 from export.bundles import MANIFEST_NAME, Bundle
 from manifests.digests import sha256_file
 from manifests.errors import ManifestError
+from manifests.interruptions import check_interrupted
 from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import sync_folder
@@ -110,7 +111,11 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
 def switch(part: Path, folder: Path) -> None:
     """Let what was made ready take the place of what stands there, if anything does. To be called with the place
     `locked`.
+
+    Raises:
+        KeyboardInterrupt: an interruption came while it was made.
     """
+    check_interrupted()
     old = beside(folder, OLD)
     for top, _, names in os.walk(part):
         for name in names:

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from distill.students.disk_errors import open_to_readers
 from distill.students.sharding import cut, own_parameters, trained_parameters, whole
 from manifests.errors import ManifestError
+from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
 from manifests.storage.local_run_store import sync_folder
 
@@ -56,7 +57,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def commit(scratch: Path, final: Path) -> None:
-    """Make a written folder durable under its name."""
+    """Make a written folder durable under its name.
+
+    Raises:
+        KeyboardInterrupt: an interruption came while it was made.
+    """
+    check_interrupted()
     open_to_readers(scratch)
     for file in sorted(scratch.iterdir()):
         with file.open("rb") as handle:

@@ -42,6 +42,7 @@ from manifests import failpoints
 from manifests.digests import readable_json
 from manifests.errors import ConfigError, InputError, StaleRunError
 from manifests.extras import installed_versions
+from manifests.interruptions import check_interrupted
 from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
@@ -351,6 +352,7 @@ def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint
         write_curves(output, trained.curve, title=work.spec.name)
         manifest = replace(_manifest(work, trained, fingerprint), files=student_files(output))
         (output / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
+    check_interrupted()
     LocalRunStore(output).put(MANIFEST_NAME, readable_json(plain(manifest)))
     return manifest
 

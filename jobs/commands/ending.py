@@ -7,17 +7,29 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from manifests.interruptions import check_interrupted, forget_interruptions, on_signal
+
 
 @contextlib.contextmanager
 def sigterm_ends() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt while the block runs, as Ctrl-C does; without it Python ends at once and
-    tidies nothing.
+    tidies nothing. An error that a library makes of it leaves the block as KeyboardInterrupt; where one swallows it,
+    `check_interrupted` raises it again before anything is put in its place.
     """
     if threading.current_thread() is not threading.main_thread():  # no other may set a handler
         yield
         return
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell says to what it starts in the background
+        numbers.append(signal.SIGINT)
+    forget_interruptions()
+    earlier = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
+    except Exception:
+        check_interrupted()
+        raise
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        forget_interruptions()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jobs.files.scratch import scratch_folder
 from manifests.errors import DiskFullError, StoreError, UsageError
+from manifests.interruptions import check_interrupted
 from manifests.storage.bundle_store_ports import Held
 from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.context import Storage
@@ -89,6 +90,7 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
             with scratch_folder("relabel-out-") as scratch:
                 file = scratch / to.rpartition("/")[2]
                 yield file
+                check_interrupted()
                 _upload(file, to, storage)
             return
         _refuse_odd(to, _local(to))
@@ -97,6 +99,7 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
+            check_interrupted()
             _publish(temporary, target)
         finally:
             with contextlib.suppress(OSError):

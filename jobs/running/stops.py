@@ -82,5 +82,9 @@ def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT 
         return start()
     except StartStopped:
         return None
+    except Exception:
+        if not stop.is_starting:  # it was raised, and a library made an error of its own of it
+            return None
+        raise
     finally:
         stop.is_starting = False

@@ -45,7 +45,7 @@ from manifests.judging.label_sets import open_run_labels
 from manifests.schemas import LabelRow
 from manifests.storage import retries
 from manifests.storage.context import Storage
-from tests.faults.conftest import IS_FULL, count
+from tests.faults.conftest import IS_FULL, IS_LONG, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker
 from tests.manifests.memory_objects import MemoryObjects
@@ -62,7 +62,7 @@ AT_A_MERGE = (
     "before_temp_rename",
 )
 """Where a merge mostly dies; now and then elsewhere, at any failpoint that there is."""
-pytestmark = pytest.mark.timeout(1800)  # all sequences of a dialect are one test
+pytestmark = pytest.mark.timeout(0 if IS_LONG else 1800)  # all sequences of a dialect are one test
 NUM_SEQUENCES = count(full=40, short=3, long=200)
 
 Commit = tuple[tuple[int, str, int], ...]

@@ -1,0 +1,120 @@
+"""SIGTERM and Ctrl-C end a command whatever a library makes of the KeyboardInterrupt, and nothing that went on after it
+takes a place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distill.students.checkpoints import commit
+from export.bundle_places import switch
+from jobs.commands.ending import sigterm_ends
+from jobs.files.durable_files import written
+from jobs.running.stops import StartStopped, Stop, start_unless_stopped
+from manifests.interruptions import check_interrupted
+from manifests.storage.context import Storage
+
+
+def swallow(number: int) -> None:
+    """A library that goes on as if nothing had come."""
+    with contextlib.suppress(BaseException):
+        os.kill(os.getpid(), number)
+
+
+def make_it_another(number: int) -> None:
+    """An import of a C extension."""
+    try:
+        os.kill(os.getpid(), number)
+    except KeyboardInterrupt as exc:
+        raise ImportError("initialization failed") from exc
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The signal; Ctrl-C is heeded also where this suite was begun in the background."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield request.param
+    signal.signal(signal.SIGINT, earlier)
+
+
+def test_an_error_that_a_library_makes_of_it_is_an_interruption(number: int) -> None:
+    with pytest.raises(KeyboardInterrupt), sigterm_ends():
+        make_it_another(number)
+
+
+def test_an_error_of_its_own_stays_one() -> None:
+    with pytest.raises(ImportError), sigterm_ends():
+        raise ImportError("no such module")
+
+
+def to_a_file(place: Path) -> None:
+    with written(str(place), Storage()) as file:
+        file.write_text("odd")
+        swallow(signal.SIGTERM)
+
+
+def to_a_bundle(place: Path) -> None:
+    part = place.with_name("part")
+    part.mkdir()
+    swallow(signal.SIGTERM)
+    switch(part, place)
+
+
+def to_a_checkpoint(place: Path) -> None:
+    part = place.with_name(".part-1")
+    part.mkdir()
+    swallow(signal.SIGTERM)
+    commit(part, place)
+
+
+@pytest.mark.parametrize("make", [to_a_file, to_a_bundle, to_a_checkpoint])
+def test_what_went_on_after_it_takes_no_place(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    with pytest.raises(KeyboardInterrupt), sigterm_ends():
+        make(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_next_command_begins_anew(tmp_path: Path, number: int) -> None:
+    with sigterm_ends():
+        swallow(number)
+        with pytest.raises(KeyboardInterrupt):
+            check_interrupted()
+    check_interrupted()
+    with written(str(tmp_path / "a"), Storage()) as file:
+        file.write_text("whole")
+    assert (tmp_path / "a").read_text() == "whole"
+
+
+def test_signals_are_as_they_were_afterwards(number: int) -> None:
+    before = signal.getsignal(number)
+    with sigterm_ends():
+        assert signal.getsignal(number) is not before
+    assert signal.getsignal(number) is before
+
+
+def test_an_engine_whose_start_makes_an_error_of_a_stop_is_not_started() -> None:
+    stop = Stop()
+
+    def start() -> None:
+        stop.drain("SIGTERM")
+        stop.is_starting = False  # as the handler does before it raises
+        try:
+            raise StartStopped
+        except StartStopped as exc:
+            raise ImportError("initialization failed") from exc
+
+    assert start_unless_stopped(stop, start) is None
+
+
+def test_an_engine_that_fails_to_start_says_why() -> None:
+    def start() -> None:
+        raise ImportError("no such module")
+
+    with pytest.raises(ImportError, match="no such module"):
+        start_unless_stopped(Stop(), start)
