@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+from distill.students.kinds import KINDS
 from export.parity_records import ModelParity, Parity
 from export.student_facts import BundleLineage, StudentFacts
 
@@ -20,7 +21,7 @@ def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
         f"# {student.name}",
         "",
         (
-            f"Grades how relevant a document is to a query. A student ({student.inputs.kind}), by `relabel export` "
+            f"{KINDS[student.inputs.kind].does.capitalize()}. A student ({student.inputs.kind}), by `relabel export` "
             f"{student.made_by.relabel}."
         ),
         "",

@@ -1,12 +1,15 @@
 """The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in
-training.
+training; and the files that the loader is and reads.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
+import export.loader
+from distill.students import query_counts
 from distill.students.kinds import KINDS
 from distill.students.students import StudentModel
 from distill.students.texts import DecoderTexts
@@ -16,6 +19,9 @@ from export.student_facts import InputContract
 from manifests.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
+LOADER = "load.py"
+FUTURE = "from __future__ import annotations\n"
+IMPORTED = "from distill.students.query_counts import query_counts"
 
 
 def input_contract(student: StudentModel) -> InputContract:
@@ -34,7 +40,7 @@ def input_contract(student: StudentModel) -> InputContract:
         pad_type_id=0 if pads_left else int(tokenizer.pad_token_type_id),
         truncation_side=tokenizer.truncation_side,
         columns=record.columns,
-        prompt=list(record.prompt) if texts else None,
+        prompt=list(record.prompt) if any(record.prompt) else None,
         prompt_ids=[list(piece) for piece in texts.prompt_ids] if texts else None,
     )
 
@@ -57,6 +63,12 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
     (folder / TOKENIZER).write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
 
 
+def write_loader(folder: Path) -> None:
+    """Write `load.py`: the loader, with the text of the counts' module where it imports it here."""
+    body = inspect.getsource(query_counts).partition(FUTURE)[2].strip("\n")
+    (folder / LOADER).write_text(inspect.getsource(export.loader).replace(IMPORTED, body), encoding="utf-8")
+
+
 def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
     """Hold the loader's tokens against the student's.
 
@@ -66,7 +78,8 @@ def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]],
         ModelError: they differ, so no comparison of answers means anything.
     """
     for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
-        if row[0] != want.ids or (want.types is not None and row[1] != want.types):
+        beside = want.types if want.counts is None else want.counts
+        if row[0] != want.ids or (beside is not None and row[1] != beside):
             source, place = pairs.names[number]
             raise ModelError(
                 f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "

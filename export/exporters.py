@@ -58,7 +58,7 @@ def load_exporter(name: str) -> Exporter:
 
 
 def input_names(student: StudentModel) -> list[str]:
-    """The graph's inputs, in order; every one int64 [B, T]."""
+    """The graph's inputs, in order; every one int64 [B, T], but for `counts`, which is [B, 19]."""
     return list(student.texts.collate(student.texts.encode([("a", "b")])))
 
 

@@ -29,7 +29,7 @@ from export.bundle_cards import CARD_NAME, render_bundle_card
 from export.bundle_formats import ONNX, load_format
 from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
-from export.contracts import check_tokens, input_contract, write_tokenizer
+from export.contracts import check_tokens, input_contract, write_loader, write_tokenizer
 from export.parity import answers, measure
 from export.parity_records import ModelParity, Parity, read_parity
 from export.precisions import list_models, write_models
@@ -45,7 +45,6 @@ from manifests.extras import installed_versions
 from manifests.records import checked, fault_of, plain
 from manifests.storage.context import Storage
 
-LOADER = "load.py"
 PARITY_NAME = "parity.json"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
@@ -119,7 +118,7 @@ def export_bundle(
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
     with made_beside(target) as folder:
         write_tokenizer(student, folder)
-        shutil.copyfile(Path(loader.__file__), folder / LOADER)
+        write_loader(folder)
         made = write_models(student, folder, spec, training, say)
         contract, models = input_contract(student), list_models(folder, spec)
         encoder = loader.Encoder(folder, plain(contract))

@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from distill.students.query_counts import query_counts
+
 # B rows, T tokens, K grades of a head
 
 PROVIDERS = {
@@ -85,14 +87,14 @@ class Encoder:
         self.max_tokens = int(contract["max_tokens"])
         self._opening = Opening(folder / contract["tokenizer"])
         self._tokenizer = self._opening.tokenizer
-        if contract["kind"] == "encoder":
+        if contract["kind"] != "decoder":
             side = contract["truncation_side"]
             self._tokenizer = load_tokenizer(folder / contract["tokenizer"])
             self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Token ids and segment numbers of each pair, at most `max_tokens` of them; what is longer is cut as in
-        training.
+        training. A logistic student reads the query alone, and has its counts in the place of segment numbers.
 
         Raises:
             TypeError: a row is not a pair of strings; names the row.
@@ -102,7 +104,7 @@ class Encoder:
             return []
         if self.contract["kind"] == "encoder":
             return [(found.ids, found.type_ids) for found in self._tokenizer.encode_batch(self._openings(texts))]
-        return self._prompts(texts)
+        return self._queries(texts) if self.contract["kind"] == "logistic" else self._prompts(texts)
 
     def _openings(self, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut
@@ -140,10 +142,20 @@ class Encoder:
         batch = {
             "input_ids": _padded([ids for ids, _ in rows], width, contract["pad_id"], is_left=is_left),
             "attention_mask": mask_BT,
-            "token_type_ids": _padded([types for _, types in rows], width, contract["pad_type_id"], is_left=is_left),
             "position_ids": np.maximum(mask_BT.cumsum(1) - 1, 0),
         }
+        beside = [found for _, found in rows]
+        if "counts" in contract["names"]:
+            batch["counts"] = np.array(beside, dtype=np.int64)
+        else:
+            batch["token_type_ids"] = _padded(beside, width, contract["pad_type_id"], is_left=is_left)
         return {name: batch[name] for name in contract["names"]}
+
+    def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        before = self.contract.get("prompt", [""])[0]
+        cut = self._opening.cut if self.contract["truncation_side"] == "right" else lambda text, _: _clean(text)
+        found = self._tokenizer.encode_batch([cut(before + query, self.max_tokens) for query, _ in texts])
+        return [(one.ids, query_counts(query)) for one, (query, _) in zip(found, texts, strict=True)]
 
     def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         before, between, after = self.contract["prompt_ids"]

@@ -74,7 +74,7 @@ def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> di
                 opset_version=options.opset,
                 input_names=names,
                 output_names=output_names(student, options),
-                dynamic_shapes=(tuple(dict(axes) for _ in names),),
+                dynamic_shapes=(tuple({0: axes[0]} if name == "counts" else dict(axes) for name in names),),
                 verbose=False,
             )
         except (RuntimeError, TypeError, ValueError) as exc:

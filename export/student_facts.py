@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distill.students.specs import KindName
 from export.bundles import MANIFEST_NAME, Bundle
 from export.token_lengths import TokenLengths
 from manifests.errors import ManifestError
@@ -58,10 +59,10 @@ class InputContract:
         tokenizer: its file.
         names: of the graph's inputs.
         columns: of the student's input, as `manifests.specs.Columns` takes them.
-        prompt, prompt_ids: of a decoder, its three pieces and their tokens.
+        prompt, prompt_ids: of a decoder, its three pieces and their tokens; of a logistic student, text before a query.
     """
 
-    kind: str
+    kind: KindName
     tokenizer: str
     max_tokens: int
     names: list[str]

@@ -213,6 +213,8 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
     graph = next((model for model in student.models if (model.precision, model.format) == ("fp32", "onnx")), None)
     if graph is None:
         raise ManifestError(f"{source}: lists no fp32 ONNX model to build from. Export the student again.")
+    if "counts" in student.inputs.names:
+        raise ModelError(f"{source}: the counts of a logistic student fit no engine's profile. Serve its ONNX.")
     flavour, trt = find_tensorrt()
     gpu, here = capability_here()
     aimed = capability if capability is not None else here

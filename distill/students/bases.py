@@ -110,7 +110,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         ModelError: the tokenizer has no token for a grade.
         ConfigError: the prompt is off.
     """
-    own = module_class(spec.student.kind).own_parts(spec, base.tokenizer, heads["relevance"])
+    own = module_class(spec.student.kind).own_parts(spec, base.resolved.path, base.tokenizer, heads["relevance"])
     return StudentRecord(
         version=STUDENT_VERSION,
         kind=spec.student.kind,
@@ -120,9 +120,8 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         columns=columns.model_dump(mode="json", exclude={"gold", "context"}),
         temperature=dict.fromkeys(heads, 1.0),
         phi=phi,
-        pooling=spec.student.pooling,
         packs=spec.student.batching == "packed",
-        **own,
+        **{"pooling": spec.student.pooling, **own},
     )
 
 

@@ -20,7 +20,7 @@ def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
         f"# {manifest.name}",
         "",
         (
-            f"{KINDS[spec.student.kind].title} that grades how relevant a document is to a query, by `relabel "
+            f"{KINDS[spec.student.kind].title} that {KINDS[spec.student.kind].does}, by `relabel "
             f"distill` {manifest.relabel}."
         ),
         "",
@@ -32,6 +32,7 @@ def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
             f"{manifest.training.device}."
         ),
         f"- Temperatures (logits are divided by them): {_pairs(manifest.temperature)}",
+        *(f"- Note: {note}" for note in manifest.notes),
         "",
         "## Learned from",
         "",

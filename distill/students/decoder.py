@@ -100,7 +100,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
             self.lm = self._adapted.pop().merge_and_unload()
 
     @staticmethod
-    def own_parts(spec: DistillSpec, tokenizer: Any, grades: int) -> dict[str, Any]:
+    def own_parts(spec: DistillSpec, _path: Path, tokenizer: Any, grades: int) -> dict[str, Any]:
         """The prompt's three pieces and the grades' tokens."""
         wish = spec.student.prompt
         style = wish.style if wish.style != "auto" else "chat" if tokenizer.chat_template else "plain"

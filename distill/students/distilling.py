@@ -20,6 +20,7 @@ from distill.students.curves import Curve, write_curves
 from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
+from distill.students.kinds import KINDS, loaded
 from distill.students.output_locations import OutputLocation, output_location_of
 from distill.students.ownership import claim, claimed, fingerprint_of, finished, note_claim, tidy
 from distill.students.specs import DistillSpec
@@ -314,8 +315,7 @@ def _judge(examples: Examples) -> tuple[np.ndarray, str]:
 
 def _train(work: _Work) -> _Trained:
     """Train, calibrate, judge."""
-    from distill.students.loop import train_student
-
+    train_student = loaded(KINDS[work.spec.student.kind].trainer)
     module, training, outcome = train_student(
         work.spec,
         work.base,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,6 +35,9 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
             stand beside it.
     """
 
+    extra_width: ClassVar[int] = 0
+    """Columns that the heads read behind the pooled vector."""
+
     def __init__(
         self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0
     ) -> None:
@@ -42,9 +45,8 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         self.backbone = backbone
         self.pooling = pooling
         self.dropout = nn.Dropout(dropout)
-        self.heads = nn.ModuleDict(
-            {name: fresh_head(name, backbone.config.hidden_size, grades, seed) for name, grades in heads.items()}
-        )
+        width = backbone.config.hidden_size + self.extra_width
+        self.heads = nn.ModuleDict({name: fresh_head(name, width, grades, seed) for name, grades in heads.items()})
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -62,7 +64,7 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         return {name: head(pooled_BD) for name, head in self.heads.items()}
 
     @staticmethod
-    def own_parts(*_: object) -> dict[str, Any]:
+    def own_parts(_spec: DistillSpec, _path: Path, _tokenizer: Any, _grades: int) -> dict[str, Any]:
         """None: how it pools is in every record."""
         return {}
 
@@ -72,7 +74,7 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         return EncoderTexts(tokenizer, record.max_tokens)
 
     @classmethod
-    def start(cls, spec: DistillSpec, path: Path, _: Any, record: StudentRecord) -> Self:
+    def start(cls, spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
         """With fresh heads, but for those of an earlier student that have the same name and size."""
         dropout, seed = spec.student.dropout, spec.train.seed
         module = cls(load_backbone(path), record.heads, pooling=record.pooling, dropout=dropout, seed=seed)

@@ -6,8 +6,9 @@ file, and torch with it, is loaded.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 BaseKind = Literal["encoder", "decoder"]
 
@@ -19,6 +20,8 @@ class StudentKind:
     Args:
         module: import path of its `StudentModule`.
         title: what its card calls it.
+        does: and what it says that it does.
+        trainer: import path of what trains it, with the arguments and results of `loop.train_student`.
         base: the model of transformers that it starts from.
         has_nodes: whether it can have heads beside relevance.
         refuses: keys of the spec that are for other kinds.
@@ -33,8 +36,16 @@ class StudentKind:
     refuses: tuple[str, ...] = ()
     pads_left: bool = False
     int8_narrows: bool = True
+    does: str = "grades how relevant a document is to a query"
+    trainer: str = "distill.students.loop:train_student"
 
 
+_STEPWISE = (
+    "epochs", "max_steps", "batch_size", "tokens_per_batch", "group_by_length", "accumulation", "learning_rate",
+    "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every", "keep_checkpoints",
+    "precision", "compile", "strategy", "gradient_checkpointing",
+)  # fmt: skip
+"""Keys of `train` for kinds that take one batch after the other."""
 KINDS = {
     "encoder": StudentKind(
         "distill.students.encoder:EncoderStudent",
@@ -46,7 +57,24 @@ KINDS = {
     "decoder": StudentKind(
         "distill.students.decoder:DecoderStudent", "A decoder", "decoder", pads_left=True, int8_narrows=False
     ),
+    "logistic": StudentKind(
+        "distill.students.logistic:LogisticStudent",
+        "A logistic regression",
+        "encoder",
+        refuses=(
+            *(f"student.{name}" for name in ("lora", "batching", "prompt", "pooling", "dropout")),
+            *(f"train.{name}" for name in _STEPWISE),
+        ),
+        does="grades a query by its own text",
+        trainer="distill.students.logistic_fit:fit_student",
+    ),
 }
+
+
+def loaded(path: str) -> Any:
+    """What an import path (`package.module:name`) leads to; loads torch."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def takers(key: str) -> list[str]:

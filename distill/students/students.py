@@ -17,7 +17,6 @@ The folder, every file but `checkpoints/` written once training has ended:
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from typing import Any, Literal, Protocol, Self, cast
 import numpy as np
 
 from distill.students.disk_errors import open_to_readers
-from distill.students.kinds import KINDS
+from distill.students.kinds import KINDS, loaded
 from distill.students.specs import DistillSpec, KindName
 from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
 from manifests.digests import digest_of, readable_json, sha256_file
@@ -58,7 +57,8 @@ class StudentRecord:
         temperature: by head, above 0; logits are divided by it.
         phi: the rule map of a student with subject and attribute heads.
         pooling: of an encoder.
-        prompt: of a decoder, the text before the query, between query and document, and after the document.
+        prompt: of a decoder, the text before the query, between query and document, and after the document; of a
+            logistic student the first alone.
         grade_ids: of a decoder, the tokens of grades 0..K-1.
         packs: whether a decoder's batches are packed instead of padded.
     """
@@ -86,11 +86,13 @@ class StudentModule(Protocol):
     """The torch module of a kind. Called with what its texts collate, it gives logits [B, K] by head."""
 
     @staticmethod
-    def own_parts(spec: DistillSpec, tokenizer: Any, grades: int) -> dict[str, Any]:
+    def own_parts(spec: DistillSpec, path: Path, tokenizer: Any, grades: int) -> dict[str, Any]:
         """Fields of the record that this kind alone fills.
 
+        Args:
+            path: folder of the model that it starts from.
         Raises:
-            ModelError, ConfigError: the tokenizer or the spec does not go with it.
+            ModelError, ConfigError: the model or the spec does not go with it.
         """
         ...
 
@@ -135,8 +137,7 @@ class StudentModule(Protocol):
 
 def module_class(kind: str) -> type[StudentModule]:
     """The class behind a registered kind; loads torch."""
-    path, _, attribute = KINDS[kind].module.partition(":")
-    return cast(type[StudentModule], getattr(importlib.import_module(path), attribute))
+    return cast(type[StudentModule], loaded(KINDS[kind].module))
 
 
 @dataclass

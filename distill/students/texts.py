@@ -27,12 +27,13 @@ class TokenRow(NamedTuple):
     """One pair as token ids; `types` are segment numbers (0 query, 1 document), None where the model knows none.
 
     `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have,
-    being of full length).
+    being of full length). `counts` are the query's, for a student that reads them.
     """
 
     ids: list[int]
     types: list[int] | None = None
     is_cut: bool = False
+    counts: list[int] | None = None
 
 
 class PairTexts(Protocol):
@@ -77,18 +78,21 @@ class EncoderTexts:
         if not pairs:
             return []
         queries, documents = zip(*pairs, strict=True)
+        return self._token_rows(list(queries), list(documents))
+
+    def _token_rows(self, texts: list[str], others: list[str] | None) -> list[TokenRow]:
         found = self._tokenizer(
-            list(queries),
-            list(documents),
+            texts,
+            others,
             truncation="longest_first",
             max_length=self.max_tokens,
             split_special_tokens=True,
             return_attention_mask=False,
             return_token_type_ids=self._has_types,
         )
-        types = found["token_type_ids"] if self._has_types else [None] * len(pairs)
+        types = found["token_type_ids"] if self._has_types else [None] * len(texts)
         is_full = [len(ids) >= self.max_tokens for ids in found["input_ids"]]
-        parts = found.encodings or [None] * len(pairs)
+        parts = found.encodings or [None] * len(texts)
         is_cut = [full and (part is None or bool(part.overflowing)) for full, part in zip(is_full, parts, strict=True)]
         return [TokenRow(*row) for row in zip(found["input_ids"], types, is_cut, strict=True)]
 

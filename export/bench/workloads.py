@@ -90,9 +90,11 @@ def draw_lengths(histogram: Sequence[Sequence[int]], count: int, *, seed: int) -
 
 def blank_row(encoder: Encoder, length: int) -> TokenRow:
     """A row of so many tokens, all of them in the vocabulary."""
-    ids, types = encoder.encode([("a", "a")])[0]
+    ids, beside = encoder.encode([("a", "a")])[0]
     repeated = (ids * (length // len(ids) + 1))[:length]
-    return repeated, [0] * length if types else []
+    if "counts" in encoder.contract["names"]:
+        return repeated, beside
+    return repeated, [0] * length if beside else []
 
 
 def fixed_batch(encoder: Encoder, rows: int, tokens: int) -> dict[str, np.ndarray]:

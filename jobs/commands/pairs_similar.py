@@ -52,9 +52,9 @@ def similar(
 
     With --shard each worker writes one file of the folder OUT; one that is there already is not made again.
     """
+    from distill.students.embedding import Embedder
     from jobs.fetching.models import fetch_model
     from jobs.files.tables import check_target
-    from jobs.pairs.embedding import Embedder
     from jobs.pairs.similar import SimilarPairs, SimilarRule
     from jobs.planning.job_files import CACHE_VARIABLE
     from jobs.planning.shard_choice import worker_of

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from distill.students.embedding import Embedder
 from jobs.files.durable_files import written
 from jobs.files.tables import check_columns, open_tables, stream_tables
-from jobs.pairs.embedding import Embedder
 from manifests.digests import digest_of
 from manifests.errors import InputError, StaleRunError
 from manifests.inputs.column_types import INPUT_KINDS

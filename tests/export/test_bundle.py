@@ -4,6 +4,7 @@ Triton's view.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import shutil
@@ -19,6 +20,7 @@ import pytest
 from distill.students.students import load_student, student_digest, student_files
 from export import loader
 from export.bundles import open_bundle
+from export.contracts import IMPORTED
 from export.exporting import export_bundle
 from export.loader import BundleError, Student, choose_model, open_session
 from export.precisions import FILES
@@ -56,7 +58,17 @@ def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -
     assert [model["precision"] for model in facts["models"]] == list(FILES)
     assert facts["made_by"]["models"]["int8"]["quantized"] == 12  # two layers of six matrices; the heads stay float
     assert facts["made_by"]["models"]["int8-static"]["calibration_batches"] > 0
-    assert (bundle / "load.py").read_bytes() == Path(loader.__file__).read_bytes()
+    written, text = (bundle / "load.py").read_text(), Path(loader.__file__).read_text()
+    before, _, behind = text.partition(IMPORTED)
+    assert written.startswith(before)
+    assert written.endswith(behind)
+    nodes = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name if isinstance(node, ast.Import) else node.module for node in nodes for alias in node.names}
+    assert {str(name).partition(".")[0] for name in names} - sys.stdlib_module_names == {
+        "numpy",
+        "onnxruntime",
+        "tokenizers",
+    }
 
 
 def test_every_head_is_a_named_output_with_any_batch_and_length(bundle: Path) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("polars")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from jobs.pairs.embedding import Embedder, read_settings
+from distill.students.embedding import Embedder, read_settings
 from jobs.pairs.similar import above
 from manifests.errors import ModelError
 from tests.jobs.test_demo import write_tiny_model

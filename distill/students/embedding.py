@@ -157,18 +157,25 @@ class Embedder:
     def _vectors(self, rows: list[list[int]]) -> np.ndarray:
         import torch
 
-        from distill.students.encoder import pool
-
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         width = max(map(len, rows))
         pad = self._tokenizer.pad_token_id or 0
         ids_NT = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
         mask_NT = (torch.arange(width, device=self.device)[None] < lengths[:, None]).long()
         with torch.inference_mode():
-            hidden_NTD = self._module(input_ids=ids_NT, attention_mask=mask_NT).last_hidden_state
-            vectors_ND = pool(hidden_NTD, mask_NT, self.settings.pooling)
-            vectors: np.ndarray = torch.nn.functional.normalize(vectors_ND, dim=-1).float().cpu().numpy()
+            vectors_ND = sentence_vectors(self._module, ids_NT, mask_NT, self.settings.pooling)
+            vectors: np.ndarray = vectors_ND.float().cpu().numpy()
         return vectors
+
+
+def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:
+    """Vectors of length 1 by an encoder, a tensor [N, D]."""
+    from torch.nn.functional import normalize
+
+    from distill.students.encoder import pool
+
+    hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
+    return normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)
 
 
 def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:

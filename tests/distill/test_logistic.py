@@ -1,0 +1,244 @@
+"""A logistic student: its parts against scikit-learn and numpy, and the folder that a distillation leaves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from distill.students.embedding import Embedder
+from distill.students.logistic_fit import Basis, fit_softmax
+from distill.students.objective import Objective
+from distill.students.query_counts import query_counts
+from distill.students.specs import LossSection
+from distill.students.students import load_student, read_student
+from manifests.errors import ConfigError, InputError, TrainingError
+from manifests.phi import DEFAULT_PHI
+from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_labels
+from tests.distill.test_training import command, same_weights
+
+NUM_QUERIES = 60
+
+
+def query_rows() -> list[dict[str, Any]]:
+    """Queries of one thing, which are simple, and of two that are compared."""
+    rows = []
+    for number in range(NUM_QUERIES):
+        one, other = SUBJECTS[number % 8], SUBJECTS[(number + 1 + number // 8 % 7) % 8]
+        simple = f"{ATTRIBUTES[number // 8 % 6]} {one} {number}"
+        text = f"why is a {simple} better than the {other}, and how" if number % 2 else simple
+        rows.append({"query_id": f"q{number}", "query": text, "doc_id": "-", "document": "", "grade": number % 2})
+    return rows
+
+
+def write_queries(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A label file whose distributions are unsure here and there, with its texts: an entry of `labels`."""
+    pq.write_table(pa.Table.from_pylist(rows), folder / "queries.parquet")
+    labels = label_rows([{**row, "subject": 0, "attribute": 0, "grade": 0} for row in rows], has_nodes=False)
+    for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
+        sure = 0.6 + 0.05 * (number % 7)
+        label |= {"grade": row["grade"], "probs": [1 - sure, sure] if row["grade"] else [sure, 1 - sure]}
+    path = write_labels(folder / "labels.parquet", labels)
+    return {"path": str(path), "pairs": {"path": str(folder / "queries.parquet")}}
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> dict[str, Any]:
+    return write_queries(tmp_path, query_rows())
+
+
+@pytest.fixture
+def logistic(run: Callable[..., Any], queries: dict[str, Any]) -> Callable[..., Any]:
+    """Distill a logistic student."""
+
+    def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
+        return run(start=start, say=say, **bare({"labels": [queries], **changes}))
+
+    return go
+
+
+def bare(changes: dict[str, Any]) -> dict[str, Any]:
+    """The small spec without what a logistic student refuses."""
+    default = {"epochs": 2, "batch_size": 32, "learning_rate": 2e-4}
+    student = {"kind": "logistic", **changes.get("student", {})}
+    return {**changes, "student": student, "train": {**default, **changes.get("train", {})}}
+
+
+# its parts
+
+
+def test_components_are_those_of_numpy_and_of_scikit_learn() -> None:
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    chance = np.random.default_rng(3)
+    vectors = chance.normal(size=(40, 12)) * np.linspace(3, 0.2, 12)
+    counts = chance.poisson(2.0, size=(40, 19)).astype(float)
+    counts[:, 4] = 1.0  # never varies: its scale is 1
+    basis = Basis.of(vectors, counts, most=5)
+    reference = decomposition.PCA(5, svd_solver="full").fit(vectors)
+    signs = np.sign((basis.components * reference.components_).sum(1))
+    np.testing.assert_allclose(basis.components * signs[:, None], reference.components_, atol=1e-10)
+    projected = basis.columns(vectors, counts)
+    wanted = reference.transform(vectors)
+    np.testing.assert_allclose(projected[:, :5] * signs, wanted / wanted[:, 0].std(), atol=1e-10)
+    np.testing.assert_allclose(projected.mean(0), 0.0, atol=1e-12)
+    assert projected[:, 5 + 4].tolist() == [0.0] * 40
+    np.testing.assert_allclose(np.delete(projected, 9, axis=1)[:, 5:].std(0), 1.0)
+
+
+@pytest.mark.parametrize(("rows", "components"), [(1, 0), (2, 1), (9, 8), (40, 12)])
+def test_few_rows_have_few_components(rows: int, components: int) -> None:
+    chance = np.random.default_rng(5)
+    vectors = chance.normal(size=(rows, 12))
+    repeated = np.concatenate([vectors, vectors])
+    assert len(Basis.of(repeated, np.zeros((2 * rows, 19))).components) == components
+
+
+def test_a_folded_layer_answers_as_the_one_on_columns() -> None:
+    chance = np.random.default_rng(6)
+    vectors, counts = chance.normal(size=(30, 12)), chance.poisson(2.0, size=(30, 3)).astype(float)
+    basis = Basis.of(vectors, counts, most=4)
+    weight, bias = chance.normal(size=(2, 7)), chance.normal(size=2)
+    plain, shifted = basis.folded(weight, bias)
+    other = chance.normal(size=(5, 12)), chance.poisson(2.0, size=(5, 3)).astype(float)
+    np.testing.assert_allclose(np.concatenate(other, 1) @ plain.T + shifted, basis.columns(*other) @ weight.T + bias)
+
+
+def fitted(columns: np.ndarray, targets: np.ndarray, weights: np.ndarray, decay: float) -> np.ndarray:
+    """Probabilities by a fit."""
+    objective = Objective(LossSection(), {"relevance": targets.shape[1]}, DEFAULT_PHI)
+    weight, bias = fit_softmax(columns, {"relevance": targets}, {"relevance": weights}, objective, decay=decay)
+    logits = columns @ weight.T + bias
+    found = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(found / found.sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("grades", [2, 3])
+def test_a_fit_is_scikit_learns(grades: int) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    chance = np.random.default_rng(grades)
+    columns = chance.normal(size=(200, 7))
+    grade = (columns[:, :grades] + chance.normal(size=(200, grades))).argmax(1)
+    weights = chance.uniform(0.2, 2.0, size=200)
+    decay = 0.03
+    # ours is a mean with decay / 2 for each grade's weights; of two grades scikit-learn has one vector, the difference
+    inverse = (2.0 if grades == 2 else 1.0) / (decay * weights.sum())
+    reference = linear.LogisticRegression(C=inverse, tol=1e-10, max_iter=5000)
+    reference.fit(columns, grade, sample_weight=weights)
+    found = fitted(columns, np.eye(grades)[grade], weights, decay)
+    np.testing.assert_allclose(found, reference.predict_proba(columns), atol=1e-4)
+
+
+def test_a_soft_target_is_its_row_once_a_grade_with_the_probability_as_weight() -> None:
+    chance = np.random.default_rng(8)
+    columns, yes = chance.normal(size=(80, 5)), chance.uniform(size=80)
+    soft = fitted(columns, np.stack([1 - yes, yes], 1), np.ones(80), 0.05)
+    twice = fitted(
+        np.concatenate([columns, columns]), np.repeat(np.eye(2), 80, axis=0), np.concatenate([1 - yes, yes]), 0.05
+    )
+    np.testing.assert_allclose(soft, twice[:80], atol=1e-6)
+
+
+def test_vectors_that_are_no_numbers_stop_the_training() -> None:
+    columns = np.full((4, 2), np.nan)
+    with pytest.raises(TrainingError, match="not finite"):
+        fitted(columns, np.eye(2)[[0, 1, 0, 1]], np.ones(4), 0.1)
+
+
+# a whole distillation
+
+
+def test_it_learns_from_distributions_and_writes_what_every_student_writes(logistic: Callable[..., Any]) -> None:
+    said: list[str] = []
+    report = logistic(say=said.append)
+    output, manifest = report.output, report.manifest
+    record = read_student(output)
+    assert (record.kind, record.heads, record.pooling) == ("logistic", {"relevance": 2}, "mean")
+    assert manifest.metrics.test.student["accuracy"] > 0.9
+    assert manifest.metrics.test.to_teacher["kl"] < 0.1
+    (note,) = [note for note in manifest.notes if "principal components" in note]
+    trained = manifest.split.train.queries
+    assert f"over {trained} training queries" in note
+    components = int(note.partition("its first ")[2].split()[0])
+    assert components <= min(32, trained - 1)
+    assert note in (output / "README.md").read_text()
+    assert "A logistic regression that grades a query by its own text" in (output / "README.md").read_text()
+    assert {"curves.parquet", "curves.svg", "heads.safetensors", "model.safetensors"} <= {
+        path.name for path in output.iterdir()
+    }
+    assert not (output / "checkpoints").exists()
+    assert logistic().was_done
+
+
+def test_a_query_is_all_that_it_reads_and_its_vector_is_the_models_own(
+    logistic: Callable[..., Any], encoder_dir: Callable[..., Path]
+) -> None:
+    import torch
+
+    student = load_student(logistic().output)
+    queries = ["red shoe", "", "why is a [SEP] lamp better?", "tall " * 300]
+    rows = student.texts.encode([(query, "a document") for query in queries])
+    assert [row.counts for row in rows] == [query_counts(query) for query in queries]
+    assert [row.is_cut for row in rows] == [False, False, False, True]
+    assert rows == student.texts.encode([(query, "another") for query in queries])
+    with torch.no_grad():
+        columns = student.module.columns(**student.texts.collate(rows))
+    embedder = Embedder(encoder_dir(), max_tokens=32, batch_tokens=64, device="cpu")
+    np.testing.assert_allclose(columns[:, :32], embedder.embed(queries, "query"), atol=1e-6)
+    np.testing.assert_allclose(columns[:, 32:], np.log1p([query_counts(query) for query in queries]), rtol=1e-6)
+    alone = np.concatenate([student.probabilities([(query, "")])["relevance"] for query in queries])
+    together = student.probabilities([(query, "x") for query in queries])["relevance"]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_one_killed_with_signal_9_and_begun_again_has_the_same_weights(
+    logistic: Callable[..., Any], spec: Callable[..., dict[str, Any]], queries: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = logistic(output=str(tmp_path / "alone"))
+    values = bare({"labels": [queries], "output": str(tmp_path / "killed")})
+    killed = command(spec(**values), tmp_path, failpoint="before_student")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = logistic("resume", output=str(tmp_path / "killed"))
+    assert same_weights(alone.output, resumed.output)
+    assert (resumed.output / "student.json").read_bytes() == (alone.output / "student.json").read_bytes()
+
+
+def test_a_student_of_any_kind_may_be_what_it_starts_from(logistic: Callable[..., Any], tmp_path: Path) -> None:
+    first = logistic(output=str(tmp_path / "first"))
+    again = logistic(student={"model": str(first.output)}, output=str(tmp_path / "again"))
+    assert same_weights(first.output, again.output)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train": {"epochs": 3}}, r"keys like `train\.epochs` are for encoders and decoders"),
+        ({"train": {"early_stopping": {"metric": "loss"}}}, r"`train\.early_stopping`"),
+        ({"train": {"class_balance": "sampler"}}, "sees all rows at once"),
+        ({"train": {"dimensions": 64}}, "dimensions"),
+        ({"student": {"pooling": "cls"}}, r"keys like `student\.pooling` are for encoders"),
+        ({"student": {"lora": {"r": 4}}}, "are for decoders"),
+        ({"student": {"heads": {"relevance": 2, "subject": 5}}}, "a logistic regression has the head relevance alone"),
+    ],
+)
+def test_what_it_has_no_use_for_is_refused(logistic: Callable[..., Any], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        logistic(**changes)
+
+
+def test_a_test_query_that_trains_under_another_id_is_refused(logistic: Callable[..., Any], tmp_path: Path) -> None:
+    rows = query_rows()
+    doubled = [*rows, *({**row, "query_id": f"other{row['query_id']}"} for row in rows)]
+    (tmp_path / "twice").mkdir()
+    source = write_queries(tmp_path / "twice", doubled)
+    with pytest.raises(InputError, match=r"training queries under another id.*split\.by: query"):
+        logistic(labels=[source])
+    assert logistic(labels=[source], split={"by": "query"}).manifest.metrics.test.student["accuracy"] > 0.9
