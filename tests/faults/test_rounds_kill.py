@@ -1,5 +1,5 @@
-"""kill -9 amid `relabel rounds`, within its runs and between them: the same command then ends with the trajectories of
-an undisturbed search, byte for byte.
+"""kill -9 amid `relabel rounds`, within its runs and between them, and two of them at once: the same command then ends
+with the trajectories of an undisturbed search, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytest.importorskip("bm25s")
 from manifests.failpoints import FAILPOINTS, ROUNDS_FAILPOINTS
 from tests.faults import forks
 from tests.faults.command_lines import SEARCH, inside, tree
-from tests.faults.conftest import Sweep, some
+from tests.faults.conftest import Sweep, count, some
 from tests.faults.places import pairs
 
 
@@ -71,4 +71,20 @@ def test_killed_at_a_failpoint_the_same_command_ends_with_the_same_trajectories(
 
     between = [(name, hit) for name in ROUNDS_FAILPOINTS for hit in ((1, 3) if "file" in name else (1,))]
     within = [(name, hit) for hit in (1, 3, 8, 20) for name in FAILPOINTS]
-    sweep([*between, *some(within, short=8)], attempt, share=0.05)
+    sweep([*between, *some(within, short=8)], attempt, share=0.03)
+
+
+def test_two_commands_at_once_make_one_search(expected: dict[str, str], sweep: Sweep, tmp_path: Path) -> None:
+    def attempt(number: int) -> str | None:
+        folder = write(tmp_path / f"two-{number}")
+        children = [forks.start(["rounds", "search.yaml"], setup=inside(folder)) for _ in range(2)]
+        ended = [child.wait() for child in children]
+        # who finds all of a round in the other's hands ends with 75 or 20
+        if any(one.codes[0] not in (0, 10, 20, 75) for one in ended):
+            return f"{ended}"
+        again = forks.call(["rounds", "search.yaml"], setup=inside(folder))
+        if again.codes not in ([0], [10]):
+            return f"the same command again: {again}"
+        return None if made(folder) == expected else "other files than one command leaves"
+
+    sweep(range(count(full=20, short=3)), attempt, at_a_time=1, share=0.01)

@@ -137,7 +137,7 @@ def test_every_example_in_a_help_text_is_a_command_that_parses(relabel: Callable
 
 
 def test_unknown_command_names_the_nearest(relabel: Callable[..., Any]) -> None:
-    relabel("rnu").refused(2, 'No command "rnu": known are', "retry, rollback, run", "Did you mean run?")
+    relabel("rnu").refused(2, 'No command "rnu": known are', "retry, rollback, rounds, run", "Did you mean run?")
     relabel("stats").refused(2, "Did you mean status?")
 
 

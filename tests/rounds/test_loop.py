@@ -52,6 +52,7 @@ QUESTIONS = [
         {"query_id": f"q{n:02d}", "query": " ".join(WORDS[(n * 5 + i * 3) % len(WORDS)] for i in range(1 + n % 5 * 4))}
         for n in range(16)
     ),
+    {"query_id": "snared", "query": "trellis"},
     {"query_id": "nothing", "query": "zebra xylophone"},
     {"query_id": "no words", "query": "¿? …!"},
 ]
@@ -60,7 +61,7 @@ DOCS = [
         {"doc_id": f"d{n:02d}", "document": " ".join(WORDS[(n * 7 + i * i) % len(WORDS)] for i in range(4 + n % 6))}
         for n in range(40)
     ),
-    {"doc_id": "snare", "document": f"prune rose iron pan {SNARE}"},
+    {"doc_id": "snare", "document": f"A trellis. {SNARE}"},
     {"doc_id": "twin", "document": "prune rose winter"},
     {"doc_id": "z-twin", "document": "prune rose winter"},
     {"doc_id": "blank", "document": " \n"},
@@ -197,6 +198,8 @@ def test_trajectories_are_those_of_a_naive_loop(relabel: Callable[..., Any], wor
         for step, wanted in zip(row["rounds"], expected["rounds"], strict=True):
             assert {key: step[key] for key in wanted} == wanted
         assert (row["reason"] is not None) is (row["stopped"] == "failed")
+    (snared,) = (row["rounds"][0] for row in found if row["query_id"] == "snared")
+    assert (snared["shown"], snared["is_sufficient"]) == (["snare"], False)
     reasons = Counter(row["stopped"] for row in found)
     assert done.json["stopped"] == dict(reasons)
     assert reasons.keys() >= {"sufficient", "tokens", "rounds"}
@@ -300,7 +303,7 @@ CHANGES: list[tuple[str, Callable[[], object], list[str]]] = [
     (
         "shards=2",
         lambda: pq.write_table(pa.Table.from_pylist(QUESTIONS[1:]), "questions.parquet"),
-        ["questions.rows: was 18, is 17"],
+        ["questions.rows: was 19, is 18"],
     ),
 ]
 
