@@ -31,6 +31,8 @@ def exit_for(error: errors.RelabelError) -> Exit:
         return Exit.LOCKED
     if isinstance(error, errors.GateError):
         return Exit.GATE
+    if isinstance(error, errors.NothingNewError):
+        return Exit.NOTHING_TO_DO
     if isinstance(error, errors.TransientError):
         return Exit.PARTIAL
     if isinstance(error, errors.MissingExtraError | errors.ModelError | errors.EngineLostError):

@@ -6,7 +6,8 @@
     │   ├── LockHeldError         another process holds the shard
     │   ├── ChannelMovedError     another process moved the channel first; what was published is safe
     │   ├── StoreUnreachableError no good answer from the object store, often enough and long enough
-    │   └── DiskFullError         no space left; committed work is safe
+    │   ├── DiskFullError         no space left; committed work is safe
+    │   └── NothingNewError       nothing was added to the input yet
     └── TerminalError             the same command again fails the same way
         ├── UsageError            a flag or argument is off
         ├── ConfigError           a spec is off
@@ -63,6 +64,10 @@ class StoreUnreachableError(TransientError):
 
 class DiskFullError(TransientError):
     """No space is left. Committed work is safe; the same command goes on once there is space."""
+
+
+class NothingNewError(TransientError):
+    """Nothing was added to the input since the snapshot that was named. The same command works once there is."""
 
 
 class UsageError(TerminalError, ValueError):

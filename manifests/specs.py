@@ -33,6 +33,8 @@ from manifests.secrets.secret_names import STORAGE_KEY
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
+TableFormat = Literal["iceberg", "delta"]
+SnapshotId = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -126,6 +128,15 @@ class InputSpec(Spec):
     """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides
     row ids.
     """
+    table: TableFormat | None = None
+    """`path` is the folder of a table of this format, or one of an Iceberg table's metadata files, and the data files
+    of one snapshot are read, in name order. Without it, `path` names plain files.
+    """
+    snapshot: SnapshotId | None = None
+    """Id of the table's snapshot (Delta: the version). Default: that of the output's plan; for a new one, the table's
+    current snapshot."""
+    since: SnapshotId | None = None
+    """Read the rows alone that were added after this snapshot. Refused where anything but appends came between."""
     columns: Columns = Columns()
     """Column names."""
     limit: int | None = Field(None, ge=1)
@@ -144,6 +155,14 @@ class InputSpec(Spec):
         if not value or not all(value):
             raise ValueError("names no file; give a file, a folder, a glob or a list of them")
         return value
+
+    @model_validator(mode="after")
+    def _one_table(self) -> InputSpec:
+        if self.table is None and (self.snapshot, self.since) != (None, None):
+            raise ValueError("snapshot and since are of a table; set table: iceberg or delta")
+        if self.table is not None and len(self.path) != 1:
+            raise ValueError(f"a table has one path, not {len(self.path)}; give each table a job")
+        return self
 
 
 class LabelerOptions(Spec):

@@ -29,6 +29,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "openai": ("the openai engine", ("httpx",)),
     "eval": ("relabel evaluate, convert, compare", ("scikit-learn", "scipy", "polars")),
     "pairs": ("relabel pairs", ("polars", "bm25s")),
+    "iceberg": ("Iceberg tables", ("pyiceberg",)),
     "ray": ("the Ray backend", ("ray",)),
     "s3": ("object storage", ("s3fs",)),
 }

@@ -19,7 +19,7 @@ from jobs.output import emit
 from jobs.planning.job_files import Job, load_job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
-from jobs.planning.plan_text import plan_text
+from jobs.planning.plan_text import plan_text, table_json
 from jobs.planning.shard_choice import choose_shards
 from jobs.pool.backends import BACKENDS, WorkerPool, label_with
 from jobs.running.chunk_time import chunk_time
@@ -33,7 +33,7 @@ from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
-from manifests.errors import RelabelError
+from manifests.errors import NothingNewError, RelabelError
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
 from manifests.storage.run_stores import open_run_store
@@ -154,6 +154,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "rows": found.rows,
         "queries": found.queries,
         "files": len(found.files),
+        "table": table_json(opened.dataset.table),
         "left_out": dict(opened.dataset.left_out),
         "shards": len(found.shards),
         "chunks": found.num_chunks,
@@ -224,6 +225,11 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     except KeyboardInterrupt:
         code = Exit.STOPPED
         raise
+    except NothingNewError as exc:
+        code = Exit.DONE if work.done_ok else Exit.NOTHING_TO_DO
+        log_format.note_event("end", str(exc), exit_code=int(code))
+        emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output)
+        return code
     except RelabelError as exc:
         code = exit_for(exc)
         raise
@@ -279,6 +285,13 @@ def session_of(
     """The same for a job that was checked."""
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
+    table = opened.dataset.table
+    if table is not None and not table.is_latest and job.spec.input.snapshot is None:
+        log_format.say(
+            f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
+            "Label the new one into another output.",
+            event="table",
+        )
     shards = choose_shards(shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)
 

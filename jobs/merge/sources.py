@@ -166,6 +166,8 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         "cut": {"shards": len(shards), "chunk_rows": max(plan.facts.cut.chunk_rows for plan in plans)},
         "merged": [plan.fingerprint for plan in plans],
     }
+    if len(plans) > 1:  # whose tables the plans of its sources say
+        parts.pop("table", None)
     if is_mixed:
         parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
     return (

@@ -4,6 +4,8 @@ for.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import ConfigError, ManifestError, StaleRunError
@@ -35,11 +37,15 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             f"{job.where}: has `rounds`, so that it is no single run. Give it to `relabel rounds`; each of its rounds "
             f"is a run: {job.spec.output}/round-1 and so on."
         )
-    run = job.spec.run
+    run, job_as_given = job.spec.run, job
     store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
     plan = load_plan(store)
     known = None if plan is None else load_known(store, plan)
+    if plan is not None:
+        job = _at_planned_snapshot(job, plan)
     dataset = _open_dataset(job, plan, known)
+    if dataset.table is not None:
+        job = _at_snapshot(job, dataset.table.snapshot)
     parts = job.parts(dataset)
     was_planned_now = False
     if plan is None:
@@ -62,6 +68,9 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
                 store.sweep(folder)
             was_planned_now = write_plan(store, plan, beside)
             plan = load_plan(store) or plan
+            if not was_planned_now and plan.parts.get("table") != parts.get("table"):
+                # the table moved on between this worker's look and that of the one who planned
+                return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
     check_plan(plan, dataset, parts, output=job.spec.output)
     readings = Readings(
         store,
@@ -71,6 +80,31 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         changed=() if known is None else files_written_since(known, plan, dataset),
     )
     return OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
+
+
+def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
+    """A job over the snapshot that its output was planned for, wherever the table is by now.
+
+    Raises:
+        StaleRunError: the job names another one.
+    """
+    asked = job.spec.input
+    planned = None if asked.table is None else plan.facts.table
+    if planned is None or asked.table != planned.format:
+        return job  # `check_plan` says what differs
+    snapshot = planned.snapshot if asked.snapshot is None else str(asked.snapshot)
+    named = replace(planned, snapshot=snapshot, since=None if asked.since is None else str(asked.since))
+    if named != planned:
+        raise StaleRunError(
+            f"{job.spec.output}: was planned for {planned} of the table, and the job names {named}. An output keeps "
+            f"its snapshot. To go on, name {planned} (or no input.snapshot); to label the other, name another `output`."
+        )
+    return _at_snapshot(job, int(planned.snapshot))
+
+
+def _at_snapshot(job: Job, snapshot: int) -> Job:
+    read = job.spec.input.model_copy(update={"snapshot": snapshot})
+    return replace(job, spec=job.spec.model_copy(update={"input": read}))
 
 
 def _holds_manifest(store: RunStore) -> bool:

@@ -6,6 +6,7 @@ from jobs.output import table
 from jobs.planning.open_runs import OpenRun
 from labelers.engines.decision_costs import DecisionCost
 from manifests.inputs.input_files import left_out_text
+from manifests.inputs.snapshots import TableSnapshot
 from manifests.runs.plans import Plan
 
 
@@ -25,6 +26,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> s
     ) + table(
         [
             ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
+            *([("table", _table_text(opened.dataset.table))] if opened.dataset.table else []),
             *([("left out", left_out_text(left_out))] if left_out else []),
             ("queries", f"{found.queries:,}, {lies}"),
             ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
@@ -33,6 +35,21 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> s
             ("fingerprint", found.fingerprint[:16]),
         ]
     )
+
+
+def _table_text(table: TableSnapshot) -> str:
+    since = "" if table.since is None else f", rows added since {table.since}"
+    when = "" if table.committed is None else f" of {table.committed:%Y-%m-%dT%H:%M:%SZ}"
+    moved = "" if table.is_latest else f" (the table is at {table.latest} now)"
+    return f"{table.format}, {table.folder}, snapshot {table.snapshot}{when}{since}{moved}"
+
+
+def table_json(table: TableSnapshot | None) -> dict[str, str | None] | None:
+    """A snapshot as the result of `plan` has it."""
+    if table is None:
+        return None
+    when = None if table.committed is None else table.committed.isoformat()
+    return {**table.identity, "path": table.folder, "committed": when, "latest": str(table.latest)}
 
 
 def _cost_text(cost: DecisionCost) -> str:

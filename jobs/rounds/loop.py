@@ -144,6 +144,11 @@ def _limits(job: Job) -> RoundsSpec:
             f"{job.where}: `input.columns.{min(strange)}`: of the input, the questions alone are read (query_id, "
             f"query); documents come from {CORPUS_KEY}. Remove the key."
         )
+    if spec.input.table is not None:
+        raise ConfigError(
+            f"{job.where}: `input.table`: the questions of `rounds` are read from files, not from a table. Write its "
+            "query_id and query to a Parquet file, and name that."
+        )
     for path in spec.input.path:
         job.refuse_output_inside(path, "input.path")
     job.refuse_output_inside(spec.rounds.corpus, CORPUS_KEY)

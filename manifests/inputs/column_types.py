@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -11,13 +11,14 @@ from manifests.labels import Reads
 from manifests.specs import Columns, nearest
 
 
-def resolve_columns(columns: Columns, schema: pa.Schema, path: str, *, reads_context: bool) -> Columns:
+def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_context: bool) -> Columns:
     """The columns by name: which hold the document, and the context where it is wanted and there.
 
+    Args:
+        names: of the columns that are there.
     Raises:
         InputError: nothing there can be the document.
     """
-    names = schema.names
     document = columns.document
     if not document:
         document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)

@@ -30,6 +30,8 @@ from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input, listed_stamp
+from manifests.inputs.snapshots import TableSnapshot
+from manifests.inputs.table_input import list_table, open_table
 from manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Reads
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
@@ -72,6 +74,7 @@ class Dataset:
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
         reads: what the labeler looks at; of its columns those that every file has.
+        table: the snapshot whose data files they are; None for plain files.
     """
 
     files: tuple[InputFile, ...]
@@ -82,6 +85,7 @@ class Dataset:
     stamps: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
     reads: Reads = QUERY_AND_DOCUMENT
+    table: TableSnapshot | None = None
 
     @property
     def text_columns(self) -> list[str]:
@@ -105,9 +109,8 @@ def open_dataset(
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
-    listings = [list_input(pattern, storage) for pattern in spec.path]
-    listed = [file for listing in listings for file in listing.files]
-    left_out = tuple(sum((listing.left_out for listing in listings), Counter[str]()).most_common())
+    table = open_table(spec, storage)
+    listed, left_out = _listed(spec, storage) if table is None else (list_table(table, storage), ())
     paths = [file.path for file in listed]
     if not paths:
         raise InputError(
@@ -116,18 +119,22 @@ def open_dataset(
         )
     check_single(paths, f"input.path {', '.join(spec.path)}")
     if known is not None and (dataset := known(listed)) is not None:
-        return dataclasses.replace(dataset, left_out=left_out)
+        return dataclasses.replace(dataset, left_out=left_out, table=table)
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
     found = reads
     first_types: dict[str, str] = {}
     stamps: list[str] = []
-    for (path, stamp), look in zip(listed, _looks(paths, storage), strict=True):
+    for number, ((path, stamp), look) in enumerate(zip(listed, _looks(paths, storage), strict=True)):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
-                columns = resolve_columns(spec.columns, look.schema, path, reads_context=reads.context)
-                found = reads._replace(columns=_columns_there(reads, look.schema))
+                names = look.schema.names if table is None else list(table.columns)
+                columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
+                found = reads._replace(columns=_columns_there(reads, names))
+            if table is not None:
+                table.check_size(number, look.file.size_bytes)
+                table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
             check_types(columns, found, look.schema, path, first_types, first_path=paths[0])
             _check_readable(columns, found, look, path)
             groups.append(_group_bytes(look, columns, found))
@@ -151,7 +158,15 @@ def open_dataset(
         tuple(stamps) if is_stamped else (),
         left_out,
         found,
+        table,
     )
+
+
+def _listed(spec: InputSpec, storage: Storage) -> tuple[list[ListedFile], tuple[tuple[str, int], ...]]:
+    """The files behind all paths, and what was left out of their folders."""
+    listings = [list_input(pattern, storage) for pattern in spec.path]
+    left_out = sum((listing.left_out for listing in listings), Counter[str]())
+    return [file for listing in listings for file in listing.files], tuple(left_out.most_common())
 
 
 def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
@@ -354,14 +369,14 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     return footer_bytes
 
 
-def _columns_there(reads: Reads, schema: pa.Schema) -> tuple[InputColumn, ...]:
-    """Of the labeler's columns those that a file has, and those that it must have."""
-    return tuple(one for one in reads.columns if one.is_required or one.name in schema.names)
+def _columns_there(reads: Reads, names: Sequence[str]) -> tuple[InputColumn, ...]:
+    """Of the labeler's columns those that are there, and those that must be."""
+    return tuple(one for one in reads.columns if one.is_required or one.name in names)
 
 
 def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:
     """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
-    for name, leaves in _leaves(look, columns, reads, more=[columns.gold] if columns.gold else []).items():
+    for name, leaves in _leaves(look, columns, reads, gold=True).items():
         if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
             raise InputError(
                 f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without "
@@ -369,14 +384,14 @@ def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> N
             )
 
 
-def _leaves(look: _Look, columns: Columns, reads: Reads, more: Sequence[str] = ()) -> dict[str, list[int]]:
-    return leaves_of(look.metadata, look.schema, [*_read_columns(columns, reads), *more])
+def _leaves(look: _Look, columns: Columns, reads: Reads, *, gold: bool = False) -> dict[str, list[int]]:
+    return leaves_of(look.metadata, look.schema, _read_columns(columns, reads, gold=gold))
 
 
-def _read_columns(columns: Columns, reads: Reads) -> list[str]:
-    """What a run reads, each once."""
+def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:
+    """What a run reads, each once; with gold, which is read later alone."""
     names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
-    more = [columns.context] if columns.context else []
+    more = [name for name in (columns.context, columns.gold if gold else None) if name]
     return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
 
 

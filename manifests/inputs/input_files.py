@@ -6,11 +6,12 @@ Folders and globs are taken in name order. What is data in a folder, and what is
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
 from manifests.storage.object_run_store import objects_of
+from manifests.storage.objects import Objects
 from manifests.storage.retries import Retries
 
 RULES_SHOWN = 6
@@ -66,6 +68,28 @@ def list_input(pattern: str, storage: Storage) -> Listing:
     for file in found.files:
         check_name(file.path)
     return found
+
+
+def list_named(paths: Sequence[str], folder: str, storage: Storage) -> list[ListedFile]:
+    """Files whose names are known, all below one folder, in their order; by URL from one listing of it.
+
+    Raises:
+        FileNotFoundError: the first that is not there.
+    """
+    for path in paths:
+        check_name(path)
+    if not is_url(folder):
+        found = {path: Path(path).stat() for path in paths}
+        for path, stat in found.items():
+            check_kind(path, stat)
+        return [ListedFile(path, listed_stamp(found[path])) for path in paths]
+    objects, root = objects_of(folder, storage)
+    stamps = _stamps_below(root, folder, objects, storage)
+    keys = [root + path.removeprefix(folder) for path in paths]
+    if (missing := next((path for path, key in zip(paths, keys, strict=True) if key not in stamps), None)) is not None:
+        raise FileNotFoundError(errno.ENOENT, "no such object", missing)
+    is_sure = objects.has_atomic_conditions  # see `_list_url`
+    return [ListedFile(path, stamps[key] if is_sure else None) for path, key in zip(paths, keys, strict=True)]
 
 
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
@@ -130,17 +154,7 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     objects, root = objects_of(pattern, storage)
     fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
     folder = root if fixed == root else fixed.rpartition("/")[0]
-    stamps: dict[str, str] = {}
-    after: str | None = None
-    while True:
-        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
-        try:
-            found, after = Retries(storage.retry_s).call(page, f"{pattern}: listing it")
-        except FileNotFoundError:
-            break
-        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
-        if after is None:
-            break
+    stamps = _stamps_below(folder, pattern, objects, storage)
     rules: set[tuple[str, str]] = set()  # what was left out by which
     if fixed == root:
         inside = [key for key in stamps if key != root]
@@ -156,6 +170,21 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     is_sure = objects.has_atomic_conditions
     files = [ListedFile(str(full(key)), stamps.get(key) if is_sure else None) for key in sorted(keys)]
     return Listing(files, Counter(rule for rule, _ in rules))
+
+
+def _stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:
+    """The keys below that of a folder, each with its tag."""
+    stamps: dict[str, str] = {}
+    after: str | None = None
+    while True:
+        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
+        try:
+            found, after = Retries(storage.retry_s).call(page, f"{where}: listing it")
+        except FileNotFoundError:
+            return stamps
+        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
+        if after is None:
+            return stamps
 
 
 def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:

@@ -50,6 +50,8 @@ def fingerprint_parts(
         "schema": SCHEMA_VERSION,
         "cut": cut,
     }
+    if dataset.table is not None:
+        parts["table"] = dataset.table.identity
     if dataset.reads.columns:
         parts["input_columns"] = [one.name for one in dataset.reads.columns]
     if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings

@@ -18,7 +18,7 @@ from manifests.inputs.dataset import InputFile
 from manifests.phi import PhiTable
 from manifests.records import checked, fault_of, plain, version_of
 from manifests.schemas import table_of
-from manifests.specs import Columns
+from manifests.specs import Columns, TableFormat
 from manifests.storage.filesystems import absolute_path
 from manifests.storage.run_store_ports import RunStore
 
@@ -69,6 +69,19 @@ class PlannedCut:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """The snapshot of a table that was planned; ids as text (`TableSnapshot.identity`)."""
+
+    format: TableFormat
+    id: str
+    snapshot: str
+    since: str | None
+
+    def __str__(self) -> str:
+        return f"snapshot {self.snapshot}" + (f" since {self.since}" if self.since is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
 class PlanFacts:
     """A plan's parts, as far as readers of its labels need them.
 
@@ -77,6 +90,7 @@ class PlanFacts:
         schema: version of the label files.
         label_columns: the labeler's own, name and kind; None in plans of versions before they were declared.
         kind: `student` for scores.
+        table: what the input is a snapshot of; None for plain files.
     """
 
     columns: Columns
@@ -86,6 +100,7 @@ class PlanFacts:
     cut: PlannedCut
     label_columns: list[tuple[str, str]] | None = None
     kind: str | None = None
+    table: PlannedTable | None = None
 
 
 def facts_of(parts: dict[str, Any]) -> PlanFacts:

@@ -44,6 +44,7 @@ CODES = {
     "DiskFullError": 20,
     "StoreUnreachableError": 20,
     "ChannelMovedError": 20,
+    "NothingNewError": 10,
     "LockHeldError": 75,
     "TerminalError": 3,
     "UsageError": 2,

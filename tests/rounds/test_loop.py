@@ -352,6 +352,7 @@ REFUSED: list[tuple[dict[str, Any], int, list[str]]] = [
     ({"rounds": {"corpus": "questions.parquet"}}, 3, ["questions.parquet (rounds.corpus)", "doc_id"]),
     ({"labeler": {"name": "direct", "attempts": 1}}, 3, ["`labeler.name` = direct", "review"]),
     ({"input": {"columns": {"query": "text"}}}, 3, ["no column `text`"]),
+    ({"input": {"table": "delta"}}, 3, ["`input.table`", "not from a table"]),
     ({"input": {"columns": {"doc_id": "id"}}}, 3, ["`input.columns.doc_id`", "rounds.corpus"]),
     ({"output": "."}, 3, ["is inside input.path"]),
 ]

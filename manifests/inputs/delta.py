@@ -1,0 +1,257 @@
+"""Snapshots of Delta tables, read from the log (`_delta_log/`) through the same storage as everything else.
+
+A version is the last checkpoint before it and the commits since. Nothing is passed over: a log with a gap, a reader
+feature that is not known here and deleted rows are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from manifests.errors import InputError
+from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
+from manifests.records import checked
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
+from manifests.storage.filesystems import is_url
+from manifests.storage.run_stores import open_run_store
+
+LOG = "_delta_log"
+READER_VERSION = 3
+READER_FEATURES = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+"""Those that change no row, or whose effect is told from the log and refused where it matters."""
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+_CHECKPOINT_COLUMNS = ["protocol", "metaData", "add.path", "add.size", "add.deletionVector", "sidecar"]
+
+
+@dataclass(frozen=True)
+class _File:
+    """An action that adds or removes a file."""
+
+    path: str
+    size: int | None = None
+    deletion_vector: Annotated[dict[str, Any] | None, Field(alias="deletionVector")] = None
+    is_data_change: Annotated[bool, Field(alias="dataChange")] = True
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it one file of the log: its path, and its deletion vector."""
+        vector = self.deletion_vector or {}
+        return self.path, "".join(str(vector.get(part)) for part in ("storageType", "pathOrInlineDv", "offset"))
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    min_reader_version: Annotated[int, Field(alias="minReaderVersion")]
+    reader_features: Annotated[list[str] | None, Field(alias="readerFeatures")] = None
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    id: str
+    schema_string: Annotated[str, Field(alias="schemaString")]
+    configuration: dict[str, str | None] = field(default_factory=dict)
+
+    def columns(self) -> dict[str, str]:
+        """The name in the files of each column."""
+        is_mapped = self.configuration.get("delta.columnMapping.mode", "none") != "none"
+        fields = json.loads(self.schema_string)["fields"]
+        key = "delta.columnMapping.physicalName"
+        return {one["name"]: one["metadata"].get(key, one["name"]) if is_mapped else one["name"] for one in fields}
+
+
+@dataclass
+class _State:
+    """What the log says up to a version."""
+
+    protocol: _Protocol | None = None
+    metadata: _Metadata | None = None
+    files: dict[tuple[str, str], _File] = field(default_factory=dict)
+
+    def take(self, actions: Iterable[dict[str, Any]]) -> None:
+        """Go on by one commit or checkpoint."""
+        added = []
+        for action in actions:
+            if (one := action.get("protocol")) is not None:
+                self.protocol = checked(_Protocol, one)
+            if (one := action.get("metaData")) is not None:
+                self.metadata = checked(_Metadata, {**one, "configuration": dict(one.get("configuration") or {})})
+            if (one := action.get("remove")) is not None:
+                self.files.pop(checked(_File, one).key, None)
+            if (one := action.get("add")) is not None:
+                added.append(checked(_File, one))
+        self.files.update((file.key, file) for file in added)  # after what the same commit removed
+
+
+class _Log:
+    """The log of a table: its commits, and its whole checkpoints, by version."""
+
+    def __init__(self, folder: str, storage: Storage) -> None:
+        self._store = open_run_store(folder, storage, single_writer=True)
+        names = [name.rpartition("/")[2] for name in self._store.names(LOG)]
+        self.commits = sorted(int(found[1]) for name in names if (found := _COMMIT.fullmatch(name)))
+        parts: dict[tuple[int, int], list[str]] = {}
+        for name in names:
+            if found := _CHECKPOINT.fullmatch(name):
+                parts.setdefault((int(found[1]), int(found[3] or 1)), []).append(name)
+        # one version may have several, each of which tells all
+        self.checkpoints = {
+            version: sorted(held)[:count] for (version, count), held in parts.items() if len(held) >= count
+        }
+        self.versions = sorted({*self.commits, *self.checkpoints})
+
+    def commit(self, version: int) -> list[dict[str, Any]]:
+        """The actions of a commit.
+
+        Raises:
+            FileNotFoundError: the log does not hold it any more.
+        """
+        text = self._store.read(f"{LOG}/{version:020}.json").decode()
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+    def state(self, version: int) -> _State:
+        """What the log says up to a version."""
+        first = max((one for one in self.checkpoints if one <= version), default=None)
+        state = _State()
+        for name in self.checkpoints.get(first, ()) if first is not None else ():
+            state.take(self._checkpoint(name))
+        steps = range(0 if first is None else first + 1, version + 1)
+        if missing := set(steps) - set(self.commits):
+            raise InputError(
+                f"{self._store.root}: {LOG} holds neither commit {min(missing)} nor a checkpoint after it, so version "
+                f"{version} can't be told. Restore the log, or name a later `input.snapshot`."
+            )
+        for actions in map_concurrent(self._store, self.commit, steps):
+            state.take(actions)
+        return state
+
+    def _checkpoint(self, name: str) -> Iterator[dict[str, Any]]:
+        data = self._store.read(f"{LOG}/{name}")
+        actions = _rows(data) if name.endswith(".parquet") else map(json.loads, filter(None, data.decode().split("\n")))
+        for action in actions:
+            yield action
+            if action.get("sidecar") is not None:
+                yield from _rows(self._store.read(f"{LOG}/_sidecars/{action['sidecar']['path'].rpartition('/')[2]}"))
+
+
+def _rows(data: bytes) -> list[dict[str, Any]]:
+    """The actions in a Parquet file, one a row."""
+    with pq.ParquetFile(pa.BufferReader(data)) as parquet:
+        found: list[dict[str, Any]] = parquet.read(columns=_CHECKPOINT_COLUMNS).to_pylist()
+    return found
+
+
+def open_snapshot(folder: str, snapshot: int | None, since: int | None, storage: Storage) -> TableSnapshot:
+    """Read the log of a Delta table.
+
+    Args:
+        snapshot: version; the latest by default.
+        since: leave out the files of this version.
+    Raises:
+        InputError: no such version; deleted rows; commits since `since` that do more than append.
+        Exception: whatever damaged JSON and Parquet raise (`reading_table`).
+    """
+    folder = folder.rstrip("/")
+    log = _Log(folder, storage)
+    if not log.versions:
+        raise InputError(f"{folder}: no Delta table: there is no {LOG}/ with commits. Check `input.path`.")
+    latest = log.versions[-1]
+    version = latest if snapshot is None else snapshot
+    if not 0 <= version <= latest:
+        raise missing_snapshot(folder, version, log.versions)
+    state = log.state(version)
+    if state.protocol is None or state.metadata is None:
+        raise InputError(f"{folder}: {LOG} has no protocol or no metaData up to version {version}. Restore the log.")
+    _check_features(state.protocol, folder)
+    if deleted := {file.path: file for file in state.files.values() if file.deletion_vector is not None}:
+        raise InputError(
+            f"{folder}: version {version} has deleted rows in {counted(deleted)} (deletion vectors), which relabel "
+            "does not read. Write the files again first: REORG TABLE … APPLY (PURGE), or OPTIMIZE."
+        )
+    added = None if since is None else _added(log, since, version, folder)
+    names = [
+        DataFile(_name(folder, file.path), file.size)
+        for file in state.files.values()
+        if added is None or file.path in added
+    ]
+    return TableSnapshot(
+        format="delta",
+        folder=folder,
+        table_id=state.metadata.id,
+        snapshot=version,
+        since=since,
+        latest=latest,
+        committed=_committed(log, version),
+        files=tuple(sorted(names)),
+        columns=state.metadata.columns(),
+    )
+
+
+def _check_features(protocol: _Protocol, folder: str) -> None:
+    unknown = set(protocol.reader_features or ()) - READER_FEATURES
+    if protocol.min_reader_version > READER_VERSION or unknown:
+        wanted = ", ".join(sorted(unknown)) or f"version {protocol.min_reader_version}"
+        raise InputError(
+            f"{folder}: to be read, this table asks for {wanted}, which relabel does not know. Copy its rows to a "
+            "table without, or to Parquet files."
+        )
+
+
+def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
+    """Paths of the files that commits after `since` added, if they did nothing else to rows."""
+    if since > version:
+        raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give an earlier one.")
+    if missing := set(range(since + 1, version + 1)) - set(log.commits):
+        raise InputError(
+            f"{folder}: {LOG} does not hold commit {min(missing)} any more, so what was added since version {since} "
+            "can't be told. Give a later input.since, or label the whole snapshot."
+        )
+    added: set[str] = set()
+    for number in range(since + 1, version + 1):
+        actions = log.commit(number)
+        if any("remove" in action for action in actions):
+            what = _info(actions).get("operation", "a commit that removes files")
+            raise InputError(
+                f"{folder}: version {number}, after input.since {since}, is no append but {what}: which rows are new "
+                f"can't be told from its files. Give an input.since of {number} or later, or label the whole snapshot."
+            )
+        files = [checked(_File, action["add"]) for action in actions if "add" in action]
+        added.update(file.path for file in files if file.is_data_change)
+    return added
+
+
+def _name(folder: str, path: str) -> str:
+    decoded = unquote(path)
+    return name_below(folder, decoded if is_url(decoded) or decoded.startswith("/") else f"{folder}/{decoded}")
+
+
+def _info(actions: list[dict[str, Any]]) -> dict[str, Any]:
+    return functools.reduce(lambda found, action: {**found, **(action.get("commitInfo") or {})}, actions, {})
+
+
+def _committed(log: _Log, version: int) -> datetime | None:
+    if version not in log.commits:
+        return None
+    info = _info(log.commit(version))
+    when = info.get("inCommitTimestamp", info.get("timestamp"))
+    return None if when is None else datetime.fromtimestamp(int(when) / 1000, UTC)

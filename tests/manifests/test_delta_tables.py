@@ -1,0 +1,280 @@
+"""The log of a Delta table says what its own library says, and what relabel can't read is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from manifests.errors import InputError
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.inputs.snapshots import TableSnapshot
+from manifests.inputs.table_input import open_table
+from manifests.specs import InputSpec
+from manifests.storage.context import Storage
+from tests.real_tables import DOCUMENT, Delta, pairs
+
+FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7}
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Delta:
+    """A table of two appends of eight rows."""
+    made = Delta(tmp_path)
+    made.append(pairs(0, 8))
+    made.append(pairs(8, 16))
+    return made
+
+
+def opened(table: Delta, **read: Any) -> TableSnapshot:
+    found = open_table(InputSpec(path=(table.path,), table="delta", **read), Storage())
+    assert found is not None
+    return found
+
+
+def read(table: Delta, **columns: Any) -> Dataset:
+    spec = {"path": (table.path,), "table": "delta", "columns": columns}
+    return open_dataset(InputSpec.model_validate(spec), Storage())
+
+
+STEPS = st.sampled_from(["append", "append", "overwrite", "delete", "optimize", "checkpoint", "partition", "restore"])
+
+
+@given(st.lists(STEPS, min_size=1, max_size=8))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_version_has_the_files_that_the_library_finds(tmp_path: Path, steps: list[str]) -> None:
+    table = Delta(tmp_path / uuid.uuid4().hex)
+    table.append(pairs(0, 8))
+    for number, step in enumerate(steps, start=1):
+        rows = pairs(8 * number, 8 * number + 8)
+        library = DeltaTable(table.path)
+        match step:
+            case "append":
+                table.append(rows)
+            case "overwrite":
+                table.overwrite(rows)
+            case "partition":
+                table.overwrite(rows, partition_by=["title"], schema_mode="overwrite")
+            case "delete":
+                library.delete("doc_id > 'd006'")
+            case "optimize":
+                library.optimize.compact()
+            case "checkpoint":
+                library.create_checkpoint()
+            case "restore" if library.version():
+                library.restore(library.version() - 1)
+    for version in range(DeltaTable(table.path).version() + 1):
+        wanted = table.files(version)
+        if wanted:
+            found = opened(table, snapshot=version)
+            assert found.paths == wanted
+            assert [file.size_bytes for file in found.files] == [Path(path).stat().st_size for path in wanted]
+
+
+@pytest.mark.parametrize("kind", ["whole", "in parts", "half of its parts", "v2 with sidecars"])
+def test_a_checkpoint_stands_for_the_commits_before_it(delta: Delta, kind: str) -> None:
+    DeltaTable(delta.path).create_checkpoint()
+    delta.append(pairs(16, 24))
+    log = Path(delta.path, "_delta_log")
+    checkpoint = log / f"{1:020}.checkpoint.parquet"
+    held = pq.read_table(checkpoint)
+    files = held.filter(held.column("add").is_valid())
+    (log / "_last_checkpoint").unlink()
+    if kind != "whole":
+        checkpoint.unlink()
+    if kind in ("in parts", "half of its parts"):
+        halves = [held.filter(held.column("add").is_null()), files]
+        for part, half in enumerate(halves[: 1 if kind == "half of its parts" else 2], start=1):
+            pq.write_table(half, log / f"{1:020}.checkpoint.{part:010}.{2:010}.parquet")
+    if kind == "v2 with sidecars":
+        (log / "_sidecars").mkdir()
+        pq.write_table(files.select(["add"]), log / "_sidecars" / "files.parquet")
+        actions = [action for version in (0, 1) for action in delta.actions(version)]
+        top = [action for action in actions if {"protocol", "metaData"} & action.keys()]
+        sidecar = {"sidecar": {"path": "files.parquet", "sizeInBytes": 1, "modificationTime": 1}}
+        lines = "\n".join(map(json.dumps, [{"checkpointMetadata": {"version": 1}}, *top, sidecar]))
+        (log / f"{1:020}.checkpoint.{uuid.uuid4()}.json").write_text(lines)
+    wanted = sorted(str(path) for path in Path(delta.path).glob("*.parquet"))
+    for version in (0, 1):
+        delta.commit_file(version).unlink()
+    if kind == "half of its parts":
+        with pytest.raises(InputError, match="neither commit 0 nor a checkpoint after it"):
+            opened(delta)
+        return
+    assert opened(delta).paths == wanted
+    assert opened(delta, since=1).paths == sorted(set(wanted) - {*opened(delta, snapshot=1).paths})
+    assert opened(delta, snapshot=1).committed is None
+    with pytest.raises(InputError, match="does not hold commit 1 any more"):
+        opened(delta, since=0)
+    with pytest.raises(InputError, match="no snapshot 9 in this table; it has 1, 2"):
+        opened(delta, snapshot=9)
+
+
+def test_a_log_with_a_gap_is_refused(delta: Delta) -> None:
+    delta.append(pairs(16, 24))
+    delta.commit_file(1).unlink()
+    with pytest.raises(InputError, match="holds neither commit 1 nor a checkpoint after it"):
+        opened(delta)
+    assert len(opened(delta, snapshot=0).files) == 1
+
+
+def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> None:
+    """deltalake writes no deletion vectors; this commit is what Spark's DELETE writes."""
+    add = next(action["add"] for action in delta.actions(1) if "add" in action)
+    vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40}
+    vector |= {"cardinality": 1}
+    features = {**FEATURES, "readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    gone = {"path": add["path"], "dataChange": True, "deletionTimestamp": 1}
+    marked = delta.commit(
+        {"commitInfo": {"operation": "DELETE"}},
+        {"protocol": features},
+        {"remove": gone},
+        {"add": {**add, "deletionVector": vector}},
+    )
+    with pytest.raises(InputError, match=f"version {marked} has deleted rows in {add['path']}.*REORG TABLE"):
+        opened(delta)
+    with pytest.raises(InputError, match="has deleted rows"):
+        opened(delta, since=1)
+    assert len(opened(delta, snapshot=1).files) == 2
+    other = {**add, "path": "rewritten.parquet"}
+    shutil.copy(Path(delta.path, add["path"]), Path(delta.path, other["path"]))
+    delta.commit({"commitInfo": {"operation": "REORG"}}, {"remove": {**gone, "deletionVector": vector}}, {"add": other})
+    assert [Path(path).name for path in opened(delta).paths].count("rewritten.parquet") == 1
+    assert len(opened(delta).files) == 2
+    with pytest.raises(InputError, match=f"version {marked}, after input.since 1, is no append but DELETE"):
+        opened(delta, since=1)
+
+
+def test_reader_features_that_are_not_known_are_refused(delta: Delta) -> None:
+    unknown = {**FEATURES, "readerFeatures": ["timestampNtz", "zebra"], "writerFeatures": ["timestampNtz", "zebra"]}
+    delta.commit({"protocol": unknown}, version=2)
+    with pytest.raises(InputError, match="asks for zebra, which relabel does not know"):
+        opened(delta)
+    delta.commit({"protocol": {"minReaderVersion": 4, "minWriterVersion": 9}}, version=3)
+    with pytest.raises(InputError, match="asks for version 4"):
+        opened(delta)
+
+
+def test_a_partition_column_is_not_in_the_files(tmp_path: Path) -> None:
+    table = Delta(tmp_path)
+    table.append(pairs(0, 4), partition_by=["title"])
+    assert read(table, document=["body"]).rows == 4  # names with %20 in them
+    with pytest.raises(InputError, match=r"does not hold column `title` of the table.*partition column"):
+        read(table, document=DOCUMENT)
+
+
+def renamed(table: Delta, names: dict[str, str], *, mode: str = "name") -> None:
+    """A commit as Spark's RENAME COLUMN writes it."""
+    metadata = next(action["metaData"] for action in table.actions(0) if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    for number, one in enumerate(schema["fields"], start=1):
+        one["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": one["name"]}
+        one["name"] = names.get(one["name"], one["name"])
+    mapped = {"schemaString": json.dumps(schema), "configuration": {"delta.columnMapping.mode": mode}}
+    table.commit({"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": {**metadata, **mapped}})
+
+
+def test_a_renamed_column_is_refused_and_never_taken_for_another(delta: Delta) -> None:
+    renamed(delta, {"title": "body", "body": "title"})
+    assert DeltaTable(delta.path).schema().fields[3].name == "body"
+    with pytest.raises(
+        InputError, match=r"column `title` of the table .* is called `body` there, since it was renamed"
+    ):
+        read(delta, document=["title"])
+    assert read(delta, document=["doc_id"]).rows == 16
+
+
+def test_a_name_that_the_table_dropped_is_no_column(delta: Delta) -> None:
+    renamed(delta, {"title": "headline"})
+    with pytest.raises(InputError, match=r"no column `title` in snapshot 2 of this table; it has query_id, .*headline"):
+        read(delta, document=DOCUMENT)
+
+
+def test_a_column_that_was_added_is_read_where_all_files_hold_it(delta: Delta) -> None:
+    rows = pairs(16, 24)
+    delta.append(rows.append_column("note", [rows.column("title")]), schema_mode="merge")
+    assert read(delta, document=DOCUMENT).rows == 24
+    with pytest.raises(InputError, match=r"does not hold column `note` of the table.*added after the file was written"):
+        read(delta, document=["note"])
+    assert open_dataset(
+        InputSpec(path=(delta.path,), table="delta", since=1, columns={"document": "note"}),  # type: ignore[arg-type]
+        Storage(),
+    ).rows == 8  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["../outside.parquet", "/{}/outside.parquet", "file:///{}/outside.parquet"])
+def test_files_outside_the_folder_are_refused(delta: Delta, tmp_path: Path, place: str) -> None:
+    pq.write_table(pairs(0, 4), tmp_path / "outside.parquet")
+    add = next(action["add"] for action in delta.actions(1) if "add" in action)
+    delta.commit({"add": {**add, "path": place.format(str(tmp_path).lstrip("/"))}})
+    with pytest.raises(InputError, match=r"outside.parquet, which lies outside the table's folder"):
+        opened(delta)
+
+
+def test_files_in_a_bucket_beside_a_local_table_are_refused(delta: Delta) -> None:
+    add = next(action["add"] for action in delta.actions(1) if "add" in action)
+    delta.commit({"add": {**add, "path": "s3://other/secret.parquet"}})
+    with pytest.raises(InputError, match=r"s3://other/secret.parquet, which lies outside"):
+        opened(delta)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"add": 3}',
+        '{"add": {"size": 3}}',
+        '{"add": {"path": "x", "size": "many"}}',
+        '{"metaData": {"id": "x", "schemaString": "{"}}',
+        '{"metaData": {"id": "x", "schemaString": "[]"}}',
+        '{"protocol": {}}',
+        '{"add": {"path": "\\u0000", "size": 3}}',
+        "\udcff",
+    ],
+)
+def test_a_broken_log_is_one_error_that_names_the_table(delta: Delta, text: str) -> None:
+    delta.commit_file(2).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if text == "":
+        assert len(opened(delta).files) == 2  # a commit of nothing
+        return
+    with pytest.raises(InputError) as caught:
+        open_dataset(InputSpec(path=(delta.path,), table="delta"), Storage())
+    assert delta.path in str(caught.value)
+
+
+def test_a_broken_checkpoint_is_one_error_that_names_the_table(delta: Delta) -> None:
+    DeltaTable(delta.path).create_checkpoint()
+    path = next(Path(delta.path, "_delta_log").glob("*.checkpoint.parquet"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=f"{delta.path}: not a readable delta table"):
+        opened(delta)
+
+
+def test_what_is_no_table_is_said(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(InputError, match="no Delta table: there is no _delta_log/ with commits"):
+            open_table(InputSpec(path=(str(folder),), table="delta"), Storage())
+
+
+def test_an_empty_table_has_nothing_to_label(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path / "delta", pairs(0, 1).schema)
+    with pytest.raises(InputError, match="snapshot 0 has no data files"):
+        open_table(InputSpec(path=(str(tmp_path / "delta"),), table="delta"), Storage())
+
+
+def test_a_table_whose_files_name_no_query_id_is_refused_like_files(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "delta", pa.table({"doc_id": ["a"], "title": ["b"]}))
+    with pytest.raises(InputError, match="no column `query_id` in snapshot 0"):
+        open_dataset(InputSpec(path=(str(tmp_path / "delta"),), table="delta"), Storage())

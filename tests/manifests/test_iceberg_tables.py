@@ -1,0 +1,255 @@
+"""Iceberg tables as pyiceberg writes them: which metadata counts, and what is refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.manifest import DataFileContent
+
+from manifests.errors import InputError, MissingExtraError
+from manifests.inputs.dataset import Dataset, open_dataset
+from manifests.inputs.snapshots import TableSnapshot
+from manifests.inputs.table_input import open_table
+from manifests.specs import InputSpec
+from manifests.storage.context import Storage
+from tests.real_tables import DOCUMENT, Iceberg, pairs
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iceberg:
+    """A table of two appends of eight rows."""
+    made = Iceberg(tmp_path)
+    made.append(pairs(0, 8))
+    made.append(pairs(8, 16))
+    return made
+
+
+def opened(path: str, **read: Any) -> TableSnapshot:
+    found = open_table(InputSpec(path=(path,), table="iceberg", **read), Storage())
+    assert found is not None
+    return found
+
+
+def read(table: Iceberg, **columns: Any) -> Dataset:
+    # a change of the schema alone is no snapshot: the rows are those of the last one
+    spec = {"path": (table.path,), "table": "iceberg", "columns": columns}
+    return open_dataset(InputSpec.model_validate(spec), Storage())
+
+
+def metadata_files(table: Iceberg) -> list[Path]:
+    return sorted(Path(table.path, "metadata").glob("*.metadata.json"))
+
+
+def test_the_newest_metadata_counts_or_the_one_that_is_named(table: Iceberg) -> None:
+    current = table.snapshot()
+    assert opened(table.path).snapshot == opened(table.path + "/").snapshot == current
+    *_, before, newest = metadata_files(table)
+    assert opened(str(newest)).files == opened(table.path).files
+    older = opened(str(before))
+    assert older.snapshot == older.latest != current
+    assert older.folder == table.path
+    assert len(older.files) == 1
+
+
+@pytest.mark.parametrize("hint", ["v{}", "{}", "name"])
+def test_the_hint_counts_where_there_is_one(table: Iceberg, hint: str) -> None:
+    folder = Path(table.path, "metadata")
+    before = metadata_files(table)[-2]
+    name = before.name if hint == "name" else "v7.metadata.json"
+    if hint != "name":
+        before.rename(folder / name)
+    text = {"v{}": "v7", "{}": "7\n", "name": name}[hint]
+    (folder / "version-hint.text").write_text(text)
+    assert len(opened(table.path).files) == 1
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=r"version-hint.text names '.*', which is not there"):
+        opened(table.path)
+
+
+def test_metadata_of_a_commit_that_failed_is_not_guessed_about(table: Iceberg) -> None:
+    newest = metadata_files(table)[-1]
+    other = newest.with_name(f"{newest.name.partition('-')[0]}-0000.metadata.json")
+    shutil.copy(newest, other)
+    with pytest.raises(InputError, match="have one number, and only the table's catalog knows which counts"):
+        opened(table.path)
+    assert len(opened(str(newest)).files) == 2
+
+
+def test_zipped_metadata_is_read(table: Iceberg) -> None:
+    newest = metadata_files(table)[-1]
+    newest.with_name("00009-x.gz.metadata.json").write_bytes(gzip.compress(newest.read_bytes()))
+    for path in metadata_files(table):
+        if ".gz" not in path.name:
+            path.unlink()
+    assert len(opened(table.path).files) == 2
+
+
+@pytest.mark.parametrize("kind", [DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES])
+def test_delete_files_are_refused(table: Iceberg, kind: DataFileContent) -> None:
+    before = table.snapshot()
+    path = table.delete_rows([0, 3], kind)
+    with pytest.raises(
+        InputError, match=r"has deleted rows in file://.*deletes-.*\(delete files\).*rewrite_data_files"
+    ):
+        opened(path)
+    assert len(opened(path, snapshot=before).files) == 2
+
+
+def test_a_renamed_column_is_refused_and_never_taken_for_another(table: Iceberg) -> None:
+    with table.table().update_schema() as update:
+        update.rename_column("title", "headline")
+    with table.table().update_schema() as update:
+        update.add_column("title", table.table().schema().find_type("body"))
+    rows = pairs(16, 20)
+    assert read(table, document=DOCUMENT).rows == 16  # the snapshot has the columns that it was committed with
+    table.append(rows.append_column("headline", [rows.column("body")]))
+    with pytest.raises(InputError, match=r"does not hold column `title` of the table.*added after"):
+        read(table, document=DOCUMENT)
+    with pytest.raises(InputError, match=r"`headline` of the table .* is called `title` there, since it was renamed"):
+        read(table, document=["headline"])
+    assert read(table, document=["body"]).rows == 20
+
+
+def test_a_name_that_the_table_dropped_is_no_column(table: Iceberg) -> None:
+    with table.table().update_schema() as update:
+        update.delete_column("title")
+    table.append(pairs(16, 20).drop_columns(["title"]))
+    with pytest.raises(InputError, match=r"no column `title` in snapshot .* it has query_id, query, doc_id, body"):
+        read(table, document=DOCUMENT)
+    assert read(table).columns.document == ("body",)
+
+
+def test_a_column_that_was_added_is_read_where_all_files_hold_it(table: Iceberg) -> None:
+    first = table.snapshot()
+    with table.table().update_schema() as update:
+        update.add_column("note", table.table().schema().find_type("body"))
+    rows = pairs(16, 24)
+    table.append(rows.append_column("note", [rows.column("title")]))
+    assert read(table, document=DOCUMENT).rows == 24
+    with pytest.raises(InputError, match=r"does not hold column `note` of the table.*added after"):
+        read(table, document=["note"])
+    spec = {"path": (table.path,), "table": "iceberg", "since": first, "columns": {"document": "note"}}
+    assert open_dataset(InputSpec.model_validate(spec), Storage()).rows == 8
+
+
+def test_files_without_field_ids_are_told_by_the_name_mapping(table: Iceberg) -> None:
+    path = Path(table.path, "data", "imported.parquet")
+    pq.write_table(pairs(16, 24), path)
+    table.table().add_files([f"file://{path}"])
+    assert read(table, document=DOCUMENT).rows == 24
+    table.table().transaction().remove_properties("schema.name-mapping.default").commit_transaction()
+    with pytest.raises(InputError, match=r"imported.parquet: does not hold column `query_id`"):
+        read(table, document=DOCUMENT)
+
+
+def test_an_identity_partition_that_the_files_hold_is_read(tmp_path: Path) -> None:
+    table = Iceberg(tmp_path)
+    rows = pairs(0, 8)
+    with table.table(rows).update_spec() as update:
+        update.add_identity("query_id")
+    table.append(rows)
+    found = read(table, document=DOCUMENT)
+    assert (found.rows, len(found.files)) == (8, 2)
+
+
+def test_an_expired_snapshot_is_named(table: Iceberg) -> None:
+    first = table.table().snapshots()[0].snapshot_id
+    table.append(pairs(16, 20))
+    table.table().maintenance.expire_snapshots().by_id(first).commit()
+    with pytest.raises(InputError, match=f"no snapshot {first} in this table; it has"):
+        opened(table.path, snapshot=first)
+    with pytest.raises(InputError, match="what lies between was expired"):
+        opened(table.path, since=first)
+
+
+def test_since_may_be_expired_where_the_next_snapshot_still_names_it(table: Iceberg) -> None:
+    """As Spark and Java expire them; pyiceberg forgets the parent too."""
+    first, second = json.loads(metadata_files(table)[-1].read_text())["snapshots"]
+    path = edited(table, {"snapshots": [second]})
+    assert len(opened(path, since=first["snapshot-id"]).files) == 1
+
+
+def test_since_across_an_expired_snapshot_is_refused(table: Iceberg) -> None:
+    first, second = (one.snapshot_id for one in table.table().snapshots())
+    table.append(pairs(16, 20))
+    table.table().maintenance.expire_snapshots().by_id(second).commit()
+    with pytest.raises(InputError, match="what lies between was expired"):
+        opened(table.path, since=first)
+
+
+def edited(table: Iceberg, change: dict[str, Any]) -> str:
+    """The newest metadata with other values, as another file of the table."""
+    newest = metadata_files(table)[-1]
+    path = newest.with_name("90000-edited.metadata.json")
+    path.write_text(json.dumps({**json.loads(newest.read_text()), **change}))
+    return str(path)
+
+
+def test_metadata_that_names_files_outside_the_folder_is_refused(table: Iceberg, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(table.path, copy)
+    with pytest.raises(InputError, match=r"copy: its metadata names /.*\.avro, which lies outside the table's folder"):
+        opened(str(copy))
+    snapshot = json.loads(metadata_files(table)[-1].read_text())["snapshots"][-1]
+    for place in ("s3://other/list.avro", f"file://{table.path}/metadata/../../../secret.avro", "/etc/passwd"):
+        path = edited(table, {"snapshots": [{**snapshot, "manifest-list": place}]})
+        with pytest.raises(InputError, match="lies outside the table's folder"):
+            opened(path)
+
+
+def test_snapshots_that_follow_each_other_in_a_circle_end(table: Iceberg) -> None:
+    first, second = json.loads(metadata_files(table)[-1].read_text())["snapshots"]
+    path = edited(table, {"snapshots": [{**first, "parent-snapshot-id": second["snapshot-id"]}, second]})
+    with pytest.raises(InputError, match=r"input.since 5 does not come before snapshot"):
+        opened(path, since=5)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"format-version": 9}', '{"format-version": 2}', "\x00"])
+def test_broken_metadata_is_one_error_that_names_the_table(table: Iceberg, text: str) -> None:
+    path = Path(table.path, "metadata", "90000-x.metadata.json")
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{table.path}: not a readable iceberg table"):
+        opened(table.path)
+
+
+@pytest.mark.parametrize("which", ["snap-*.avro", "*-m0.avro"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "gone"])
+def test_broken_manifests_are_one_error_that_names_the_table(table: Iceberg, which: str, damage: str) -> None:
+    for path in Path(table.path, "metadata").glob(which):
+        data = path.read_bytes()
+        if damage == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"cut": data[:-30], "empty": b"", "text": b"Obj\x01 nothing of the kind"}[damage])
+    with pytest.raises(InputError, match=f"{table.path}: ") as caught:
+        opened(table.path)
+    assert ("no such file" in str(caught.value)) is (damage == "gone")
+
+
+def test_what_is_no_table_is_said(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(InputError, match="no Iceberg table: there is no metadata/"):
+            opened(str(folder))
+    with pytest.raises(InputError, match="there is no such file"):
+        opened(str(tmp_path / "metadata" / "v3.metadata.json"))
+
+
+def test_an_empty_table_has_nothing_to_label(tmp_path: Path) -> None:
+    table = Iceberg(tmp_path)
+    table.table(pairs(0, 1))
+    with pytest.raises(InputError, match="this table has no snapshot yet"):
+        opened(table.path)
+
+
+def test_without_pyiceberg_the_extra_is_named(table: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyiceberg", "pyiceberg.table", "pyiceberg.table.metadata"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"relabel\[iceberg\]"):
+        opened(table.path)

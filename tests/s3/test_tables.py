@@ -1,0 +1,104 @@
+"""Tables in a bucket: their metadata and files are reached as everything else is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
+from manifests.inputs.table_input import open_table
+from manifests.specs import InputSpec
+from manifests.storage.context import Storage
+from tests import seaweed
+from tests.jobs.conftest import relabel  # noqa: F401
+from tests.real_tables import Delta, Iceberg, pairs
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def table(request: pytest.FixtureRequest, s3: str, server: seaweed.Server, tmp_path: Path) -> dict[str, Any]:
+    """`input` of a table of two appends of eight rows."""
+    if request.param == "iceberg":
+        access = {"access-key-id": seaweed.KEY, "secret-access-key": seaweed.SECRET, "region": "us-east-1"}
+        options = {f"s3.{name}": value for name, value in {**access, "endpoint": server.url}.items()}
+        made: Iceberg | Delta = Iceberg(tmp_path, s3, **options)
+        path = f"{s3}/db/pairs"
+    else:
+        made, path = Delta(tmp_path), f"{s3}/delta"
+    for first in (0, 8):
+        made.append(pairs(first, first + 8))
+    if isinstance(made, Delta):  # deltalake's own writer asks for more than the server has
+        fsspec.filesystem("s3").put(made.path, path, recursive=True)
+    return {"path": path, "table": request.param}
+
+
+def opened(table: dict[str, Any], **read: Any) -> Any:
+    return open_table(InputSpec(**{**table, "path": (table["path"],), **read}), Storage())
+
+
+def test_a_job_over_a_table_in_a_bucket_runs_and_is_verified(
+    table: dict[str, Any],
+    s3: str,
+    tmp_path: Path,
+    relabel: Callable[..., Any],  # noqa: F811
+) -> None:
+    job = {"name": "s3", "input": table, "labeler": {"name": "direct"}, "output": f"{s3}/out", "shards": 2}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({**job, "engine": {"name": "fake"}, "run": {"chunk_rows": 4}}))
+    shown = relabel("plan", str(path), "--output", "json").json
+    assert (shown["rows"], shown["table"]["format"], shown["table"]["path"]) == (16, table["table"], table["path"])
+    assert relabel("run", str(path)).code == 0
+    assert relabel("verify", str(path)).code == 0
+    assert relabel("run", str(path)).code == 10
+    held = json.loads(fsspec.filesystem("s3").cat(f"{s3}/out/plan/inputs.json"))
+    assert len(held["known"]["stamps"]) == 2  # of one listing: footers are read no more
+    assert {file["path"].rpartition("/")[0] for file in json.loads(_plan(s3))["files"]} <= {
+        table["path"],
+        f"{table['path']}/data",
+    }
+
+
+def _plan(s3: str) -> bytes:
+    found: bytes = fsspec.filesystem("s3").cat(f"{s3}/out/plan.json")
+    return found
+
+
+def test_an_object_that_vanished_is_named(table: dict[str, Any]) -> None:
+    path = opened(table).paths[1]
+    fsspec.filesystem("s3").rm(path)
+    with pytest.raises(InputError, match=rf"{path}: no such file, and snapshot \d+ of {table['path']} names it"):
+        open_dataset(InputSpec(**{**table, "path": (table["path"],)}), Storage())
+
+
+def test_metadata_is_tried_again_where_the_store_fails(
+    table: dict[str, Any], through: Callable[..., seaweed.Proxy]
+) -> None:
+    begun: list[float] = []
+
+    def fails_at_first(exchange: seaweed.Exchange) -> str:
+        begun.append(time.monotonic())
+        return "503" if len(begun) % 3 == 1 else "pass"
+
+    through(fails_at_first)
+    assert len(opened(table).files) == 2
+    assert len(begun) > 3
+
+
+def test_a_delta_checkpoint_is_read_in_a_bucket(s3: str, tmp_path: Path) -> None:
+    table = Delta(tmp_path)
+    for first in (0, 8, 16):
+        table.append(pairs(first, first + 8))
+        if first == 8:
+            DeltaTable(table.path).create_checkpoint()
+    table.commit_file(0).unlink()
+    fsspec.filesystem("s3").put(table.path, f"{s3}/delta", recursive=True)
+    found = opened({"path": f"{s3}/delta", "table": "delta"})
+    assert len(found.paths) == 3
