@@ -112,8 +112,9 @@ class LazyGroup(click.Group):
 def relabel() -> None:
     """Turn a reasoning LLM's relevance judgments into labels that a small model can learn from.
 
-    Every command takes --output json. Exit codes: 0 done, 1 our fault, 2 usage, 3 bad input, 4 something missing, 5
-    gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 stopped by hand.
+    Every command takes --output json. Exit codes: 0 done, 1 a bug in relabel, 2 usage, 3 bad input, 4 something
+    missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 stopped
+    by hand.
     """
 
 

@@ -192,7 +192,7 @@ def index_lists_of(content: str, section: Section) -> list[list[int]]:
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _short_int(text: str) -> int:

@@ -19,7 +19,7 @@ SCHEMA_VERSION = 3
 in place of the struct `nodes`, which held Graph-GRPO's alone.
 """
 READABLE_VERSIONS = (2, SCHEMA_VERSION)
-"""Those whose labels can be taken over and merged: with keys, whose rows are rows of this version in other columns."""
+"""Those whose labels can be reused and merged: with keys, whose rows are rows of this version in other columns."""
 ROWS_VERSION = 2
 """Of quarantine and answer files."""
 
@@ -90,7 +90,7 @@ LABELS = pa.schema(
 )
 """The columns of every label file; those that its labeler declares lie behind them (`label_schema`). `key` is the
 label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
-a row that was taken over, null where this run asked.
+a row that was reused, null where this run asked.
 """
 
 _NODES_PLACE = LABELS.get_field_index("evidence")

@@ -307,7 +307,7 @@ class JobSpec(Spec):
     run: RunSpec = RunSpec()
     """Chunking and limits."""
     reuse: tuple[PathText, ...] = ()
-    """Outputs of earlier runs, finished or not, whose labels are taken over where labeler, model and texts are the
+    """Outputs of earlier runs, finished or not, whose labels are reused where labeler, model and texts are the
     same. The first that has a row's label wins. No part of the job's fingerprint.
     """
     rounds: RoundsSpec | None = None

@@ -15,7 +15,7 @@ from jobs.report.gold import GoldChoice, RunGold
 from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
-from jobs.report.sections_judged import humans_section, judge_runs, ranking_section
+from jobs.report.sections_judged import gold_section, judge_runs, ranking_section
 from jobs.report.sections_labels import labels_section, noise_section
 from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
 from jobs.report.sections_students import student_section, training_section
@@ -84,7 +84,7 @@ def build_report(
         ran_section(artifacts, has_places=not is_inside_bundle),
         conservation_section(tallied, quotes=max_rows > 0),
         labels_section(tallied),
-        humans_section(judged, notes),
+        gold_section(judged, notes),
         ranking_section(judged),
         *compared,
         noise_section(tallied),

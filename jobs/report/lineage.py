@@ -159,9 +159,7 @@ def _trace_run(graph: Graph, run: RunArtifact, students: dict[str, StudentArtifa
             )
     for source in run.found.reused_from:
         graph.join(
-            graph.add(
-                _run_key(source.fingerprint), "label run", _base(source.output), f"{source.rows:,} rows taken over"
-            ),
+            graph.add(_run_key(source.fingerprint), "label run", _base(source.output), f"{source.rows:,} rows reused"),
             key,
         )
 

@@ -42,7 +42,7 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
         blocks += _comparison_blocks(teacher.name, other.name, found)
     return [
         Section("between", "Between runs", between),
-        Section("triangle", "Triangle: teacher, student, gold", triangle),
+        Section("triangle", "Student against teacher and gold", triangle),
     ]
 
 

@@ -63,7 +63,7 @@ def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[Judg
     return found, notes
 
 
-def humans_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
+def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     """Every run beside gold grades."""
     blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
     if judged:

@@ -210,8 +210,7 @@ def _reuse_remarks(session: Session) -> list[str]:
         differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
         if differences and not why_nothing(earlier, opened.plan.parts):
             found.append(
-                f"labels taken over from {earlier.path} were made by another engine ({'; '.join(differences)}); "
-                f"{advice}"
+                f"labels reused from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}"
             )
     return found
 

@@ -24,7 +24,7 @@ def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All engines behind a set of labels: those that were asked for it, and the identities of others whose labels were
-    taken over.
+    reused.
     """
     found = [dict(facts) for facts in asked if facts]
     seen = [engine_identity(facts) for facts in found]

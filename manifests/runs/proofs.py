@@ -38,7 +38,7 @@ class RunRows:
 
 
 class Fates(NamedTuple):
-    """Rows by what became of them, counted in the files: labels asked here, labels taken over, and, by status, rows in
+    """Rows by what became of them, counted in the files: labels asked here, labels reused, and, by status, rows in
     quarantine.
     """
 
@@ -115,8 +115,8 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
         held = statuses + quarantined
         if (receipt.rows, Counter(receipt.statuses), receipt.rows_reused) != (held.total(), held, taken):
             raise ManifestError(
-                f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} taken over; its "
-                f"files ({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} taken over. {_REDO}"
+                f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} reused; its "
+                f"files ({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} reused. {_REDO}"
             )
         labelled += labels.table.num_rows - taken
         reused += taken

@@ -154,7 +154,7 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
 
 
 def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:
-    """Why no label of an output can be taken over by a job with these parts: what differs, by part; empty if labels can
+    """Why no label of an output can be reused by a job with these parts: what differs, by part; empty if labels can
     be.
     """
     if not earlier.is_readable:
@@ -167,7 +167,7 @@ def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list
 
 
 def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[str]:
-    """Which of these columns, name → kind, an output's labels do not have: taken over, they would be without a value
+    """Which of these columns, name → kind, an output's labels do not have: reused, they would be without a value
     there.
     """
     held = own_columns(earlier.plan.parts)

@@ -38,7 +38,7 @@ RECEIPTS_KEPT = 20_000
 class Tally(NamedTuple):
     """What a run's receipts add up to.
 
-    `labelled` counts labels that were asked, `reused` those taken over; `quarantined` counts rows by their latest
+    `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
     status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
     """
 
@@ -62,9 +62,9 @@ class Snapshot(NamedTuple):
         labels: label files of all attempts; together they hold each labelled row once.
         quarantine: quarantine files of each chunk's highest attempt.
         answers: files with answers that rows share.
-        engines: the different engines that were asked here; `all_engines` are those behind the labels, taken over or
+        engines: the different engines that were asked here; `all_engines` are those behind the labels, reused or
             not.
-        reused_from: outputs that rows were taken over from, with the rows of each.
+        reused_from: outputs that rows were reused from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
         listing_digest: over every receipt's name and its etag in this store, which a listing shows without reading one.
         etags: those names and etags: which receipts all this is about.

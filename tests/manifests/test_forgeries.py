@@ -29,7 +29,7 @@ FIRST, RETRY, SECOND = (f"receipts/shard-00000/chunk-00000{name}.json" for name 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Chunk 0: rows 0 and 1 labelled, 2 at the second attempt, 3 in quarantine. Chunk 1: rows 4 and 5 taken over, 6 labelled, 7 not."""
+    """Chunk 0: rows 0 and 1 labelled, 2 at the second attempt, 3 in quarantine. Chunk 1: rows 4 and 5 reused, 6 labelled, 7 not."""
     folder = planned_run(tmp_path)
     commit(folder, 0, [0, 1], [2, 3])
     commit(folder, 0, [2], [3], attempt=2)
@@ -124,15 +124,15 @@ FORGERIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a label of no status": (lambda out: change_file(out, FIRST, "labels", with_column("status", ["ok", "format"])), r"0\.json"),
     "a failure that passes for a label": (lambda out: change_file(out, RETRY, "quarantine", with_column("status", ["ok"])), r"0\.2\.json"),
     "another reason": (lambda out: change_file(out, RETRY, "quarantine", with_column("status", ["refused"]), says=2), r"'refused': 1"),
-    "reused rows that do not say so": (lambda out: change_file(out, SECOND, "labels", with_column("reused", [False] * 3)), r"2 taken.* 0 "),
-    "asked rows that say reused": (lambda out: change_file(out, FIRST, "labels", with_column("reused", [True] * 2)), r"0 taken.* 2 "),
+    "reused rows that do not say so": (lambda out: change_file(out, SECOND, "labels", with_column("reused", [False] * 3)), r"2 reused.* 0 reused"),
+    "asked rows that say reused": (lambda out: change_file(out, FIRST, "labels", with_column("reused", [True] * 2)), r"0 reused.* 2 reused"),
     "a receipt that counts one reused row more": (
         lambda out: set_parts(out, SECOND, reused=[{**load(out, SECOND)["reused"][0], "rows": 3}]),
-        r"3 taken over; .* 2 ",
+        r"3 reused; .* 2 reused",
     ),
     "a receipt that counts more reused rows than rows": (
         lambda out: set_parts(out, SECOND, reused=[{**load(out, SECOND)["reused"][0], "rows": 9}]),
-        r"9 taken over; .* 2 ",
+        r"9 reused; .* 2 reused",
     ),
     "a receipt that says more rows": (lambda out: set_parts(out, SECOND, rows=5), r"says 5 rows, .* hold 4, "),
     "a receipt of other statuses": (lambda out: set_parts(out, SECOND, statuses={"ok": 4}), r"says 4 rows, \{'ok': 4\}"),
