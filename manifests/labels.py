@@ -51,13 +51,20 @@ class Reads(NamedTuple):
     Args:
         context, document: `Pair.context`, `Pair.document`.
         columns: what it finds in `Pair.columns`.
-        siblings: `Pair.siblings`. Chunks then hold whole queries, however large.
+        siblings: `Pair.siblings`.
     """
 
     context: bool = False
     document: bool = True
     columns: tuple[InputColumn, ...] = ()
     siblings: bool = False
+
+    @property
+    def whole_query(self) -> bool:
+        """Whether rows of a query take their labels from one answer, about all its documents or none. Chunks then hold
+        whole queries, however large, so that whatever interrupts a run, no query has labels of two answers.
+        """
+        return self.siblings or not self.document
 
 
 QUERY_AND_DOCUMENT = Reads()

@@ -267,7 +267,7 @@ def _count(
         planned = plan.shards[number]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
         for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks, readings=opened.readings):
-            for pair, place in zip(pairs, reuse.labels.find(keys.keys(pairs)), strict=True):
+            for pair, place in zip(pairs, reuse.find(pairs, keys.keys(pairs)), strict=True):
                 if place is not None:
                     counts.reused += 1
                     continue

@@ -153,7 +153,7 @@ def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[t
         for pairs in _open_chunks(session, shard):
             if _must_end(session, num_to_ask):
                 return kept, num_known, num_to_ask
-            for pair, place in zip(pairs, session.reuse.labels.find(session.keys.keys(pairs)), strict=True):
+            for pair, place in zip(pairs, session.reuse.find(pairs, session.keys.keys(pairs)), strict=True):
                 if place is None:
                     num_to_ask += shard in mine
                     continue

@@ -15,7 +15,8 @@ class ChunkWork:
     """A chunk under way: its pairs, the rows that are in, and what its asks cost.
 
     `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
-    engine went down while it was at them. `isolated_rows` are places whose rows are not asked any more, and why.
+    engine went down while it was at them. `isolated_rows` are places whose rows are not asked any more, and why;
+    `settled_rows` places whose rows stay as an earlier attempt left them.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class ChunkWork:
         "reused_answers",
         "round",
         "rows",
+        "settled_rows",
         "sources",
         "stages",
         "started_clock",
@@ -52,11 +54,26 @@ class ChunkWork:
         self.stages: dict[str, list[int]] = {}
         self.apart: list[list[int]] = []
         self.isolated_rows: dict[int, str] = {}
+        self.settled_rows: dict[int, QuarantineRow] = {}
         self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
+
+    def isolate_queries(self) -> None:
+        """Spread what is held against a row over its query: all of its rows would be asked the very same."""
+        why = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
+        of_pairs = ((index, why.get(pair.query_id)) for index, pair in enumerate(self.pairs))
+        self.isolated_rows = {index: reason for index, reason in of_pairs if reason is not None}
+
+    def row_without_asking(self, index: int) -> QuarantineRow | None:
+        """The row of a pair that is not asked; None for one that is."""
+        if index in self.isolated_rows:
+            pair = self.pairs[index]
+            reason = self.isolated_rows[index]
+            return QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", reason, [], 0, 0)
+        return self.settled_rows.get(index)
 
     def take_over(self, index: int, row: LabelRow, source: int) -> None:
         """Settle a row by a label of an earlier output; before the loop sees the chunk."""

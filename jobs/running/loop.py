@@ -23,7 +23,7 @@ from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
 from jobs.running.trajectories import OpenPair, Trajectory, row_of
 from jobs.running.watch import Watch
-from labelers.registry import Labeler, declared_columns
+from labelers.registry import Labeler, declared_columns, declared_reads
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.errors import EngineCrashError, InputError
 from manifests.runs.receipts import ChunkId
@@ -93,6 +93,7 @@ class RunLoop:
     ) -> None:
         self.labeler = labeler
         self._columns = {column.name: column.kind for column in declared_columns(labeler, name=options.name)}
+        self._is_whole_query = declared_reads(labeler, name=options.name).whole_query
         self.answer_cache = answer_cache
         self.options = options
         self.engine = engine
@@ -253,6 +254,8 @@ class RunLoop:
                 continue
             if self._watch is not None:
                 self._watch.begins(work)
+                if self._is_whole_query:
+                    work.isolate_queries()
             if work.left == 0:  # every row was taken over
                 if time.perf_counter() >= self._next_look_s:
                     self._look()
@@ -294,13 +297,9 @@ class RunLoop:
     def _open(self, work: ChunkWork, index: int) -> None:
         work.opened += 1
         self._begun[work.id] = work
-        if index in work.isolated_rows:
-            pair = work.pairs[index]
-            self._keep(
-                work,
-                index,
-                QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", work.isolated_rows[index], [], 0, 0),
-            )
+        row = work.row_without_asking(index)
+        if row is not None:
+            self._keep(work, index, row)
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1

@@ -4,6 +4,7 @@ go along with them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jobs.planning.job_files import Job
@@ -11,6 +12,7 @@ from jobs.running.chunks import ChunkWork
 from jobs.running.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError
+from manifests.labels import Pair
 from manifests.runs.label_files import own_columns
 from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
 from manifests.runs.plans import Plan
@@ -83,8 +85,7 @@ class Reuse:
             ManifestError: a file of an earlier output is missing or is not the one committed.
         """
         keys = [key for key in work.keys if key is not None]
-        assert len(keys) == len(work.pairs)
-        known = [(index, place) for index, place in enumerate(self.labels.find(keys)) if place is not None]
+        known = [(index, place) for index, place in enumerate(self.find(work.pairs, keys)) if place is not None]
         rows = self.take([place for _, place in known])
         for (index, place), row in zip(known, rows, strict=True):
             pair = work.pairs[index]
@@ -96,6 +97,20 @@ class Reuse:
         if self._first_is_shared:
             self._carry(work, [index for index, _ in known])
         return len(known)
+
+    def find(self, pairs: Sequence[Pair], keys: Sequence[bytes]) -> list[RowPlace | None]:
+        """Where the label of each row lies; None for one that is to be asked.
+
+        Rows of a query that take their labels from one answer are taken over all together, from the one file that an
+        attempt left, or not at all: labels of another answer would come to stand beside them.
+        """
+        places = self.labels.find(keys)
+        if not self.job.reads.siblings:
+            return places
+        files: dict[str, set[int]] = {}
+        for pair, place in zip(pairs, places, strict=True):
+            files.setdefault(pair.query_id, set()).add(-1 if place is None else place.file)
+        return [place if len(files[pair.query_id]) == 1 else None for pair, place in zip(pairs, places, strict=True)]
 
     def take(self, places: list[RowPlace]) -> list[LabelRow]:
         """The labels at some places."""

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -212,6 +212,7 @@ class Session:
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
+            settled = self.left.settled_rows(shard) if self.is_retry else {}
             rows = read_chunks(
                 opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted
             )
@@ -229,7 +230,7 @@ class Session:
                         self.busy.append(shard)
                     self._leave(shard)
                     continue
-                yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs)
+                yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
     def _is_lost(self, shard: int) -> bool:
         lock = self._locks.get(shard)
@@ -274,8 +275,9 @@ class Session:
             self._logs.write(shard, "done", is_end=True)
             self._locks.pop(shard).release()
 
-    def _begin(self, chunk: ChunkId, pairs: list[Pair]) -> ChunkWork:
+    def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
+        work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:
             self.progress.reused += self.reuse.fill(work)
         return work

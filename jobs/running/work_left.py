@@ -8,6 +8,8 @@ import functools
 
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import StoreUnreachableError
+from manifests.runs.receipts import Receipt
+from manifests.schemas import LABELS, QuarantineRow
 
 
 class WorkLeft:
@@ -79,12 +81,37 @@ class WorkLeft:
         lagging: dict[int, dict[int, int]] = {}
         for shard in self.shards:
             for receipts in folder.chunk_receipts(shard):
-                if receipts[-1].quarantine is not None:
+                if self._is_askable(receipts):
                     chunk, attempt = receipts[0].chunk, receipts[-1].attempt + 1
                     found.setdefault(shard, {})[chunk] = attempt
                     if attempt <= level:
                         lagging.setdefault(shard, {})[chunk] = attempt
         return lagging or found
+
+    def settled_rows(self, shard: int) -> dict[int, QuarantineRow]:
+        """Quarantined rows of a shard that this round leaves as they are, by row id: those of queries that have labels,
+        where all rows of a query take theirs from one answer. Another one would come to stand beside it.
+        """
+        attempts = self.retries.get(shard, {})
+        return {
+            row.row_id: row
+            for receipts in self.opened.folder.chunk_receipts(shard)
+            for row in self._settled([one for one in receipts if one.attempt < attempts.get(one.chunk, 0)])
+        }
+
+    def _settled(self, receipts: list[Receipt]) -> list[QuarantineRow]:
+        folder = self.opened.folder
+        if not receipts or not self.opened.job.reads.whole_query:
+            return []
+        labels = [folder.table(one.labels, LABELS, ["query_id"]) for one in receipts if one.labels is not None]
+        labelled = {query_id for table in labels for query_id in table["query_id"].to_pylist()}
+        waiting = folder.quarantined_rows(receipts[-1])
+        return [QuarantineRow(**row) for row in waiting if row["query_id"] in labelled]
+
+    def _is_askable(self, receipts: list[Receipt]) -> bool:
+        """Whether any quarantined row of a chunk may be asked again."""
+        quarantine = receipts[-1].quarantine
+        return quarantine is not None and len(self._settled(receipts)) < quarantine.rows
 
     def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
         """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever

@@ -99,7 +99,7 @@ def make_plan(
         found.weights_Q,
         shards=min(shards, len(found.sizes_Q)),
         chunk_rows=chunk_rows,
-        whole=dataset.reads.siblings,
+        whole=dataset.reads.whole_query,
     )
     is_scattered = found.num_runs != len(found.sizes_Q)
     order_R = _rows_by_query(dataset) if is_scattered else None

@@ -1,10 +1,14 @@
-"""An engine that misbehaves on request, as third parties' engines and servers do; for the children of `forks`."""
+"""Engines that misbehave on request, as third parties' engines and servers do; for the children of `forks`."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
-from typing import ClassVar
+import zlib
+from pathlib import Path
+from typing import Any, ClassVar
 
 from labelers.engines.fake import Fake, FakeArgs
 from manifests.asks import POLL_S, Answer, Distribution, Request
@@ -115,11 +119,66 @@ class Odd(Fake):
         raise EngineCrashError("the engine is gone, by the test")
 
 
+class FickleArgs(FakeArgs):
+    """`log`: a folder where each life of the engine keeps a file. `room`: how much more a prompt may hold than
+    `max_prompt_tokens` says, as where another version of a tokenizer counts fewer tokens.
+    """
+
+    speed_only: ClassVar[frozenset[str]] = FakeArgs.speed_only | {"log", "room"}
+    log: str = ""
+    room: float = 1.0
+
+
+ANSWERS_OF_A_LIFE = 10_000
+
+
+class Fickle(Fake):
+    """The fake engine, but in each life it answers otherwise, as a GPU does from batch to batch. No two answers have
+    the same number of output tokens, so that rows tell which answers they are made of; each request is a line in the
+    file of its life.
+    """
+
+    Args = FickleArgs
+
+    def __init__(self, spec: Any, **options: Any) -> None:
+        super().__init__(spec, **options)
+        args = self._args
+        assert isinstance(args, FickleArgs)
+        self._max_chars = int(self._max_chars * args.room)
+        self._answers = itertools.count(1)
+        for life in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                self._life, self._file = life, Path(args.log, f"life-{life}")
+                self._file.touch(exist_ok=False)
+                break
+
+    def _draw(self, request: Request) -> int:
+        ask = request.ask
+        text = "".join(message.text for message in ask.messages).encode("utf-8", "surrogatepass")
+        with self._file.open("a") as file:
+            file.write(f"{ask.stage} {ask.shared_by} {zlib.crc32(text):08x} {request.seed}\n")
+        return super()._draw(request._replace(seed=request.seed ^ self._life << 40))
+
+    def _answer(self, request: Request, draw: int) -> Answer:
+        answer = super()._answer(request, draw)
+        answer.output_tokens = self._life * ANSWERS_OF_A_LIFE + next(self._answers)
+        return answer
+
+
 def register() -> None:
-    """Make it known to this process as `odd`."""
+    """Make them known to this process as `odd` and `fickle`."""
     from labelers.engines.registry import ENGINES
 
     ENGINES["odd"] = "tests.faults.odd_engine:Odd"
+    ENGINES["fickle"] = "tests.faults.odd_engine:Fickle"
 
 
-__all__ = ["HARMLESS", "HOWS", "LOST", "Odd", "Request", "register"]
+def register_and(function: str, *arguments: Any) -> None:
+    """The same, and then another thing that a child of `forks` does to itself."""
+    from tests.faults import children
+
+    register()
+    getattr(children, function)(*arguments)
+
+
+__all__ = ["HARMLESS", "HOWS", "LOST", "Fickle", "Odd", "Request", "register", "register_and"]

@@ -55,7 +55,15 @@ class Notes:
         self.told.append(("commits", work.id.chunk, was_first))
 
 
-def work_through(engine: Scripted, works: list[ChunkWork], watch: Notes | None = None, **more: Any) -> list[ChunkWork]:
+class OncePerQuery(Probed):
+    """Rows of a query take their labels from one answer."""
+
+    uses_siblings = True
+
+
+def work_through(
+    engine: Scripted, works: list[ChunkWork], watch: Notes | None = None, labeler: Any = None, **more: Any
+) -> list[ChunkWork]:
     committed: list[ChunkWork] = []
 
     def commit(work: ChunkWork) -> bool:
@@ -63,7 +71,8 @@ def work_through(engine: Scripted, works: list[ChunkWork], watch: Notes | None =
         return True
 
     options = LabelerOptions(name="probed")
-    RunLoop(Probed(), options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(
+    found = labeler or Probed()
+    RunLoop(found, options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(
         iter(works)
     )
     return committed
@@ -93,6 +102,16 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
     assert all(
         row is not None and row.status == "ok" for work in works for row in work.rows if row is not works[1].rows[0]
     )
+
+
+def test_a_condemned_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
+    works = chunks_of(6, 6, queries=4)
+    engine = Scripted(good)
+    (whole, found) = work_through(engine, works, Notes([[2], [4]], {1: "it did it twice"}), labeler=OncePerQuery())
+    assert [row.status for row in whole.rows if row is not None] == ["ok"] * 6
+    assert [row.status for row in found.rows if row is not None] == ["engine"] * 3 + ["ok"] * 3
+    assert {row.reason for row in found.rows if isinstance(row, QuarantineRow)} == {"it did it twice"}
+    assert not any(request.ask.shared_by == "q2" for request in engine.seen)
 
 
 def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
