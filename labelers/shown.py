@@ -6,6 +6,7 @@ fit, less is shown and it is asked again, which costs the engine the counting an
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -29,8 +30,8 @@ def with_siblings(pair: Pair) -> Pair:
 
 
 def place_among_siblings(pair: Pair) -> int:
-    """From 0."""
-    return next(place for place, sibling in enumerate(pair.siblings) if sibling.row_id == pair.row_id)
+    """From 0. Siblings are in row order, and a query may have thousands, each of which looks for its place."""
+    return bisect.bisect_left(pair.siblings, pair.row_id, key=lambda sibling: sibling.row_id)
 
 
 class OfOneQuery(Generic[T]):

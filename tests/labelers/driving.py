@@ -18,10 +18,11 @@ from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineSpec, validate_spec
 
 
-def chunked(pair: Pair) -> Pair:
+def chunked(pair: Pair, token_len: int | None = None) -> Pair:
     """The pair with its document as one chunk, for the labeler that reads chunks."""
     whole = pair.document
-    chunk = {"n": 1, "heading_path": [], "text": whole, "token_len": len(whole) // 4, "start": 0, "end": len(whole)}
+    size = len(whole) // 4 if token_len is None else token_len
+    chunk = {"n": 1, "heading_path": [], "text": whole, "token_len": size, "start": 0, "end": len(whole)}
     return pair._replace(columns={**pair.columns, "chunks": (chunk,) if whole else ()})
 
 

@@ -1,0 +1,78 @@
+"""Queries of thousands of documents, and of one that is a book: the prompt stays within its limit, each row says what
+of it was left out, and memory grows with the input and no faster.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from labelers.registry import declared_reads
+from manifests.labels import Pair
+from manifests.schemas import LabelRow, QuarantineRow
+from tests.faults.shared_jobs import SIBLINGS, chunks_of
+from tests.labelers.driving import labeler, run_loop
+
+MAX_PROMPT_TOKENS = 2000
+BOOK = "A rose wants light. " * 22_500
+"""450,000 characters."""
+OF_A_ROW = 24_000
+"""Bytes that a row may take in all: the pair, its labels, what waits for an answer."""
+
+
+def query_of(name: str, *documents: str) -> list[Pair]:
+    """The rows of one query, with the columns that the labeler reads."""
+    has_chunks = any(column.name == "chunks" for column in declared_reads(labeler(name), name=name).columns)
+    rows = tuple(
+        Pair(number, "q1", "pruning roses", f"d{number}", text, (), {"chunks": chunks_of(text)} if has_chunks else {})
+        for number, text in enumerate(documents)
+    )
+    return [row._replace(siblings=rows) for row in rows]
+
+
+def labelled(name: str, rows: list[Pair]) -> tuple[list[LabelRow | QuarantineRow], int]:
+    """The rows that come of it, and the most memory that took, in bytes."""
+    tracemalloc.start()
+    try:
+        found, asks = run_loop(name, rows, max_prompt_tokens=MAX_PROMPT_TOKENS)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert asks < 60, "each answer that it was too long left a fifth away"
+    assert [row.row_id for row in found] == [row.row_id for row in rows]
+    return found, peak
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_three_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion(name: str) -> None:
+    documents = [f"Document {number} tells of roses, and of their thorns." for number in range(3000)]
+    peaks = []
+    for count in (1000, 3000):
+        rows, peak = labelled(name, query_of(name, *documents[:count]))
+        peaks.append(peak)
+        states = Counter(row.status for row in rows)
+        assert states.keys() == {"ok", "overlong"}
+        assert states["ok"] < 200
+        for row in rows:
+            if isinstance(row, QuarantineRow):
+                assert "had" in row.reason
+                assert "room for" in row.reason
+    assert peaks[1] < 3.3 * peaks[0]
+    assert peaks[1] < OF_A_ROW * 3000
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_book_among_short_documents_is_cut_or_left_out_and_says_so(name: str, place: int) -> None:
+    documents = ["Prune in spring.", "Prune in autumn.", "Do not prune."]
+    documents[place] = BOOK
+    rows, peak = labelled(name, query_of(name, *documents))
+    row = rows[place]
+    if isinstance(row, LabelRow):
+        assert {"document_truncated", "chunks_left_out"} & set(row.flags)
+    else:
+        assert (row.status, "room for" in row.reason) == ("overlong", True)
+    assert any(isinstance(one, LabelRow) for one in rows)
+    assert peak < 12 * len(BOOK)
