@@ -104,7 +104,7 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
     )
 
 
-def test_a_condemned_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
+def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
     works = chunks_of(6, 6, queries=4)
     engine = Scripted(good)
     (whole, found) = work_through(engine, works, Notes([[2], [4]], {1: "it did it twice"}), labeler=OncePerQuery())
