@@ -18,7 +18,7 @@ from tests.labelers.driving import labeler, run_loop
 MAX_PROMPT_TOKENS = 2000
 BOOK = "A rose wants light. " * 22_500
 """450,000 characters."""
-OF_A_ROW = 24_000
+OF_A_ROW = 8_000
 """Bytes that a row may take in all: the pair, its labels, what waits for an answer."""
 
 
@@ -59,7 +59,9 @@ def test_three_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion
             if isinstance(row, QuarantineRow):
                 assert "had" in row.reason
                 assert "room for" in row.reason
-    assert peaks[1] < 3.3 * peaks[0]
+    assert peaks[1] < 5 * peaks[0], (
+        "three times the rows, some fixed parts less or more; 9 where it grows with the square"
+    )
     assert peaks[1] < OF_A_ROW * 3000
 
 
