@@ -6,35 +6,30 @@ what it costs a run, and the same command goes on.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jobs.exits import Exit
 from jobs.pairs.token_counts import counter_digest, token_counter
 from jobs.planning.job_files import Job
-from jobs.rounds.retrieval import CORPUS_KEY, Corpus, digest_of_rows, load_corpus, load_questions
+from jobs.rounds.ownership import claim, parts_of_search, read_if_there
+from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
 from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
 from jobs.rounds.searches import Search, trajectories
 from jobs.running.conclusions import RunReport
 from labelers.registry import declared_columns
 from manifests import failpoints
-from manifests.digests import readable_json
-from manifests.errors import ConfigError, ManifestError, StaleRunError
+from manifests.errors import ConfigError
 from manifests.judging.label_sets import open_run_labels
-from manifests.runs.plans import PLAN_NAME, load_plan
-from manifests.runs.run_manifest import MANIFEST_NAME
+from manifests.runs.plans import load_plan
 from manifests.schemas import table_bytes
 from manifests.specs import InputSpec, RoundsSpec
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 
-LOOP_NAME = "rounds.json"
 TRAJECTORIES_NAME = "trajectories.parquet"
-LOOP_VERSION = 1
 _SAID = {"is_sufficient", "sufficient_probs", "new_query", "useful", "summary"}
 _NAMES_OF_QUESTIONS = {"query_id", "query"}
 
@@ -92,7 +87,7 @@ def run_rounds(
         say(f"{corpus.num_left_out:,} documents of {limits.corpus} are blank or have the text of another, left out")
     store = open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer)
     tokens_by = counter_digest(limits.tokenizer, job.storage, cache_dir=cache_dir)
-    _claim(store, _parts(questions, corpus, limits, tokens_by))
+    claim(store, parts_of_search(questions, corpus, limits, tokens_by))
     report = RoundsReport(Exit.PARTIAL, spec.output, [Search(*one) for one in questions], corpus.num_documents)
     while going := [search for search in report.searches if search.stopped is None]:
         number = len(report.runs) + 1
@@ -155,72 +150,12 @@ def _limits(job: Job) -> RoundsSpec:
     return spec.rounds
 
 
-def _parts(questions: list[tuple[str, str]], corpus: Corpus, limits: RoundsSpec, tokens_by: str) -> dict[str, Any]:
-    """What ties an output to one search, beside what its rounds' plans hold; paths are no part of it."""
-    return {
-        "version": LOOP_VERSION,
-        "questions": {"rows": len(questions), "sha256": digest_of_rows(questions)},
-        "corpus": {"documents": corpus.num_documents, "sha256": corpus.digest},
-        "rounds": limits.model_dump(mode="json", exclude={"corpus", "tokenizer"}) | {"tokenizer": tokens_by},
-    }
-
-
-def _claim(store: RunStore, parts: dict[str, Any]) -> None:
-    """Write down what an output is for, or see that it is for this.
-
-    Raises:
-        StaleRunError: it is for something else; names what differs.
-    """
-    held = _read(store, LOOP_NAME)
-    if held is None:
-        for name in (PLAN_NAME, MANIFEST_NAME):
-            if _read(store, name) is not None:
-                raise StaleRunError(
-                    f"{store.root}: holds a {name}, so it belongs to something else, say to a run. Name another "
-                    "`output`."
-                )
-        store.check_conditional_writes()
-        store.sweep("")
-        store.create(LOOP_NAME, readable_json(parts))
-        held = store.read(LOOP_NAME)
-    where = f"{store.root}/{LOOP_NAME}"
-    try:
-        was, now = _leaves(json.loads(held)), _leaves(parts)
-    except (ValueError, AttributeError) as exc:
-        raise ManifestError(f"{where}: can't be read. Restore it from a copy, or name another `output`.") from exc
-    changed = [
-        f"{key}: was {was.get(key)}, is {now.get(key)}" for key in {**was, **now} if was.get(key) != now.get(key)
-    ]
-    if changed:
-        listed = "\n  ".join(changed)
-        raise StaleRunError(
-            f"{store.root}: belongs to another search. Different:\n  {listed}\nUse another `output`, or restore what "
-            "changed."
-        )
-
-
-def _leaves(parts: dict[str, Any]) -> dict[str, Any]:
-    """Values by the path of keys to them."""
-    found: dict[str, Any] = {}
-    for key, value in parts.items():
-        found |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    return found
-
-
 def _write(store: RunStore, searches: list[Search]) -> bool:
     """Make the trajectories durable; False if they are there already."""
     data = table_bytes(trajectories(searches))
-    if _read(store, TRAJECTORIES_NAME) == data:
+    if read_if_there(store, TRAJECTORIES_NAME) == data:
         return False
     failpoints.hit("before_trajectories")
     store.put(TRAJECTORIES_NAME, data)
     failpoints.hit("after_trajectories")
     return True
-
-
-def _read(store: RunStore, name: str) -> bytes | None:
-    """A file's bytes, or None if there is none."""
-    try:
-        return store.read(name)
-    except FileNotFoundError:
-        return None
