@@ -72,6 +72,12 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     """
     tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
     _refuse_twice(tables)
+    for table in tables:
+        if table.about is not None and table.about.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
+            raise InputError(
+                f"{table.where}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
+                "Set student.kind: logistic."
+            )
     gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
     gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:

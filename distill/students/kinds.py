@@ -21,6 +21,7 @@ class StudentKind:
         module: import path of its `StudentModule`.
         title: what its card calls it.
         does: and what it says that it does.
+        reads_query: whether it reads the query alone.
         trainer: import path of what trains it, with the arguments and results of `loop.train_student`.
         base: the model of transformers that it starts from.
         has_nodes: whether it can have heads beside relevance.
@@ -37,6 +38,7 @@ class StudentKind:
     pads_left: bool = False
     int8_narrows: bool = True
     does: str = "grades how relevant a document is to a query"
+    reads_query: bool = False
     trainer: str = "distill.students.loop:train_student"
 
 
@@ -66,6 +68,7 @@ KINDS = {
             *(f"train.{name}" for name in _STEPWISE),
         ),
         does="grades a query by its own text",
+        reads_query=True,
         trainer="distill.students.logistic_fit:fit_student",
     ),
 }

@@ -135,8 +135,6 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
             "more."
         )
     labeler = plan.facts.labeler
-    if labeler.name == "complexity":
-        raise InputError(f"{root}: labels of `complexity` are about queries, not about pairs; a student grades pairs.")
     tables = [read_labels(folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
     dataset, readings = open_run_input(root, store, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
