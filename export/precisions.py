@@ -13,7 +13,7 @@ from distill.students.students import StudentModel
 from export.contracts import input_contract
 from export.exporters import GraphOptions, load_exporter
 from export.loader import Encoder
-from export.optimize import drop_shapes, write_fp16
+from export.optimize import drop_notes, write_fp16
 from export.quantize import CALIBRATION_BATCH, write_int8, write_int8_static
 from export.reference_pairs import PairSet, draw_pairs
 from export.specs import ExportSpec
@@ -62,7 +62,7 @@ def write_models(
             assert training is not None
             made[precision] = write_int8_static(plain, target, _calibration(student, folder, spec, training))
     for precision in spec.onnx_precisions:  # last: fp16 is made by the notes of fp32
-        drop_shapes(folder / FILES[precision])
+        drop_notes(folder / FILES[precision])
     return made
 
 

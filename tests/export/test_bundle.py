@@ -95,6 +95,8 @@ def test_no_model_file_tells_the_runtime_where_results_may_lie(bundle: Path, dec
     for file in files:
         graph = onnx.load(str(file), load_external_data=False).graph
         assert len(graph.value_info) == 0, file.name
+        data = file.read_bytes()
+        assert not [word for word in (b"site-packages", b'File "', b"stack_trace") if word in data], file.name
         assert [dimension.dim_param for dimension in graph.input[0].type.tensor_type.shape.dim] == [
             "batch",
             "sequence",
