@@ -26,6 +26,9 @@ from manifests.storage.context import Storage
 
 NO_GRADE = -1
 
+SAME_TARGET = 1e-3
+"""Distributions that differ by less are one and the same target."""
+
 
 @dataclass
 class Examples:
@@ -380,11 +383,17 @@ def _check(found: Examples) -> None:
             raise InputError(
                 f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test."
             )
-    seen = np.unique(found.targets["relevance"][rows][found.weights["relevance"][rows] > 0].argmax(1))
-    if len(seen) < 2:
+    targets = found.targets["relevance"][rows][found.weights["relevance"][rows] > 0]
+    seen = np.unique(targets.argmax(1))
+    if len(seen) < 2 and np.ptp(targets, axis=0).max() < SAME_TARGET:
         raise InputError(
             f"all {len(rows)} rows to train on have grade {seen[0]}: one class alone teaches nothing. "
             "Is it the right grade column, or should a map be another?"
+        )
+    if len(seen) < 2:
+        found.notes.append(
+            f"grade {seen[0]} is the most probable one of every row to train on: the student learns how sure the "
+            "teacher was"
         )
     judging = (("dev", split.dev, split.shares.dev), ("test", split.test, split.shares.test))
     found.notes += [

@@ -153,6 +153,17 @@ def test_labels_that_teach_nothing_or_are_wrong_are_refused(
         run(labels=labels(path, pairs_file))
 
 
+def test_distributions_that_agree_on_the_grade_and_differ_in_how_sure_they_are_teach_that(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
+    rows = label_rows(make_pairs(), grade=1)
+    for number, row in enumerate(rows):
+        row["probs"] = [0.3, 0.6, 0.1] if number % 2 else [0.05, 0.9, 0.05]
+    path = write_labels(tmp_path / "labels.parquet", rows)
+    notes = run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest.notes
+    assert any("grade 1 is the most probable one of every row" in note for note in notes)
+
+
 def test_a_head_that_is_named_and_has_no_rows_is_refused(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
