@@ -70,9 +70,9 @@ def test_a_helper_leaves_the_front_to_the_holder_and_asks_each_chunk_once(
     true = sessions.Session._begin
     begun: list[int] = []
 
-    def begin(self: sessions.Session, chunk, pairs):  # type: ignore[no-untyped-def]
+    def begin(self: sessions.Session, chunk, pairs, settled):  # type: ignore[no-untyped-def]
         begun.extend([chunk.chunk] if chunk.shard == 1 else [])
-        return true(self, chunk, pairs)
+        return true(self, chunk, pairs, settled)
 
     monkeypatch.setattr(sessions.Session, "_begin", begin)
     assert relabel("run", planned).code == 0
@@ -237,7 +237,7 @@ def test_a_holder_does_not_ask_what_a_helper_has_committed(
     mine = folder / "out/ecom" / "receipts"
     true = sessions.Session._begin
 
-    def begin(self: sessions.Session, chunk, pairs):  # type: ignore[no-untyped-def]
+    def begin(self: sessions.Session, chunk, pairs, settled):  # type: ignore[no-untyped-def]
         source, target = theirs / "shard-00000" / "chunk-000002.json", mine / "shard-00000" / "chunk-000002.json"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def test_a_holder_does_not_ask_what_a_helper_has_committed(
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     copy.write_bytes(file.read_bytes())
             target.write_bytes(source.read_bytes())
-        return true(self, chunk, pairs)
+        return true(self, chunk, pairs, settled)
 
     monkeypatch.setattr(sessions.Session, "_begin", begin)
     done = relabel("run", planned, "--output", "json")
@@ -263,10 +263,10 @@ def test_a_session_that_lost_its_lease_begins_no_further_chunk_of_that_shard(
 ) -> None:
     true = sessions.Session._begin
 
-    def begin(self: sessions.Session, chunk, pairs):  # type: ignore[no-untyped-def]
+    def begin(self: sessions.Session, chunk, pairs, settled):  # type: ignore[no-untyped-def]
         if chunk[:2] == (0, 0):
             self._locks[0].is_lost = True  # type: ignore[misc]
-        return true(self, chunk, pairs)
+        return true(self, chunk, pairs, settled)
 
     monkeypatch.setattr(sessions.Session, "_begin", begin)
     done = relabel("run", planned, "--shard", "0/1", "--output", "json")
