@@ -4,19 +4,16 @@ point group.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from pathlib import Path
 from typing import Protocol
 
 from export.bundles import Bundle
-from manifests.errors import ConfigError
-from manifests.specs import unknown_name
+from manifests.registered import Registry
 
-GROUP = "relabel.bundle_formats"
 FORMATS = {"tensorrt": "export.tensorrt_engines:ENGINES"}
 ONNX = "onnx"
 """What every bundle holds: other forms are made of it, and the loader falls back to it."""
+_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
 
 
 class BundleFormat(Protocol):
@@ -44,9 +41,5 @@ def load_format(name: str) -> BundleFormat:
     Raises:
         ConfigError: no such form; names the nearest.
     """
-    found = {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)} | FORMATS
-    if name not in found:
-        raise ConfigError(unknown_name("format", name, [ONNX, *found]))
-    module, _, attribute = found[name].partition(":")
-    loaded: BundleFormat = getattr(importlib.import_module(module), attribute)
-    return loaded
+    found: BundleFormat = _REGISTRY.load(name)
+    return found

@@ -8,18 +8,15 @@ then `<head>_logits` where asked for), and says what made it.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from distill.students.students import StudentModel
-from manifests.errors import ConfigError
-from manifests.specs import unknown_name
+from manifests.registered import Registry
 
-GROUP = "relabel.exporters"
 EXPORTERS = {"torch": "export.onnx_torch:export_torch", "optimum": "export.onnx_optimum:export_optimum"}
+_REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,8 @@ def load_exporter(name: str) -> Exporter:
     Raises:
         ConfigError: no such exporter; names the nearest.
     """
-    found = {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)} | EXPORTERS
-    if name not in found:
-        raise ConfigError(unknown_name("exporter", name, list(found)))
-    module, _, attribute = found[name].partition(":")
-    exporter: Exporter = getattr(importlib.import_module(module), attribute)
-    return exporter
+    found: Exporter = _REGISTRY.load(name)
+    return found
 
 
 def input_names(student: StudentModel) -> list[str]:

@@ -5,19 +5,18 @@ Third parties add theirs through the entry-point group `relabel.labelers`.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Generator
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
 
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError
 from manifests.inputs.column_types import INPUT_KINDS
 from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
+from manifests.registered import Registry
 from manifests.schemas import KINDS
 from manifests.schemas import LABELS as LABEL_SCHEMA
-from manifests.specs import LabelerOptions, unknown_name
+from manifests.specs import LabelerOptions
 
 LABELERS: dict[str, str] = {
     "complexity": "labelers.complexity:Complexity",
@@ -31,6 +30,7 @@ LABELERS: dict[str, str] = {
     "umbrela": "labelers.umbrela:Umbrela",
     "variants": "labelers.variants:Variants",
 }
+_REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
 
 
 class Labeler(Protocol):
@@ -121,7 +121,7 @@ def declared_reads(labeler: Labeler, *, name: str) -> Reads:
 
 def labeler_names() -> list[str]:
     """All registered names, in order."""
-    return sorted({*LABELERS, *(entry.name for entry in entry_points(group="relabel.labelers"))})
+    return _REGISTRY.names()
 
 
 def labeler_class(name: str) -> type[Labeler]:
@@ -130,12 +130,5 @@ def labeler_class(name: str) -> type[Labeler]:
     Raises:
         ConfigError: no such labeler; names the known ones and the nearest.
     """
-    if name in LABELERS:
-        module, _, attribute = LABELERS[name].partition(":")
-        loaded: type[Labeler] = getattr(importlib.import_module(module), attribute)
-        return loaded
-    for entry in entry_points(group="relabel.labelers"):
-        if entry.name == name:
-            third_party: type[Labeler] = entry.load()
-            return third_party
-    raise ConfigError(unknown_name("labeler", name, labeler_names()))
+    found: type[Labeler] = _REGISTRY.load(name)
+    return found

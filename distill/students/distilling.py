@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill.students.bases import Base, check_base, make_record, texts_of
+from distill.students.bases import check_base, make_record, texts_of
 from distill.students.cards import CARD_NAME, render_card
 from distill.students.curves import Curve, write_curves
 from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
-from distill.students.kinds import KINDS, loaded
+from distill.students.kinds import KINDS
 from distill.students.output_locations import OutputLocation, output_location_of
 from distill.students.ownership import claim, claimed, fingerprint_of, finished, note_claim, tidy
 from distill.students.specs import DistillSpec
@@ -38,7 +38,7 @@ from distill.students.student_manifest import (
     TrainingFacts,
 )
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
-from distill.students.texts import PairTexts, TokenRow
+from distill.students.trainers import Trainer, TrainingInputs
 from manifests import failpoints
 from manifests.digests import readable_json
 from manifests.errors import ConfigError, InputError, StaleRunError
@@ -48,6 +48,7 @@ from manifests.metrics.calibration import fit_calibrator
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.records import plain
+from manifests.registered import imported
 from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
@@ -99,17 +100,9 @@ class _Left:
 
 
 @dataclass
-class _Work:
+class _Work(TrainingInputs):
     """What all steps share."""
 
-    spec: DistillSpec
-    base: Base
-    examples: Examples
-    record: StudentRecord
-    texts: PairTexts
-    tokens: list[TokenRow]
-    checkpoints: Path
-    say: Say
     notes: list[str]
 
 
@@ -170,7 +163,8 @@ def distill(
     notes = list(examples.notes)
     for note in notes:
         say(note)
-    work = _Work(spec, base, examples, record, texts, texts.encode(examples.texts), location.checkpoints, say, notes)
+    tokens = texts.encode(examples.texts)
+    work = _Work(spec, base, record, examples, tokens, texts, location.checkpoints, say, notes)
     if not is_writer:
         return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
     with location.locked() as make_sure:
@@ -315,18 +309,8 @@ def _judge(examples: Examples) -> tuple[np.ndarray, str]:
 
 def _train(work: _Work) -> _Trained:
     """Train, calibrate, judge."""
-    train_student = loaded(KINDS[work.spec.student.kind].trainer)
-    module, training, outcome = train_student(
-        work.spec,
-        work.base,
-        work.record,
-        work.examples,
-        work.tokens,
-        work.texts,
-        work.checkpoints,
-        lambda found: _dev(work, found),
-        work.say,
-    )
+    trainer: Trainer = imported(KINDS[work.spec.student.kind].trainer)
+    module, training, outcome = trainer(work, lambda found: _dev(work, found))
     work.notes += outcome.notes
     merge = getattr(module, "merge", None)
     if merge is not None:

@@ -6,9 +6,8 @@ file, and torch with it, is loaded.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 BaseKind = Literal["encoder", "decoder"]
 
@@ -22,7 +21,7 @@ class StudentKind:
         title: what its card calls it.
         does: and what it says that it does.
         reads_query: whether it reads the query alone.
-        trainer: import path of what trains it, with the arguments and results of `loop.train_student`.
+        trainer: import path of its `Trainer` (`trainers.py`).
         base: the model of transformers that it starts from.
         has_nodes: whether it can have heads beside relevance.
         refuses: keys of the spec that are for other kinds.
@@ -72,12 +71,6 @@ KINDS = {
         trainer="distill.students.logistic_fit:fit_student",
     ),
 }
-
-
-def loaded(path: str) -> Any:
-    """What an import path (`package.module:name`) leads to; loads torch."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def takers(key: str) -> list[str]:

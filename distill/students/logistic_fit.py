@@ -9,24 +9,22 @@ way: equal inputs give equal weights, and a training that was killed begins anew
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from distill.students.bases import Base, build_module
+from distill.students.bases import build_module
 from distill.students.curves import Curve
 from distill.students.examples import Examples
 from distill.students.logistic import HeadColumns, LogisticStudent
 from distill.students.objective import Objective
-from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
-from distill.students.students import StudentRecord, logits_of_rows
-from distill.students.texts import PairTexts, TokenRow
+from distill.students.students import logits_of_rows
+from distill.students.trainers import TrainingInputs
 from distill.students.training import Outcome
 from manifests.errors import InputError, TrainingError
 from manifests.extras import require
@@ -86,36 +84,31 @@ class Basis:
 
 
 def fit_student(
-    spec: DistillSpec,
-    base: Base,
-    record: StudentRecord,
-    examples: Examples,
-    tokens: Sequence[TokenRow],
-    texts: PairTexts,
-    _folder: Path,
-    dev_figures: Callable[[Any], dict[str, float]],
-    say: Callable[[str], None],
+    inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
 ) -> tuple[LogisticStudent, TrainingFacts, Outcome]:
-    """Train; arguments and results are those of `loop.train_student`.
+    """Train; a `Trainer`.
 
     Raises:
         InputError: a query of dev or test is one of training under another id.
         TrainingError: the loss is not finite, or has no minimum.
     """
+    spec, examples, say = inputs.spec, inputs.examples, inputs.say
     _refuse_leaks(examples)
     began = time.perf_counter()
-    module = build_module(spec, base, record)
+    module = build_module(spec, inputs.base, inputs.record)
     assert isinstance(module, LogisticStudent)
     device = "cuda" if spec.train.device == "auto" and torch.cuda.is_available() else "cpu"
     rows = examples.rows_of(TRAIN)
     queries = [examples.texts[row][0] for row in rows]
     _, first_Q, query_N = np.unique(np.array(queries, dtype=object), return_index=True, return_inverse=True)
     width = module.heads[HEAD].in_features
-    chosen = [tokens[rows[place]] for place in first_Q]
+    chosen = [inputs.tokens[rows[place]] for place in first_Q]
     say(f"the vectors of {len(chosen):,} queries, on {device}")
-    found = logits_of_rows(HeadColumns(module.to(device).eval()), texts, chosen, {"columns": width})["columns"]
+    found = logits_of_rows(HeadColumns(module.to(device).eval()), inputs.texts, chosen, {"columns": width})["columns"]
     if not np.isfinite(found).all():
-        raise TrainingError(f"{base.resolved.reference}: a training query's vector is not finite. Is the model whole?")
+        raise TrainingError(
+            f"{inputs.base.resolved.reference}: a training query's vector is not finite. Is the model whole?"
+        )
     hidden = width - module.extra_width
     vectors_QD, counts_QF = np.split(found.astype(np.float64), [hidden], axis=1)
     basis = Basis.of(vectors_QD, counts_QF)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,15 @@ import torch
 from accelerate.utils import parse_flag_from_env
 
 from distill.students import checkpoints, sharding
-from distill.students.bases import Base, build_module
+from distill.students.bases import build_module
 from distill.students.batches import BatchPlan, Collator
 from distill.students.examples import Examples, balance_weights
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
-from distill.students.students import StudentRecord
-from distill.students.texts import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
+from distill.students.texts import PAD_MULTIPLE, pad_multiple_for
+from distill.students.trainers import TrainingInputs
 from distill.students.training import Feed, Outcome, StudentTrainer, train, training_arguments
 from manifests.errors import ConfigError, InputError, TrainingError
 
@@ -33,29 +32,18 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memo
 
 
 def train_student(
-    spec: DistillSpec,
-    base: Base,
-    record: StudentRecord,
-    examples: Examples,
-    tokens: Sequence[TokenRow],
-    texts: PairTexts,
-    folder: Path,
-    dev_figures: Callable[[Any], dict[str, float]],
-    say: Callable[[str], None],
+    inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
 ) -> tuple[Any, TrainingFacts, Outcome]:
-    """Train, resuming from the last whole checkpoint in `folder`.
+    """Train, resuming from the last whole checkpoint; a `Trainer`.
 
-    Args:
-        dev_figures: figures of a module on dev.
-    Returns:
-        The trained module on the CPU, what there is to say about the training, and its curve and remarks.
     Raises:
         TrainingError: the loss is not finite, or memory runs out at half the batch too.
         InputError: early stopping without a dev row.
         ConfigError: accelerate's config asks for shards of its own.
     """
     _refuse_other_sharding()
-    has_dev = len(examples.rows_of(DEV)) > 0
+    spec = inputs.spec
+    has_dev = len(inputs.examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
         raise InputError(
             "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more "
@@ -64,18 +52,7 @@ def train_student(
     notes: list[str] = []
     for halvings in (0, 1):
         try:
-            module, outcome, plan = _attempt(
-                spec,
-                base,
-                record,
-                examples,
-                tokens,
-                texts,
-                folder,
-                dev_figures if has_dev else None,
-                say,
-                halvings=halvings,
-            )
+            module, outcome, plan = _attempt(inputs, dev_figures if has_dev else None, halvings=halvings)
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
@@ -86,7 +63,7 @@ def train_student(
                 f"out of memory with batches of {spec.train.batch_size} rows: going on with {half}, accumulating "
                 "twice as many"
             )
-            say(notes[-1])
+            inputs.say(notes[-1])
             logger.warning(notes[-1])
             exc.__traceback__ = None  # its frames hold the activations that did not fit
         else:
@@ -99,23 +76,14 @@ def train_student(
 
 
 def _attempt(
-    spec: DistillSpec,
-    base: Base,
-    record: StudentRecord,
-    examples: Examples,
-    tokens: Sequence[TokenRow],
-    texts: PairTexts,
-    folder: Path,
-    dev_figures: Callable[[Any], dict[str, float]] | None,
-    say: Callable[[str], None],
-    *,
-    halvings: int,
+    inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]] | None, *, halvings: int
 ) -> tuple[Any, Outcome, BatchPlan]:
+    spec, examples, tokens, folder = inputs.spec, inputs.examples, inputs.tokens, inputs.checkpoints
     settings = spec.train
     # seeds all generators
     arguments = training_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)
     arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
-    module = build_module(spec, base, record)
+    module = build_module(spec, inputs.base, inputs.record)
     if settings.gradient_checkpointing:
         module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.strategy == "fsdp" and arguments.world_size > 1:
@@ -132,18 +100,19 @@ def _attempt(
     )
     is_compiled = settings.compile == "on" or (settings.compile == "auto" and arguments.device.type == "cuda")
     pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(arguments.device)
-    feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=pad_multiple), dev_figures, examples.names)
+    collator = Collator(examples, tokens, inputs.texts, pad_multiple=pad_multiple)
+    feed = Feed(plan, collator, dev_figures, examples.names)
     objective = Objective(spec.loss, examples.heads, examples.phi)
-    trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, say)
+    trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, inputs.say)
     if is_compiled:
         compile_layers(module, max_tokens=settings.max_tokens)
     kept = checkpoints.list_checkpoints(folder)
     if kept:
-        say(f"resuming from {kept[-1].name}")
+        inputs.say(f"resuming from {kept[-1].name}")
     outcome = train(trainer, resume_from=kept[-1] if kept else None)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if sharding.is_sharded(trained):
-        shards, trained = trained, build_module(spec, base, record)
+        shards, trained = trained, build_module(spec, inputs.base, inputs.record)
         sharding.copy_trained(shards, trained)
     trainer.accelerator.free_memory()
     return trained, outcome, plan

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, Self, cast
 import numpy as np
 
 from distill.students.disk_errors import open_to_readers
-from distill.students.kinds import KINDS, loaded
+from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec, KindName
 from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
 from manifests.digests import digest_of, readable_json, sha256_file
@@ -34,6 +34,7 @@ from manifests.errors import ManifestError, ModelError
 from manifests.extras import require
 from manifests.phi import DEFAULT_PHI, PhiTable
 from manifests.records import checked, fault_of
+from manifests.registered import imported
 
 # B rows, K grades, D hidden
 
@@ -137,7 +138,7 @@ class StudentModule(Protocol):
 
 def module_class(kind: str) -> type[StudentModule]:
     """The class behind a registered kind; loads torch."""
-    return cast(type[StudentModule], loaded(KINDS[kind].module))
+    return cast(type[StudentModule], imported(KINDS[kind].module))
 
 
 @dataclass

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import Ask, Engine
-from manifests.errors import ConfigError
-from manifests.specs import EngineArgs, EngineSpec, unknown_name
+from manifests.registered import Registry
+from manifests.specs import EngineArgs, EngineSpec
 
 ENGINES: dict[str, str] = {
     "fake": "labelers.engines.fake:Fake",
@@ -20,6 +18,7 @@ ENGINES: dict[str, str] = {
     "transformers": "labelers.engines.transformers:Transformers",
     "vllm": "labelers.engines.vllm:Vllm",
 }
+_REGISTRY = Registry("engine", "relabel.engines", ENGINES)
 
 
 class EngineClass(Protocol):
@@ -81,7 +80,7 @@ class CountsTokens(Protocol):
 
 def engine_names() -> list[str]:
     """All registered names, in order."""
-    return sorted({*ENGINES, *(entry.name for entry in entry_points(group="relabel.engines"))})
+    return _REGISTRY.names()
 
 
 def engine_class(name: str) -> EngineClass:
@@ -90,12 +89,5 @@ def engine_class(name: str) -> EngineClass:
     Raises:
         ConfigError: no such engine; names the known ones and the nearest.
     """
-    if name in ENGINES:
-        module, _, attribute = ENGINES[name].partition(":")
-        loaded: EngineClass = getattr(importlib.import_module(module), attribute)
-        return loaded
-    for entry in entry_points(group="relabel.engines"):
-        if entry.name == name:
-            third_party: EngineClass = entry.load()
-            return third_party
-    raise ConfigError(unknown_name("engine", name, engine_names()))
+    found: EngineClass = _REGISTRY.load(name)
+    return found
