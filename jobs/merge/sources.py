@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manifests.digests import digest_of, sha256_bytes
+from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.label_files import joined_form
@@ -16,19 +16,18 @@ from manifests.runs.plans import (
     Plan,
     ShardPlan,
     load_plan,
-    shard_row_id_file,
+    row_id_file,
     shard_row_ids,
 )
 from manifests.runs.run_folder import RunFolder, Snapshot
 from manifests.runs.run_manifest import (
-    MANIFEST_NAME,
     MergedSource,
     RunManifest,
     load_manifest,
+    manifest_sha256_of,
 )
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
-from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
 
 
@@ -85,7 +84,8 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         if plan is None:
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
         folder = RunFolder(store, plan)
-        source = MergeSource(path, folder, folder.snapshot(), load_manifest(store), _manifest_sha256(store))
+        manifest_sha256 = manifest_sha256_of(store)
+        source = MergeSource(path, folder, folder.snapshot(), load_manifest(store), manifest_sha256)
         grouped.setdefault(plan.fingerprint, []).append(source)
     runs: list[MergedRun] = []
     first_row = first_shard = 0
@@ -151,7 +151,8 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
                 rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
-                moved, data = shard_row_id_file(shard, run.first_shard + number, rows)
+                row_ids, data = row_id_file(run.first_shard + number, rows)
+                moved = shard._replace(row_ids=row_ids)
                 beside |= data
             else:
                 moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
@@ -184,10 +185,3 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         ),
         beside,
     )
-
-
-def _manifest_sha256(store: RunStore) -> str | None:
-    try:
-        return sha256_bytes(store.read(MANIFEST_NAME))
-    except FileNotFoundError:
-        return None

@@ -17,7 +17,7 @@ from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 from manifests.storage.run_stores import open_run_store
 
 
@@ -108,11 +108,7 @@ def _at_snapshot(job: Job, snapshot: int) -> Job:
 
 
 def _holds_manifest(store: RunStore) -> bool:
-    try:
-        store.read(MANIFEST_NAME)
-    except FileNotFoundError:
-        return False
-    return True
+    return read_if_there(store, MANIFEST_NAME) is not None
 
 
 def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dataset:

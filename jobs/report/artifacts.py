@@ -28,7 +28,7 @@ from manifests.runs.run_inputs import RunInput, open_run_input
 from manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 from manifests.storage.run_stores import open_run_store
 
 STUDENT = "student.json"
@@ -213,11 +213,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
             f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`."
         )
     store = open_run_store(path, storage)
-    if _read(store, PLAN_NAME) is not None:
+    if read_if_there(store, PLAN_NAME) is not None:
         plan = load_plan(store)
         assert plan is not None
-        return RunArtifact(path, store, storage, plan, plan.name, _read(store, MANIFEST_NAME))
-    record, manifest = _read(store, STUDENT), _read(store, MANIFEST_NAME)
+        return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
+    record, manifest = read_if_there(store, STUDENT), read_if_there(store, MANIFEST_NAME)
     if record is not None:
         try:
             shown = checked(ShownRecord, _object(record, f"{path}/{STUDENT}"))
@@ -238,13 +238,6 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no bundle's {MANIFEST_NAME}. "
         "Give an output of `relabel run`, `score`, `distill` or `export`."
     )
-
-
-def _read(store: RunStore, name: str) -> bytes | None:
-    try:
-        return store.read(name)
-    except FileNotFoundError:
-        return None
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs.exits import Exit
 from jobs.pairs.token_counts import counter_digest, token_counter
 from jobs.planning.job_files import Job
-from jobs.rounds.ownership import claim, parts_of_search, read_if_there
+from jobs.rounds.ownership import claim, parts_of_search
 from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
 from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
 from jobs.rounds.searches import Search, trajectories
@@ -26,7 +26,7 @@ from manifests.judging.label_sets import open_run_labels
 from manifests.runs.plans import load_plan
 from manifests.schemas import table_bytes
 from manifests.specs import InputSpec, RoundsSpec
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 from manifests.storage.run_stores import open_run_store
 
 TRAJECTORIES_NAME = "trajectories.parquet"

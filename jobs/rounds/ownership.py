@@ -8,10 +8,12 @@ from typing import Any
 from jobs.rounds.retrieval import Corpus, digest_of_rows
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
+from manifests.records import checked
+from manifests.runs.fingerprints import differences
 from manifests.runs.plans import PLAN_NAME
 from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.specs import RoundsSpec
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 
 LOOP_NAME = "rounds.json"
 LOOP_VERSION = 1
@@ -49,31 +51,12 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
         held = store.read(LOOP_NAME)
     where = f"{store.root}/{LOOP_NAME}"
     try:
-        was, now = _leaves(json.loads(held)), _leaves(parts)
-    except (ValueError, AttributeError) as exc:
+        was = checked(dict[str, Any], json.loads(held))
+    except ValueError as exc:
         raise ManifestError(f"{where}: can't be read. Restore it from a copy, or name another `output`.") from exc
-    changed = [
-        f"{key}: was {was.get(key)}, is {now.get(key)}" for key in {**was, **now} if was.get(key) != now.get(key)
-    ]
-    if changed:
+    if changed := list(differences(was, parts)):
         listed = "\n  ".join(changed)
         raise StaleRunError(
             f"{store.root}: belongs to another search. Different:\n  {listed}\nUse another `output`, or restore what "
             "changed."
         )
-
-
-def _leaves(parts: dict[str, Any]) -> dict[str, Any]:
-    """Values by the path of keys to them."""
-    found: dict[str, Any] = {}
-    for key, value in parts.items():
-        found |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    return found
-
-
-def read_if_there(store: RunStore, name: str) -> bytes | None:
-    """A file's bytes, or None if there is none."""
-    try:
-        return store.read(name)
-    except FileNotFoundError:
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -50,8 +51,8 @@ class Corpus:
         it.
         """
         found = ((self._ids[text], text) for text in self._index.best(query, k + len(known)))
-        new = [FoundDocument(doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known]
-        return new[:k]
+        new = (FoundDocument(doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known)
+        return list(itertools.islice(new, k))
 
 
 def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:

@@ -42,6 +42,7 @@ from manifests.schemas import LABELS
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
+from manifests.storage.run_store_ports import read_if_there
 from manifests.storage.run_stores import open_run_store
 
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
@@ -352,11 +353,7 @@ def is_run(path: str, storage: Storage) -> bool:
         return Path(path).is_dir()
     if PurePosixPath(path).suffix.lower() in FILE_SUFFIXES:
         return False
-    try:
-        open_run_store(path, storage).read(PLAN_NAME)
-    except FileNotFoundError:
-        return False
-    return True
+    return read_if_there(open_run_store(path, storage), PLAN_NAME) is not None
 
 
 def open_labels(

@@ -77,18 +77,16 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     if is_plan_of(plan, parts):
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
-    differences = list(_differences(_settings(plan.parts), _settings(parts_as_of(parts, plan.parts))))
+    changes = list(differences(_settings(plan.parts), _settings(parts_as_of(parts, plan.parts))))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
             f"Changed:\n  {listed}\n"
             "Restore the files, or label the new ones into another output."
-            + (f" Settings differ too: {'; '.join(differences)}." if differences else "")
+            + (f" Settings differ too: {'; '.join(changes)}." if changes else "")
         )
-    listed = "\n  ".join(differences[:20]) + (
-        f"\n  … and {len(differences) - 20} more" if len(differences) > 20 else ""
-    )
+    listed = "\n  ".join(changes[:20]) + (f"\n  … and {len(changes) - 20} more" if len(changes) > 20 else "")
     raise StaleRunError(
         f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec."
     )
@@ -98,9 +96,10 @@ def _settings(parts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if key != "inputs"}
 
 
-def _differences(was: Any, now: Any, path: str = "") -> Iterator[str]:
+def differences(was: Any, now: Any, path: str = "") -> Iterator[str]:
+    """What differs between two plain values, a phrase each, by the path of keys to it."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted({*was, *now}):
-            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+            yield from differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif was != now:
         yield f"{path}: was {json.dumps(was)}, is {json.dumps(now)}"

@@ -20,7 +20,7 @@ from manifests.records import checked, fault_of, plain, version_of
 from manifests.schemas import table_of
 from manifests.specs import Columns, TableFormat
 from manifests.storage.filesystems import absolute_path
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 
 # Shape legend: R rows, Q queries, S shards
 
@@ -181,11 +181,8 @@ def load_plan(store: RunStore) -> Plan | None:
     Raises:
         ManifestError: it can't be read as a plan, or another version of relabel wrote it.
     """
-    try:
-        data = store.read(PLAN_NAME)
-    except FileNotFoundError:
-        return None
-    return parse_plan(data, f"{store.root}/{PLAN_NAME}")
+    data = read_if_there(store, PLAN_NAME)
+    return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
 
 
 def parse_plan(data: bytes, where: str) -> Plan:
@@ -241,15 +238,10 @@ def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
     return np.split(shard_row_ids(store, shard), np.cumsum(shard.chunks)[:-1])
 
 
-def shard_row_id_file(shard: ShardPlan, number: int, rows: np.ndarray) -> tuple[ShardPlan, dict[str, bytes]]:
-    """A scattered shard with other row ids, int64, and the file of them that must lie beside its
-    plan (name → bytes).
-    """
-    row_ids, file = row_id_file(number, rows)
-    return shard._replace(row_ids=row_ids), file
-
-
 def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, bytes]]:
+    """The file of a scattered shard's row ids, int64, that must lie beside its plan: what the plan says of it, and its
+    bytes by name.
+    """
     data = _row_id_bytes(rows)
     digest = sha256_bytes(data)
     path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from manifests.asks import Answer, Distribution
-from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import own_columns, read_labels
@@ -28,7 +27,7 @@ from manifests.runs.label_keys import recipe_differences, recipe_digest
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan
 from manifests.runs.receipts import FileRef, ReusedRows
 from manifests.runs.run_folder import RunFolder, Snapshot
-from manifests.runs.run_manifest import MANIFEST_NAME
+from manifests.runs.run_manifest import manifest_sha256_of
 from manifests.schemas import (
     ANSWERS,
     KEY_BYTES,
@@ -144,10 +143,7 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
             f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
         )
     folder = RunFolder(store, plan)
-    try:
-        manifest_sha256 = sha256_bytes(store.read(MANIFEST_NAME))
-    except FileNotFoundError:
-        manifest_sha256 = None
+    manifest_sha256 = manifest_sha256_of(store)
     return EarlierOutput(
         path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS
     )

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manifests import failpoints
-from manifests.digests import readable_json
+from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.records import LEFT_OUT, checked, fault_of, plain, version_of
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.proofs import RunRows
 from manifests.runs.receipts import FileRef, ReusedRows
-from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_store_ports import RunStore, read_if_there
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -105,9 +105,8 @@ def load_manifest(store: RunStore) -> RunManifest | None:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
     where = f"{store.root}/{MANIFEST_NAME}"
-    try:
-        data = store.read(MANIFEST_NAME)
-    except FileNotFoundError:
+    data = read_if_there(store, MANIFEST_NAME)
+    if data is None:
         return None
     try:
         held = json.loads(data)
@@ -121,6 +120,12 @@ def load_manifest(store: RunStore) -> RunManifest | None:
     except ValueError as exc:
         raise ManifestError(f"{where}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
     return manifest
+
+
+def manifest_sha256_of(store: RunStore) -> str | None:
+    """sha256 of an output's manifest, which is not read as one; None if there is none."""
+    data = read_if_there(store, MANIFEST_NAME)
+    return None if data is None else sha256_bytes(data)
 
 
 def _check_sums(manifest: RunManifest) -> None:

@@ -115,3 +115,11 @@ def parts_of(name: str, root: str) -> tuple[str, ...]:
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise ManifestError(f"{root}: the name {name!r} leaves the folder; refusing to follow it.")
     return pure.parts
+
+
+def read_if_there(store: RunStore, name: str) -> bytes | None:
+    """The bytes of a file; None if there is none."""
+    try:
+        return store.read(name)
+    except FileNotFoundError:
+        return None
