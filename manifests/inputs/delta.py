@@ -119,8 +119,9 @@ class _Log:
             version: sorted(held)[:count] for (version, count), held in parts.items() if len(held) >= count
         }
         self.versions = sorted({*self.commits, *self.checkpoints})
+        self.commit = functools.cache(self._commit)
 
-    def commit(self, version: int) -> list[dict[str, Any]]:
+    def _commit(self, version: int) -> list[dict[str, Any]]:
         """The actions of a commit.
 
         Raises:
