@@ -34,7 +34,8 @@ class InputColumn(NamedTuple):
 
     Args:
         name: as it is called in the input.
-        kind: `string`, `list<string>` or `list<chunk>` (`manifests.inputs.column_types.CHUNK`, as dicts).
+        kind: `string`, `list<string>`, `list<chunk>` or `list<node>` (`manifests.inputs.column_types.STRUCT_KINDS`, as
+            dicts).
         about: what it holds, in a line.
         is_required: an input without it is refused.
     """

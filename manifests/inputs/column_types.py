@@ -9,6 +9,7 @@ import pyarrow as pa
 from manifests.errors import InputError
 from manifests.labels import Reads
 from manifests.specs import Columns, nearest
+from manifests.trees import NODE
 
 
 def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_context: bool) -> Columns:
@@ -114,22 +115,30 @@ CHUNK = pa.struct(
 """What a chunk of a document holds at least: `document[start:end]` is `text`; `n` counts from 1."""
 
 
-def _is_chunk_list(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
-        return bool(pa.types.is_null(kind))
-    held = {field.name: field.type for field in kind.value_type}
+def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
+    """Whether a type is a list of structs that have these fields, whatever else they have."""
     is_as_wanted: dict[pa.DataType, Callable[[pa.DataType], bool]] = {
         pa.int32(): pa.types.is_integer,
         pa.large_string(): _is_text,
     }
-    tests = {field.name: is_as_wanted.get(field.type, _is_text_list) for field in CHUNK}
-    return all(name in held and test(held[name]) for name, test in tests.items())
+    tests = {field.name: is_as_wanted.get(field.type, _is_text_list) for field in wanted}
+
+    def is_list(kind: pa.DataType) -> bool:
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+            return bool(pa.types.is_null(kind))
+        held = {field.name: field.type for field in kind.value_type}
+        return all(name in held and test(held[name]) for name, test in tests.items())
+
+    return is_list
 
 
+STRUCT_KINDS: dict[str, pa.StructType] = {"list<chunk>": CHUNK, "list<node>": NODE}
+"""By kind of a labeler's input column that is a list of structs: the fields that are read."""
 INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "string": ("a string", _is_text),
     "list<string>": ("a list of strings", _is_text_list),
-    "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_chunk_list),
+    "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_list_of(CHUNK)),
+    "list<node>": ("a document's tree as `relabel pairs tree` writes it", _is_list_of(NODE)),
 }
 """By kind of a labeler's input column: what it holds, in words and as a test."""
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from manifests.errors import DiskFullError
 from manifests.inputs.column_bytes import ColumnBytes
-from manifests.inputs.column_types import CHUNK
+from manifests.inputs.column_types import STRUCT_KINDS
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import stamp_of
@@ -200,12 +200,15 @@ def _from_spill(
 ) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
+    structs = {one.name: STRUCT_KINDS.get(one.kind) for one in dataset.reads.columns}
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         writer = None
         for rows, batch, path in _scattered_batches(dataset, readings, needed):
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
-                columns = [_plain(_taking(batch.column(name)).take(kept)) for name in dataset.text_columns]
+                columns = [
+                    _plain(_taking(batch.column(name)).take(kept), structs.get(name)) for name in dataset.text_columns
+                ]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
             with _spilling():
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
@@ -266,8 +269,12 @@ def _taking(column: pa.Array) -> pa.Array:
     )
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Text of one width and without dictionaries, and ids as text, so that batches of all files go into one spill."""
+def _plain(column: pa.Array, struct: pa.StructType | None) -> pa.Array:
+    """Text of one width and without dictionaries, ids as text, and of structs (of whose lists this is one) the fields
+    that are read, so that batches of all files go into one spill.
+    """
+    if struct is not None:
+        return pa.array(column.to_pylist(), pa.large_list(struct))
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -275,8 +282,6 @@ def _plain(column: pa.Array) -> pa.Array:
     if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind) or pa.types.is_integer(kind):
         return column.cast(pa.large_string())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        if pa.types.is_struct(kind.value_type):
-            return pa.array(column.to_pylist(), pa.large_list(CHUNK))
         return column.cast(pa.large_list(pa.large_string()))
     return column
 
@@ -310,19 +315,21 @@ def _texts(values: list[str | None] | None) -> tuple[str, ...]:
     return tuple(text for text in values or () if text)
 
 
-def _chunks(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
+def _structs_of(kind: pa.StructType) -> Callable[[Any], tuple[dict[str, Any], ...]]:
     """With numbers and a text in each: 0 and `""` where it has none."""
-    return tuple(
-        {name: chunk[name] or nothing for name, nothing in _NO_CHUNK.items()} for chunk in values or () if chunk
-    )
+    fields: dict[str, Any] = {one.name: _NOTHING[one.type] for one in kind}
+
+    def read(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
+        return tuple({name: one[name] or nothing for name, nothing in fields.items()} for one in values or () if one)
+
+    return read
 
 
 _NOTHING: dict[pa.DataType, Any] = {pa.int32(): 0, pa.large_string(): "", pa.large_list(pa.large_string()): []}
-_NO_CHUNK: dict[str, Any] = {one.name: _NOTHING[one.type] for one in CHUNK}
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "string": lambda value: value or "",
     "list<string>": _texts,
-    "list<chunk>": _chunks,
+    **{name: _structs_of(kind) for name, kind in STRUCT_KINDS.items()},
 }
 """By kind of a labeler's input column: its value for a row."""
 
