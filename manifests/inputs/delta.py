@@ -21,13 +21,13 @@ from pydantic import Field
 
 from manifests.errors import InputError
 from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
+from manifests.inputs.table_marks import DELTA_LOG
 from manifests.records import checked
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_stores import open_run_store
 
-LOG = "_delta_log"
 READER_VERSION = 3
 READER_FEATURES = {
     "columnMapping",
@@ -108,7 +108,7 @@ class _Log:
 
     def __init__(self, folder: str, storage: Storage) -> None:
         self._store = open_run_store(folder, storage, single_writer=True)
-        names = [name.rpartition("/")[2] for name in self._store.names(LOG)]
+        names = [name.rpartition("/")[2] for name in self._store.names(DELTA_LOG)]
         self.commits = sorted(int(found[1]) for name in names if (found := _COMMIT.fullmatch(name)))
         parts: dict[tuple[int, int], list[str]] = {}
         for name in names:
@@ -127,7 +127,7 @@ class _Log:
         Raises:
             FileNotFoundError: the log does not hold it any more.
         """
-        text = self._store.read(f"{LOG}/{version:020}.json").decode()
+        text = self._store.read(f"{DELTA_LOG}/{version:020}.json").decode()
         return [json.loads(line) for line in text.split("\n") if line.strip()]
 
     def state(self, version: int) -> _State:
@@ -139,20 +139,22 @@ class _Log:
         steps = range(0 if first is None else first + 1, version + 1)
         if missing := set(steps) - set(self.commits):
             raise InputError(
-                f"{self._store.root}: {LOG} holds neither commit {min(missing)} nor a checkpoint after it, so version "
-                f"{version} can't be told. Restore the log, or name a later `input.snapshot`."
+                f"{self._store.root}: {DELTA_LOG} holds neither commit {min(missing)} nor a checkpoint after it, so "
+                f"version {version} can't be told. Restore the log, or name a later `input.snapshot`."
             )
         for actions in map_concurrent(self._store, self.commit, steps):
             state.take(actions)
         return state
 
     def _checkpoint(self, name: str) -> Iterator[dict[str, Any]]:
-        data = self._store.read(f"{LOG}/{name}")
+        data = self._store.read(f"{DELTA_LOG}/{name}")
         actions = _rows(data) if name.endswith(".parquet") else map(json.loads, filter(None, data.decode().split("\n")))
         for action in actions:
             yield action
             if action.get("sidecar") is not None:
-                yield from _rows(self._store.read(f"{LOG}/_sidecars/{action['sidecar']['path'].rpartition('/')[2]}"))
+                yield from _rows(
+                    self._store.read(f"{DELTA_LOG}/_sidecars/{action['sidecar']['path'].rpartition('/')[2]}")
+                )
 
 
 def _rows(data: bytes) -> list[dict[str, Any]]:
@@ -175,14 +177,16 @@ def open_snapshot(folder: str, snapshot: int | None, since: int | None, storage:
     folder = folder.rstrip("/")
     log = _Log(folder, storage)
     if not log.versions:
-        raise InputError(f"{folder}: no Delta table: there is no {LOG}/ with commits. Check `input.path`.")
+        raise InputError(f"{folder}: no Delta table: there is no {DELTA_LOG}/ with commits. Check `input.path`.")
     latest = log.versions[-1]
     version = latest if snapshot is None else snapshot
     if not 0 <= version <= latest:
         raise missing_snapshot(folder, version, log.versions)
     state = log.state(version)
     if state.protocol is None or state.metadata is None:
-        raise InputError(f"{folder}: {LOG} has no protocol or no metaData up to version {version}. Restore the log.")
+        raise InputError(
+            f"{folder}: {DELTA_LOG} has no protocol or no metaData up to version {version}. Restore the log."
+        )
     _check_features(state.protocol, folder)
     if deleted := {file.path: file for file in state.files.values() if file.deletion_vector is not None}:
         raise InputError(
@@ -224,8 +228,8 @@ def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
         raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give an earlier one.")
     if missing := set(range(since + 1, version + 1)) - set(log.commits):
         raise InputError(
-            f"{folder}: {LOG} does not hold commit {min(missing)} any more, so what was added since version {since} "
-            "can't be told. Give a later input.since, or label the whole snapshot."
+            f"{folder}: {DELTA_LOG} does not hold commit {min(missing)} any more, so what was added since version "
+            f"{since} can't be told. Give a later input.since, or label the whole snapshot."
         )
     added: set[str] = set()
     for number in range(since + 1, version + 1):

@@ -13,12 +13,12 @@ from typing import Any
 from manifests.errors import InputError
 from manifests.extras import require
 from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
+from manifests.inputs.table_marks import ICEBERG_METADATA
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import read_whole
 
 HINT = "version-hint.text"
-_METADATA = re.compile(r"v?(\d+)(?:-.*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 
 
 class _Files:
@@ -94,7 +94,7 @@ def _metadata_file(path: str, storage: Storage) -> tuple[str, str]:
     or that has the highest number.
     """
     above, _, name = path.rpartition("/")
-    if _METADATA.fullmatch(name) or name.endswith(".metadata.json"):
+    if ICEBERG_METADATA.fullmatch(name) or name.endswith(".metadata.json"):
         folder, _, inside = above.rpartition("/")
         return (folder, f"metadata/{name}") if inside == "metadata" and folder else (above or ".", name)
     store = open_run_store(path, storage, single_writer=True)
@@ -106,7 +106,7 @@ def _metadata_file(path: str, storage: Storage) -> tuple[str, str]:
         if hinted is None:
             raise InputError(f"{path}: metadata/{HINT} names {hint!r}, which is not there. Name a metadata file.")
         return path, f"metadata/{hinted}"
-    numbered = [(int(found[1]), one) for one in names if (found := _METADATA.fullmatch(one))]
+    numbered = [(int(found[1]), one) for one in names if (found := ICEBERG_METADATA.fullmatch(one))]
     if not numbered:
         raise InputError(f"{path}: no Iceberg table: there is no metadata/….metadata.json. Check `input.path`.")
     newest = sorted(one for number, one in numbered if number == max(numbered)[0])

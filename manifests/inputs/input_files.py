@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from fsspec.utils import glob_translate
 from manifests.errors import InputError
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import left_out_as, look_into
-from manifests.inputs.input_globs import is_glob, matches_of
+from manifests.inputs.input_globs import fixed_folder, is_glob, matches_of
+from manifests.inputs.table_marks import folders_above, local_tables, refuse_tables, tables_among
 from manifests.odd_text import oddity_of, shown
 from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
@@ -62,7 +63,7 @@ def list_input(pattern: str, storage: Storage) -> Listing:
     """The Parquet files behind a file, folder or glob, and what its folders hold besides.
 
     Raises:
-        InputError: a plain path that does not exist, or a folder that holds what can't be read.
+        InputError: a plain path that does not exist, a folder that holds what can't be read, or one of a table.
     """
     found = _list_url(pattern, storage) if is_url(pattern) else _list_local(pattern)
     for file in found.files:
@@ -115,7 +116,9 @@ def _list_local(pattern: str) -> Listing:
     with reading(pattern):
         path = Path(pattern)
         if path.is_dir():
-            return _list_folder(str(path))
+            listing = _list_folder(str(path))
+            _refuse_local_tables(listing.files, str(path))
+            return listing
         if path.exists():
             return Listing([_file_at(pattern)], Counter())
         found: list[ListedFile] = []
@@ -131,12 +134,18 @@ def _list_local(pattern: str) -> Listing:
                 found.append(_file_at(match))
         if not found and not is_glob(pattern):
             raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
+        _refuse_local_tables(found, fixed_folder(pattern))
         return Listing(found, left_out)
 
 
 def _list_folder(folder: str) -> Listing:
     found = look_into(folder)
     return Listing([ListedFile(path, listed_stamp(stat)) for path, stat in found.files], found.left_out)
+
+
+def _refuse_local_tables(files: list[ListedFile], root: str) -> None:
+    paths = [file.path for file in files]
+    refuse_tables(paths, local_tables(paths, root))
 
 
 def _file_at(path: str) -> ListedFile:
@@ -163,9 +172,12 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
         matches = re.compile(glob_translate(root)).match
         # a folder that matches (Spark writes folders named like files) stands for the files in it
         keys = [
-            key for key in stamps if matches(key) or (any(map(matches, _folders(key))) and _is_data(key, folder, rules))
+            key
+            for key in stamps
+            if matches(key) or (any(map(matches, folders_above(key))) and _is_data(key, folder, rules))
         ]
     full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
+    refuse_tables(keys, tables_among(stamps), full)
     # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
     is_sure = objects.has_atomic_conditions
     files = [ListedFile(str(full(key)), stamps.get(key) if is_sure else None) for key in sorted(keys)]
@@ -198,12 +210,6 @@ def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:
             rules.add((rule, "/".join(inside[:depth])))
             return False
     return True
-
-
-def _folders(key: str) -> Iterator[str]:
-    """The folders that a key lies in, the innermost first."""
-    while key := key.rpartition("/")[0]:
-        yield key
 
 
 def stamp_of(path: str) -> tuple[int, int, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ from manifests.inputs.input_folders import FoldersSeen
 def is_glob(pattern: str) -> bool:
     """Whether a path that does not exist as it is written may stand for others."""
     return glob.has_magic(pattern)
+
+
+def fixed_folder(pattern: str) -> str:
+    """The folder that all matches of a local glob lie in, as far as the glob names it; `` for the working directory."""
+    parts = [part for part in pattern.split("/") if part]
+    fixed = list(itertools.takewhile(lambda part: not is_glob(part), parts[:-1]))
+    return ("/" if pattern.startswith("/") else "") + "/".join(fixed)
 
 
 def matches_of(pattern: str) -> list[str]:
