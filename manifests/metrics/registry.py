@@ -210,7 +210,7 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "rows",
         _auc,
-        "ROC area of P(k ≥ j) against g ≥ j, per cut; without distributions of the label, and named so (`is_by_grade`)",
+        "ROC area of P(k ≥ j) against g ≥ j, per cut; without distributions, of the label (`is_by_grade`)",
     ),
     Metric(
         "ece",
@@ -218,10 +218,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "rows",
         _ece,
-        (
-            "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|; confidence = max p, correct = "
-            "argmax p is gold"
-        ),
+        "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|, of argmax p with confidence max p",
         is_drawn=True,
     ),
     Metric("brier", "Brier", "lower", "rows", _brier, "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
@@ -263,9 +260,8 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "rows",
         _passes,
-        "1 − C(S−c, k) / C(S, k) over a row's S samples; failed samples are wrong. k = 1, 2, 4, … and S, or "
-        "`--pass-at 1,2,5` (at most the "
-        "fewest samples of a row)",
+        "1 − C(S−c, k) / C(S, k) over a row's S samples, c of them right; failed ones are wrong. k = 1, 2, 4, … and "
+        "S, or `--pass-at 1,2,5` (at most the fewest samples of a row)",
     ),
     *QUERY_METRICS,
 )

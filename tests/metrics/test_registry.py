@@ -302,10 +302,11 @@ def test_titles_and_gates_know_every_metric() -> None:
 
 def test_the_page_lists_every_metric(request: pytest.FixtureRequest) -> None:
     """`--update-golden` writes the table of docs/evaluate.md anew."""
-    rows = ["| metric | in JSON and gates | better | what it is |", "|---|---|---|---|"]
+    rows = ["| metric | in JSON and gates | what it is |", "|---|---|---|"]
     for metric in METRICS:
         names = ", ".join(f"`{name.replace('{}', '…')}`" for name in (metric.name, *metric.aliases))
-        rows.append(f"| {metric.title.replace('{}', '…')} | {names} | {metric.direction} | {metric.what} |")
+        title = metric.title.replace("{}", "…") + (" ↓" if metric.direction == "lower" else "")
+        rows.append(f"| {title} | {names} | {metric.what} |")
     table = "\n".join(rows)
     text = EVALUATE_PAGE.read_text(encoding="utf-8")
     found = re.search(r"(?<=<!-- metrics -->\n\n).*?(?=\n\n<!-- /metrics -->)", text, re.DOTALL)
