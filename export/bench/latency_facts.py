@@ -1,4 +1,4 @@
-"""What a bench found: `latency.json` as records, each with the fields that docs/bench.md tells of, in their order."""
+"""What a bench found: `latency.json` as records, each with its fields in the order of the file."""
 
 from __future__ import annotations
 
