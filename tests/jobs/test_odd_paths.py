@@ -19,7 +19,7 @@ from distill.students.specs import DistillSpec
 from tests.jobs.test_no_secret_shown import BASES, World, _in_file, job_keys, keys_of, line_with, made, places, world
 
 __all__ = ["made", "world"]
-IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 
 PATHS = {
     "nul": "a\0b.parquet",

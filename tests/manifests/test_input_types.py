@@ -25,7 +25,7 @@ from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore
 
-IS_FULL = os.environ.get("RELABEL_FAULTS") == "full"
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 ROWS, QUERIES = 12, 3
 COLUMNS = ("query_id", "query", "doc_id", "document")
 WORDS = ["red", "green", "naïve 日本", ""]
