@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 
 from manifests.asks import Answer
 from manifests.errors import VerdictError
@@ -55,11 +56,12 @@ class Reader:
         prefill: the text that the answer was made to begin with; put before `Answer.text` when reading.
     """
 
-    __slots__ = ("_prefill", "_steps")
+    __slots__ = ("_first", "_prefill", "_steps")
 
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
         self._prefill = prefill
-        self._steps = tuple((s, s.tag, opening_of(s), closing_of(s)) for s in format.sections)
+        self._first = next(iter(format.sections), None)
+        self._steps = tuple((s.tag, opening_of(s), closing_of(s), _rule_of(s)) for s in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
         """The content of each section by tag, stripped of white space at both ends.
@@ -71,15 +73,15 @@ class Reader:
         """
         require_generated(answer)
         text = self._prefill + answer.text
-        if self._steps and not self._steps[0][1]:
+        if self._first is not None and not self._first.tag:
             try:
-                index_lists_of(text, self._steps[0][0])
+                index_lists_of(text, self._first)
             except ValueError as exc:
                 raise _unreadable(answer, f"no JSON object as was wanted: {exc}") from exc
             return {"": text.strip()}
         sections: dict[str, str] = {}
         at = 0
-        for section, tag, opening, closing in self._steps:
+        for tag, opening, closing, fault_in in self._steps:
             start = text.find(opening)
             if start < 0:
                 raise _unreadable(answer, f"{opening} is missing")
@@ -99,27 +101,9 @@ class Reader:
             if text.find(closing, at) >= 0:
                 raise _unreadable(answer, f"{closing} occurs more than once")
             content = text[start:end].strip()
-            if isinstance(section, Choice):
-                if content not in section.options:
-                    raise _unreadable(
-                        answer, f"{tag} is {_shown(content)}, expected one of {', '.join(section.options)}"
-                    )
-            elif isinstance(section, Indices):
-                numbers = indices_of(content)
-                if not all(1 <= number <= section.most for number in numbers):
-                    raise _unreadable(answer, f"{tag} is {_shown(content)}, expected numbers of 1 to {section.most}")
-            elif isinstance(section, Lines):
-                count = len(lines_of(content))
-                if not section.least <= count <= section.most:
-                    raise _unreadable(answer, f"{tag} has {count} lines, expected {section.least} to {section.most}")
-            elif not content and (not isinstance(section, Text) or not section.may_be_empty):
-                raise _unreadable(answer, f"{tag} is empty")
-            if isinstance(section, Text) and section.only_with is not None:
-                other, said = section.only_with
-                is_wanted = sections[other] == said if said else bool(sections[other])
-                if is_wanted is not bool(content):
-                    what = "empty" if is_wanted else "not empty"
-                    raise _unreadable(answer, f"{tag} is {what} where {other} is {_shown(sections[other])}")
+            fault = fault_in(content, sections)
+            if fault is not None:
+                raise _unreadable(answer, f"{tag} {fault}")
             sections[tag] = content
         if at < len(text) and not text[at:].isspace():
             raise _unreadable(answer, "text is after the last section")
@@ -135,11 +119,51 @@ class Reader:
         """
         parts = []
         at = 0
-        for _, _, opening, closing in self._steps:
+        for _, opening, closing, _ in self._steps:
             start, end = text.index(opening) + len(opening), text.index(closing)
             parts += [text[at:start], text[start:end]]
             at = end
         return (*parts, text[at:])
+
+
+def _rule_of(section: Section) -> Callable[[str, Mapping[str, str]], str | None]:
+    """What says what is off with a section's content, given the sections before it; None where nothing is."""
+    if isinstance(section, Choice):
+        options = frozenset(section.options)
+        wanted = ", ".join(section.options)
+        return lambda content, _: None if content in options else f"is {_shown(content)}, expected one of {wanted}"
+    if isinstance(section, Indices):
+        return lambda content, _: _fault_of_indices(content, section)
+    if isinstance(section, Lines):
+        return lambda content, _: _fault_of_lines(content, section)
+    if isinstance(section, Text) and (section.may_be_empty or section.only_with is not None):
+        return lambda content, before: _fault_of_text(content, section, before)
+    return lambda content, _: None if content else "is empty"
+
+
+def _fault_of_indices(content: str, section: Indices) -> str | None:
+    if all(1 <= number <= section.most for number in indices_of(content)):
+        return None
+    return f"is {_shown(content)}, expected numbers of 1 to {section.most}"
+
+
+def _fault_of_lines(content: str, section: Lines) -> str | None:
+    count = len(lines_of(content))
+    if section.least <= count <= section.most:
+        return None
+    return f"has {count} lines, expected {section.least} to {section.most}"
+
+
+def _fault_of_text(content: str, section: Text, before: Mapping[str, str]) -> str | None:
+    if not content and not section.may_be_empty:
+        return "is empty"
+    if section.only_with is None:
+        return None
+    other, said = section.only_with
+    is_wanted = before[other] == said if said else bool(before[other])
+    if is_wanted is bool(content):
+        return None
+    return f"is {'empty' if is_wanted else 'not empty'} where {other} is {_shown(before[other])}"
 
 
 def require_generated(answer: Answer) -> None:

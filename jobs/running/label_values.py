@@ -22,6 +22,8 @@ def _is_int_of(bits: int) -> Callable[[Any], bool]:
     most = 2 ** (bits - 1) - 1
 
     def is_int(value: Any) -> bool:
+        if type(value) is int:  # what most are: this runs for every value of every label
+            return bool(-most - 1 <= value <= most)
         if isinstance(value, bool | np.bool_):
             return False
         try:
@@ -33,19 +35,27 @@ def _is_int_of(bits: int) -> Callable[[Any], bool]:
 
 
 def _is_number(value: Any) -> bool:
+    if type(value) is float:
+        return -_FLOAT32_MAX <= value <= _FLOAT32_MAX  # NaN is not
     is_real = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-    return is_real and bool(-_FLOAT32_MAX <= value <= _FLOAT32_MAX)  # NaN is not
+    return is_real and bool(-_FLOAT32_MAX <= value <= _FLOAT32_MAX)
 
 
 def _is_text(value: Any) -> bool:
     try:
-        return isinstance(value, str) and value.encode() is not None
+        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
     except UnicodeEncodeError:
         return False
 
 
 def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple | np.ndarray) and all(map(is_one, value))
+
+
+def _are_numbers(value: Any) -> bool:
+    if type(value) is list and {*map(type, value)} == {float} and sum(map(abs, value)) <= _FLOAT32_MAX:
+        return True
+    return isinstance(value, list | tuple | np.ndarray) and all(map(_is_number, value))
 
 
 _INTS = {
@@ -55,11 +65,11 @@ _INTS = {
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **_INTS,
     "float32": (_is_number, "a finite number"),
-    "list<float32>": (_is_list_of(_is_number), "a list of finite numbers"),
+    "list<float32>": (_are_numbers, "a list of finite numbers"),
     "string": (_is_text, "a text that UTF-8 can write"),
     "list<int16>": (_is_list_of(_is_int_of(16)), "a list of whole numbers from -32768 to 32767"),
     "list<string>": (_is_list_of(_is_text), "a list of texts that UTF-8 can write"),
-    "bool": (lambda value: isinstance(value, bool | np.bool_), "true or false"),
+    "bool": (lambda value: value is True or value is False or isinstance(value, np.bool_), "true or false"),
 }
 """By kind of column (`manifests.schemas.KINDS`): what it holds as it is, and how to say so."""
 
