@@ -1,10 +1,11 @@
 """How fast the run loop is by itself: the fake engine on one core, from Parquet to committed, verified labels.
 
-    python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory]
+    python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory | --against CHECKOUT]
 
 Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core,
 interleaved), and the process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and
-prints the ratio of their peaks.
+prints the ratio of their peaks. `--against` runs another checkout's loop (say, that of an earlier commit) in turns with
+this one's, on the same file, and prints the median of the paired ratios of their rates.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 DOCS_PER_QUERY = 20
 # a vocabulary of made-up words: lengths like English, no text of anybody's
 WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)]
@@ -98,12 +101,36 @@ def peak_mb() -> float:
     raise RuntimeError("no VmHWM in /proc/self/status")
 
 
+def compare(file: Path, labeler: str, other: Path, *, repeats: int) -> None:
+    """Print the rate of this checkout's loop over another's, processes in turns."""
+    ratios = []
+    for repeat in range(repeats + 1):
+        sides = [ROOT, other.resolve()]
+        taken = {side: one_process(file, labeler, side) for side in (sides if repeat % 2 else sides[::-1])}
+        if repeat:  # the first is a warm-up
+            ratios.append(taken[sides[1]] / taken[ROOT])
+    print(
+        f"{labeler:11} {statistics.median(ratios):.3f} of the other checkout's rate (min {min(ratios):.3f}, max "
+        f"{max(ratios):.3f})",
+        flush=True,
+    )
+
+
+def one_process(file: Path, labeler: str, checkout: Path) -> float:
+    """Seconds of one run by a checkout's code, in a process of its own."""
+    command = [sys.executable, checkout / "benchmarks/run_loop.py", "--one", file, "--labeler", labeler]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return float(json.loads(found)["seconds"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--labeler", action="append")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--against", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -138,6 +165,10 @@ def main() -> None:
             return
         file = Path(scratch) / "pairs.parquet"
         write_pairs(file, args.pairs)
+        if args.against is not None:
+            for labeler in labelers:
+                compare(file, labeler, args.against, repeats=args.repeats)
+            return
         for labeler in labelers:
             rates, ratios = [], []
             for repeat in range(args.repeats + 1):
