@@ -59,19 +59,6 @@ def read_evidence(content: str, document: str) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def find_fragment(fragment: str, document: str) -> Span | None:
-    """Where `fragment` first stands in `document`, or None. White space at its ends does not count; a blank one stands
-    nowhere.
-    """
-    fragment = fragment.strip()
-    if not fragment:
-        return None
-    at = document.find(fragment)
-    if at >= 0:
-        return Span(at, at + len(fragment), fragment)
-    return _Index(document).find(fragment)
-
-
 class _Index:
     """A document as a string of symbols, one a cluster, so that one linear `str.find` respects the clusters' edges.
 

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from labelers.evidence import _composing_seconds, _continues, find_fragment, read_evidence
+from labelers.evidence import _composing_seconds, _continues, _Index, read_evidence
 from manifests.errors import VerdictError
 from manifests.labels import Span
 from tests.strategies import texts
+
+
+def find_fragment(fragment: str, document: str) -> Span | None:
+    """Where a fragment first stands, white space at its ends taken off; None where it does not, or is blank."""
+    return _Index(document).find(fragment.strip())
 
 
 def normal_form(text: str) -> str:
