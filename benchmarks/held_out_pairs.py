@@ -1,5 +1,5 @@
-"""The pairs of a student's test split as a Parquet file of their own, so that a triangle holds no row that anybody
-trained on.
+"""The pairs of a student's test split as a Parquet file of their own, so that a comparison with the
+teacher holds no row that anybody trained on.
 
     python benchmarks/held_out_pairs.py STUDENT PAIRS.parquet OUT.parquet [--limit 0]
 

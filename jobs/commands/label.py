@@ -78,7 +78,7 @@ class RunOptions:
     """What `run` or `retry` was asked for; the fields are the options of the command.
 
     Args:
-        lasting: `--for`.
+        duration: `--for`.
     """
 
     job_file: str
@@ -86,7 +86,7 @@ class RunOptions:
     shard: str | None
     day: str | None
     until: str | None
-    lasting: str | None
+    duration: str | None
     metrics: str | None
     gpus: str | None
     workers: int | None
@@ -106,7 +106,7 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
         command = click.option("--dry-run", is_flag=True, help=dry_run)(command)
         command = click.option("--metrics", metavar="FILE", help=METRICS_HELP)(command)
         command = log_option(command)
-        command = click.option("--for", "lasting", metavar="LENGTH", help=FOR_HELP)(command)
+        command = click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)(command)
         command = click.option("--until", metavar="TIME", help=UNTIL_HELP)(command)
         command = date_option(command)
         command = click.option("--address", metavar="ADDRESS", help=ADDRESS_HELP)(command)
@@ -146,7 +146,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     done = opened.folder.attempts_of_all()
     costs = opened.job.engine_class.decision_costs(opened.job.spec.engine, opened.job.labeler.probe())
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
-    lasting = chunk_time(_measured_runs(opened), opened.job.spec.run.chunk_rows)
+    timing = chunk_time(_measured_runs(opened), opened.job.spec.run.chunk_rows)
     result = {
         "output": opened.job.spec.output,
         "was_planned_now": opened.was_planned_now,
@@ -165,14 +165,14 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "estimate": estimate_json(planned),
         "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
         "variables": dict(opened.job.variables),
-        "chunk_seconds": None if lasting is None else round(lasting.seconds, 3),
+        "chunk_seconds": None if timing is None else round(timing.seconds, 3),
         "decision_costs": [cost._asdict() for cost in costs],
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
     emit(result, plan_text(opened, sum(todo), costs) + "\n" + estimate_text(planned), output)
-    if lasting is not None and lasting.warning:
-        log_format.say(lasting.warning, level="warning", event="chunk_time")
+    if timing is not None and timing.warning:
+        log_format.say(timing.warning, level="warning", event="chunk_time")
     return Exit.DONE
 
 
@@ -207,7 +207,7 @@ def retry(**options: Any) -> int:
 
 
 def _work(work: RunOptions, *, is_retry: bool) -> int:
-    deadline = choose_deadline(work.until, work.lasting)
+    deadline = choose_deadline(work.until, work.duration)
     pool = WorkerPool(work.gpus, work.workers, work.backend, work.address)
     pool.check()
     shard = work.shard or "all"

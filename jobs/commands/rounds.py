@@ -26,7 +26,7 @@ from jobs.running.deadlines import choose_deadline
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Likewise, and no GPUs given out.")
 @date_option
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
-@click.option("--for", "lasting", metavar="LENGTH", help=FOR_HELP)
+@click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)
 @log_option
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do.")
 @output_option
@@ -37,7 +37,7 @@ def rounds(
     workers: int | None,
     day: str | None,
     until: str | None,
-    lasting: str | None,
+    duration: str | None,
     done_ok: bool,
     output: str,
 ) -> int:
@@ -47,7 +47,7 @@ def rounds(
     run of its own below the output (round-1, round-2, …), and a row for each question is written in the end:
     trajectories.parquet. The same command again continues where the last one stopped.
     """
-    started, deadline = time.perf_counter(), choose_deadline(until, lasting)
+    started, deadline = time.perf_counter(), choose_deadline(until, duration)
     pool = WorkerPool(gpus, workers)
     pool.check()
     cache = os.environ.get(CACHE_VARIABLE)

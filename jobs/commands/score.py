@@ -41,7 +41,7 @@ class ScoreOptions:
     """What `score` was asked for; the fields are the options of the command.
 
     Args:
-        lasting: `--for`.
+        duration: `--for`.
     """
 
     student: str
@@ -57,7 +57,7 @@ class ScoreOptions:
     dtype: str
     shard: str | None
     until: str | None
-    lasting: str | None
+    duration: str | None
     dry_run: bool
     done_ok: bool
     output: str
@@ -111,7 +111,7 @@ class ScoreOptions:
 )
 @click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
-@click.option("--for", "lasting", metavar="LENGTH", help=FOR_HELP)
+@click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)
 @click.option("--dry-run", is_flag=True, help="Say what would be scored and what is done already; score nothing.")
 @click.option(
     "--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do, for schedulers that need it."
@@ -126,7 +126,7 @@ def score(**options: Any) -> int:
     command again continues where the last one stopped.
     """
     work = ScoreOptions(**options)
-    deadline = choose_deadline(work.until, work.lasting)
+    deadline = choose_deadline(work.until, work.duration)
     session = _open(work, deadline)
     if work.dry_run:
         total, rows = session.left.rows_to_ask(), session.opened.plan.rows

@@ -20,7 +20,7 @@ from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.paired_labels import PairedRows
 from manifests.metrics.paired_tests import mcnemar
-from manifests.metrics.triangle import BY_IDS
+from manifests.metrics.student_comparison import BY_IDS
 from manifests.storage.context import Storage
 
 

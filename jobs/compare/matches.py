@@ -14,7 +14,7 @@ import numpy as np
 from jobs.compare.results import RowCounts
 from jobs.files.query_buckets import query_buckets
 from manifests.metrics.paired_labels import PairedRows
-from manifests.metrics.triangle import BY_ROW
+from manifests.metrics.student_comparison import BY_ROW
 
 STATES = ("labelled", "quarantined", "absent")
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from manifests.errors import InputError, UsageError
 from manifests.inputs.dataset import changed_files
 from manifests.judging.label_sets import RunLabels, is_run, open_run_labels
-from manifests.metrics.triangle import BY_IDS, BY_ROW
+from manifests.metrics.student_comparison import BY_IDS, BY_ROW
 from manifests.runs.readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
 from manifests.storage.concurrency import map_concurrent

@@ -1,4 +1,4 @@
-"""From paths to triangles: which set is the teacher, which rows are the same, and how gold grades judge them."""
+"""Students against their teacher: which set is the teacher, which rows are the same, and how gold grades judge them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manifests.judging.label_sets import LabelSet
 from manifests.judging.pair_grades import taken
 from manifests.judging.qrels import check_scale
 from manifests.metrics.gates import TEACHER, Gate, judge_gates
-from manifests.metrics.triangle import BY_IDS, Labelled, Match, Triangle, compare, match_rows
+from manifests.metrics.student_comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
 from manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
@@ -71,9 +71,9 @@ def compare_sets(
     for student in students:
         theirs = _gathered(student.labels, grades, options)
         drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        triangle, joined_by = _triangle((teacher.labels, student.labels), (ours, theirs), gold, grades, drawn)
-        verdicts = judge_gates(gates, *_figures(triangle))
-        comparisons.append(StudentBeside.of((teacher.name, student.name), triangle, joined_by, verdicts))
+        found, joined_by = _against_teacher((teacher.labels, student.labels), (ours, theirs), gold, grades, drawn)
+        verdicts = judge_gates(gates, *_figures(found))
+        comparisons.append(StudentBeside.of((teacher.name, student.name), found, joined_by, verdicts))
     has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
     return SetsBeside(
         sets=[_beside(one, "teacher" if one is teacher else "student") for one in (teacher, *students)],
@@ -136,10 +136,10 @@ class _GoldGrades:
         return _MatchedGold(BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0, columns)
 
 
-def _triangle(
+def _against_teacher(
     sets: _Both, rows: tuple[Labelled, Labelled], gold: _GoldGrades | None, grades: int, drawn: dict[str, Any]
-) -> tuple[Triangle, str | None]:
-    """The triangle of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
+) -> tuple[StudentComparison, str | None]:
+    """The comparison of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
     and samples.
     """
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
@@ -148,14 +148,14 @@ def _triangle(
     if gold is None:
         return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
     joined_by, golds, is_known, columns = gold.of(sets, rows, match)
-    triangle = compare(*rows, match, golds, is_known, grades=grades, columns=columns, **drawn)
-    if triangle.teacher is None:
+    found = compare(*rows, match, golds, is_known, grades=grades, columns=columns, **drawn)
+    if found.teacher is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
             f"{gold.qrels}, joined by "
             f"{joined_by}. Do the ids mean the same things? --by and --doc name other columns."
         )
-    return triangle, joined_by
+    return found, joined_by
 
 
 def _beside(one: NamedSet, role: Literal["teacher", "student"]) -> SetBeside:
@@ -198,13 +198,13 @@ def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelle
     return gather(parts, grades=grades, where=labels.where)
 
 
-def _figures(triangle: Triangle) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
+def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
     """What gates may name: the student's figures by gold grades and against its teacher; and the teacher's."""
-    own = {f"{PREFIX}{name}": figure.value for name, figure in triangle.against_teacher.items()}
-    if triangle.student is None or triangle.teacher is None:
+    own = {f"{PREFIX}{name}": figure.value for name, figure in found.against_teacher.items()}
+    if found.student is None or found.teacher is None:
         return own, None
-    student = {name: figure.value for name, figure in triangle.student.figures.items()}
-    return {**student, **own}, {name: figure.value for name, figure in triangle.teacher.figures.items()}
+    student = {name: figure.value for name, figure in found.student.figures.items()}
+    return {**student, **own}, {name: figure.value for name, figure in found.teacher.figures.items()}
 
 
 def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:

@@ -10,7 +10,7 @@ from jobs.output import table
 from manifests.metrics.evaluation import Difference
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import title_of
-from manifests.metrics.triangle import AGAINST_TEACHER
+from manifests.metrics.student_comparison import AGAINST_TEACHER
 
 
 def comparison_text(result: SetsBeside) -> str:

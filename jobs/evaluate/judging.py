@@ -37,7 +37,7 @@ from manifests.judging.qrels import (
 )
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged
-from manifests.metrics.triangle import BY_IDS
+from manifests.metrics.student_comparison import BY_IDS
 from manifests.storage.context import Storage
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"

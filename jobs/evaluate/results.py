@@ -8,7 +8,7 @@ from typing import Literal
 from manifests.metrics.evaluation import CalibrationTrial, Difference, Evaluation, ReliabilityBin
 from manifests.metrics.gates import GateVerdict
 from manifests.metrics.metric import MetricValue
-from manifests.metrics.triangle import Triangle, TriangleCounts
+from manifests.metrics.student_comparison import StudentComparison, StudentComparisonCounts
 from manifests.records import LEFT_OUT
 
 
@@ -113,7 +113,7 @@ class StudentBeside:
     student: str
     matched_by: str
     joined_by: str | None
-    counts: TriangleCounts
+    counts: StudentComparisonCounts
     against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
     against_gold: BothByGold | None
@@ -122,7 +122,7 @@ class StudentBeside:
 
     @classmethod
     def of(
-        cls, names: tuple[str, str], found: Triangle, joined_by: str | None, gates: list[GateVerdict]
+        cls, names: tuple[str, str], found: StudentComparison, joined_by: str | None, gates: list[GateVerdict]
     ) -> StudentBeside:
         """`names` are teacher and student."""
         gold = None

@@ -79,7 +79,7 @@ def build_report(
     if judged or notes:
         notes = [*notes, *unused]
     compared = compared_sections(runs, choice)
-    has_triangle = any(section.name == "triangle" and section.blocks for section in compared)
+    has_comparison = any(section.name == "student-against-teacher" and section.blocks for section in compared)
     sections = [
         ran_section(artifacts, has_places=not is_inside_bundle),
         conservation_section(tallied, quotes=max_rows > 0),
@@ -92,7 +92,7 @@ def build_report(
         plan_section(tallied),
         cost_section(tallied),
         training_section(students),
-        student_section(students, has_triangle=has_triangle),
+        student_section(students, has_comparison=has_comparison),
         parity_section(bundles),
         latency_section(bundles),
     ]

@@ -1,4 +1,4 @@
-"""Sections about runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the
+"""Sections about runs beside each other: a student's scores against its teacher and gold, other runs beside the
 first.
 
 Every figure is one that `relabel evaluate` prints for several sets.
@@ -19,21 +19,21 @@ from jobs.report.gold import CANT, NO_GOLD, GoldChoice
 from jobs.report.plots import draw_intervals
 from jobs.report.sections_judged import RESAMPLES, shown_figures
 from manifests.metrics.registry import title_of
-from manifests.metrics.triangle import AGAINST_TEACHER
+from manifests.metrics.student_comparison import AGAINST_TEACHER
 from manifests.secrets.redaction import shortened
 
 
 def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Section]:
-    """Runs beside each other: a student's scores beside its teacher (the triangle), other runs beside the first."""
+    """Runs beside each other: a student's scores against its teacher and gold, other runs beside the first."""
     if len(runs) < 2:
         return []
     teacher = next((run for run in runs if not run.is_scored), runs[0])
     between: list[Block] = []
-    triangle: list[Block] = []
+    students: list[Block] = []
     for other in runs:
         if other is teacher:
             continue
-        blocks = triangle if other.is_scored and not teacher.is_scored else between
+        blocks = students if other.is_scored and not teacher.is_scored else between
         try:
             found = _compare(teacher, other, gold)
         except CANT as exc:
@@ -42,7 +42,7 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
         blocks += _comparison_blocks(teacher.name, other.name, found)
     return [
         Section("between", "Between runs", between),
-        Section("triangle", "Student against teacher and gold", triangle),
+        Section("student-against-teacher", "Student against teacher and gold", students),
     ]
 
 
@@ -121,7 +121,7 @@ def _both_against_gold(teacher: str, student: str, found: BothByGold, judged: in
         )
     head = ("figure", shortened(teacher, 20), shortened(student, 20), "difference", "low", "high", "verdict")
     save = csv_download(
-        f"triangle-{teacher}-{student}",
+        f"student-against-teacher-{teacher}-{student}",
         (*head[:-1], "differs"),
         [[*row[:-1], "yes" if row[-1] else "no"] for row in rows],
     )

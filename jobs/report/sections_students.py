@@ -83,7 +83,7 @@ def _points(student: StudentArtifact) -> list[tuple[int, str, str, float]]:
     return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
 
 
-def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) -> Section:
+def student_section(students: Sequence[StudentArtifact], *, has_comparison: bool) -> Section:
     """What each student's manifest says of its test split: student and teacher by the same judge,
     the split, the gate.
     """
@@ -92,10 +92,10 @@ def student_section(students: Sequence[StudentArtifact], *, has_triangle: bool) 
         if student.manifest is not None:
             blocks += [Side(_tables(student.name, student.manifest))]
             blocks += [Paragraph(note) for note in student.manifest.notes]
-    if blocks and not has_triangle:
+    if blocks and not has_comparison:
         blocks.append(
             Paragraph(
-                "A student's own manifest holds no intervals. For the triangle with intervals, score pairs that have "
+                "A student's own manifest holds no intervals. For a comparison with intervals, score pairs that have "
                 "gold grades (relabel score) and give label run, scores and --gold together."
             )
         )

@@ -52,7 +52,7 @@ class Deadline:
         return f"{self.text} ({moment:%Y-%m-%d %H:%M:%S %z %Z})"
 
 
-def choose_deadline(until: str | None, lasting: str | None, *, now: datetime | None = None) -> Deadline | None:
+def choose_deadline(until: str | None, duration: str | None, *, now: datetime | None = None) -> Deadline | None:
     """The earlier of `--until` and `--for`, or None where neither is given.
 
     Args:
@@ -63,8 +63,8 @@ def choose_deadline(until: str | None, lasting: str | None, *, now: datetime | N
     found = []
     if until is not None:
         found.append(Deadline(f"--until {until}", wall_s=until_s(until, now or datetime.now(UTC))))
-    if lasting is not None:
-        found.append(Deadline(f"--for {lasting}", steady_s=time.perf_counter() + span_s(lasting)))
+    if duration is not None:
+        found.append(Deadline(f"--for {duration}", steady_s=time.perf_counter() + span_s(duration)))
     return min(found, key=Deadline.left_s, default=None)
 
 

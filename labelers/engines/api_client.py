@@ -105,7 +105,7 @@ class ApiClient:
         self._args, self._pause, self._now = args, pause, now
         self._key = key
         self._library = require("httpx", extra="openai", purpose="The openai engine")
-        self._dice = random.Random()
+        self._rng = random.Random()
         self._num_heard = 0
         self._num_answered = 0
         self._failed_in_a_row = 0
@@ -285,7 +285,7 @@ class ApiClient:
                 "command again then; what is committed stays."
             )
         bound = min(args.max_backoff_s, args.backoff_s * 2.0 ** min(num_failed - 1, 60))
-        seconds = wanted_s + self._dice.uniform(0.0, bound)
+        seconds = wanted_s + self._rng.uniform(0.0, bound)
         self.costs.retries += 1
         self.costs.waited_s += seconds
         await self._pause(seconds)

@@ -22,7 +22,7 @@ from manifests.errors import ModelError
 
 
 class GrammarRegistry:
-    """Matchers on their way from a request to vLLM's scheduler, by ticket. vLLM fetches them in threads of its own."""
+    """Matchers on their way from a request to vLLM's scheduler, by grammar id. vLLM fetches them in its own threads."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -30,7 +30,7 @@ class GrammarRegistry:
         self._lock = threading.Lock()
 
     def leave(self, matcher: Any) -> str:
-        """Leave a matcher, and return its ticket: a grammar that vLLM's check passes in no time."""
+        """Leave a matcher, and return its grammar id: itself a grammar, which passes vLLM's check in no time."""
         grammar_id = f'start: "{next(self._numbers)}"'
         with self._lock:
             self._held[grammar_id] = matcher
@@ -42,8 +42,8 @@ class GrammarRegistry:
             return self._held.pop(grammar_id)
 
 
-class DeskBackend(StructuredOutputBackend):  # type: ignore[misc]
-    """Structured output as vLLM's scheduler wants it, from the desk's matchers."""
+class RegistryBackend(StructuredOutputBackend):  # type: ignore[misc]
+    """Structured output as vLLM's scheduler wants it, from the registry's matchers."""
 
     def __init__(self, grammars: GrammarRegistry, ll_tokenizer: Any, vocab_size: int) -> None:
         self.grammars = grammars
@@ -63,7 +63,7 @@ class DeskBackend(StructuredOutputBackend):  # type: ignore[misc]
 
 
 def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
-    """Make vLLM's scheduler, which runs in this process, take its grammars from a desk.
+    """Make vLLM's scheduler, which runs in this process, take its grammars from a registry.
 
     Raises:
         ModelError: this vLLM keeps its structured output elsewhere than 0.26 to 0.32 do.
@@ -75,5 +75,5 @@ def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
             "this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work."
         )
     grammars = GrammarRegistry()
-    manager.backend = DeskBackend(grammars, compiler.tokenizer, compiler.vocab_size)
+    manager.backend = RegistryBackend(grammars, compiler.tokenizer, compiler.vocab_size)
     return grammars

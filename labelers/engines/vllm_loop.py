@@ -47,7 +47,7 @@ class StepLoop:
 
     Args:
         engine: vLLM's `LLMEngine`, in this process.
-        desk: where matchers are left for its scheduler.
+        grammars: where matchers are left for its scheduler.
         lora: the adapter that every request runs with, as vLLM's `LoRARequest`.
         is_inline: take decisions with every token of sequences that write freely.
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix

@@ -20,7 +20,7 @@ from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
 from manifests.metrics.ranking import tau_by_query
 from manifests.metrics.statistics import Sums, mean_of_queries
-from manifests.metrics.triangle import AGREEMENT, KAPPA, kl_rows, of_counts
+from manifests.metrics.student_comparison import AGREEMENT, KAPPA, kl_rows, of_counts
 
 LN2 = math.log(2.0)
 

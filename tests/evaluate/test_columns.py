@@ -21,7 +21,7 @@ from manifests.judging.label_columns import LabelPart, file_distributions, file_
 from manifests.judging.pair_grades import grades_by_pair
 from manifests.judging.qrels import Qrels
 from manifests.metrics.judged import distributions, sample_counts
-from manifests.metrics.triangle import match_rows
+from manifests.metrics.student_comparison import match_rows
 from manifests.storage.context import Storage
 
 PAIRS = st.tuples(st.sampled_from(["q", "r", ""]), st.sampled_from(["a", "b", "\ud800", "é"]))

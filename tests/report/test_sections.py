@@ -373,7 +373,7 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
     other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
     built = build_report([str(one), str(other)], Storage())
     assert "between" in built.sections
-    assert "triangle" not in built.sections
+    assert "student-against-teacher" not in built.sections
     cells = {(row[0], row[1]): int(row[2]) for row in csv_of(built.html, "confusion-a-b.csv")[1:]}
     assert cells == {
         (str(x), str(y)): sum(r % 3 == x and r % 2 == y for r in range(192)) for x in range(3) for y in range(3)

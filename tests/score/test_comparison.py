@@ -89,7 +89,7 @@ def test_each_sides_figures_are_those_of_evaluate_on_it_alone(relabel: Callable[
 
 
 @pytest.mark.usefixtures("taught")
-def test_the_triangle_needs_no_human(relabel: Callable[..., Any]) -> None:
+def test_a_comparison_with_the_teacher_needs_no_gold(relabel: Callable[..., Any]) -> None:
     one = relabel("evaluate", "out/ecom", "out/scores", *JSON).json["comparisons"][0]
     assert one["against_gold"] is None
     assert set(one["against_teacher"]) == {"kl", "agreement", "kappa", "kendall_tau"}
@@ -166,7 +166,7 @@ def test_the_report_is_the_one_reviewed(
     )
     done = relabel(*line)
     assert (done.code, done.err) == (0, "")
-    golden("evaluate/triangle.txt", done.out)
+    golden("evaluate/student_comparison.txt", done.out)
 
 
 def test_the_same_seed_gives_the_same_bytes(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:

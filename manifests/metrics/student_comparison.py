@@ -1,5 +1,5 @@
-"""The triangle of distillation: a student's labels beside its teacher's, and both beside gold grades, all over the
-same rows.
+"""A student against its teacher and gold: the labels of both beside each other and beside gold grades, over the same
+rows.
 
 Rows of two label sets are matched by their row of the input where both were made from the same one, else by (query_id,
 doc_id); what only one set has is counted and left out, so that no figure compares different rows.
@@ -70,7 +70,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TriangleCounts:
+class StudentComparisonCounts:
     """Labels of both sets, rows that both have, of these those with a distribution on both sides, their queries, and
     what gold says of them.
     """
@@ -88,7 +88,7 @@ class TriangleCounts:
 
 
 @dataclass(frozen=True)
-class Triangle:
+class StudentComparison:
     """A student beside its teacher, and both beside gold grades.
 
     Args:
@@ -100,7 +100,7 @@ class Triangle:
 
     grades: int
     matched_by: str
-    counts: TriangleCounts
+    counts: StudentComparisonCounts
     against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
     teacher: Evaluation | None
@@ -157,8 +157,8 @@ def compare(
     seed: int,
     pass_at: Sequence[int] = (),
     columns: Mapping[str, pa.Array] | None = None,
-) -> Triangle:
-    """Compute the triangle over matched rows, of which there is at least one.
+) -> StudentComparison:
+    """Compare over matched rows, of which there is at least one.
 
     Args:
         pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
@@ -182,7 +182,7 @@ def compare(
         ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
         theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
         found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
-    counts = TriangleCounts(
+    counts = StudentComparisonCounts(
         teacher=len(teacher.grades),
         student=len(student.grades),
         matched=len(match.teacher),
@@ -197,7 +197,7 @@ def compare(
     notes = [*beside.notes, *_match_notes(teacher, student, match)]
     notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
     confusion = beside.counts.by_group.sum(0).tolist()
-    return Triangle(grades, match.how, counts, metrics.with_intervals(intervals), confusion, *found, notes)
+    return StudentComparison(grades, match.how, counts, metrics.with_intervals(intervals), confusion, *found, notes)
 
 
 def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:

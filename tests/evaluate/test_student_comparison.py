@@ -1,5 +1,5 @@
-"""The triangle's numbers against computations of their own: loops, scikit-learn, scipy, ir_measures, and a bootstrap by
-hand.
+"""A student's figures against its teacher and gold, computed a second time: by loops, scikit-learn, scipy, ir_measures,
+and a bootstrap by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstra
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.triangle import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
+from manifests.metrics.student_comparison import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
 
 GRADES = 3
 
@@ -48,7 +48,7 @@ def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled,
     return sides[0], sides[1], gold.tolist()
 
 
-def triangle(teacher: Labelled, student: Labelled, golds: list[Any] | None, **options: Any) -> Any:
+def compared(teacher: Labelled, student: Labelled, golds: list[Any] | None, **options: Any) -> Any:
     match = match_rows(teacher, student, is_same_input=True)
     known = np.ones(len(match.teacher), dtype=bool)
     held = None if golds is None else pa.array(golds, pa.int64())
@@ -68,7 +68,7 @@ def test_kl_is_the_relative_entropy_of_scipy_in_the_teachers_direction() -> None
     rows = kl_rows(teacher.probs, student.probs)
     assert rows == pytest.approx(stats.entropy(teacher.probs, student.probs, axis=1))
     assert rows.mean() != pytest.approx(stats.entropy(student.probs, teacher.probs, axis=1).mean(), rel=1e-3)
-    assert triangle(teacher, student, None).against_teacher["kl"].value == pytest.approx(rows.mean())
+    assert compared(teacher, student, None).against_teacher["kl"].value == pytest.approx(rows.mean())
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).filter(lambda row: sum(row) > 0.1))
@@ -103,7 +103,7 @@ def test_kendall_tau_is_by_query_of_expected_grades_and_averaged_over_queries() 
         rows = [row for row in range(60) if row % 6 == query]
         scores = [np.round(side.probs[rows] @ np.arange(GRADES), 6).tolist() for side in (teacher, student)]  # type: ignore[index]
         taus.append(slow_tau(*scores))
-    found = triangle(teacher, student, None).against_teacher["kendall_tau"]
+    found = compared(teacher, student, None).against_teacher["kendall_tau"]
     assert found.value == pytest.approx(np.mean(taus))
     assert (found.over, found.unit) == (6, "queries")
 
@@ -117,7 +117,7 @@ def test_kendall_tau_leaves_out_queries_that_one_side_does_not_order() -> None:
 
 def test_agreement_and_kappa_are_scikit_learns_and_the_matrix_is_teacher_by_student() -> None:
     teacher, student, _ = world()
-    found = triangle(teacher, student, None)
+    found = compared(teacher, student, None)
     assert found.against_teacher["agreement"].value == pytest.approx(
         metrics.accuracy_score(teacher.grades, student.grades)
     )
@@ -130,7 +130,7 @@ def test_agreement_and_kappa_are_scikit_learns_and_the_matrix_is_teacher_by_stud
 
 def test_a_student_that_answers_as_its_teacher_differs_in_nothing() -> None:
     teacher, _, golds = world()
-    found = triangle(teacher, teacher, golds)
+    found = compared(teacher, teacher, golds)
     assert found.against_teacher["kl"].value == pytest.approx(0.0, abs=1e-12)
     assert found.against_teacher["agreement"].value == 1.0
     assert found.against_teacher["kendall_tau"].value == pytest.approx(1.0)
@@ -140,7 +140,7 @@ def test_a_student_that_answers_as_its_teacher_differs_in_nothing() -> None:
 
 def test_swapped_roles_turn_every_difference_around() -> None:
     teacher, student, golds = world()
-    there, back = triangle(teacher, student, golds).difference, triangle(student, teacher, golds).difference
+    there, back = compared(teacher, student, golds).difference, compared(student, teacher, golds).difference
     for name, step in there.items():
         assert back[name].value == pytest.approx(-step.value), name
         assert (back[name].low, back[name].high) == pytest.approx((-step.high, -step.low)), name
@@ -181,7 +181,7 @@ def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
         ours, theirs = (figures_by_hand(side, golds, rows, queries) for side in (teacher, student))
         for name, value in ours.items():
             steps.setdefault(name, []).append(theirs[name] - value)
-    found = triangle(teacher, student, golds, resamples=25).difference
+    found = compared(teacher, student, golds, resamples=25).difference
     whole = [figures_by_hand(side, golds, list(range(60)), list(range(6))) for side in (teacher, student)]
     for name, values in steps.items():
         assert found[name].value == pytest.approx(whole[1][name] - whole[0][name]), name
@@ -223,7 +223,7 @@ def test_a_paired_interval_is_narrower_than_two_apart() -> None:
 def test_figures_of_each_side_are_those_of_evaluate() -> None:
     teacher, student, golds = world()
     alone = evaluate_both(judged(teacher, golds), judged(student, golds), resamples=200, seed=7)
-    found = triangle(teacher, student, golds)
+    found = compared(teacher, student, golds)
     assert found.teacher.figures == alone[0].figures
     assert found.student.figures == alone[1].figures
     assert found.difference == alone[2]
