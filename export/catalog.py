@@ -1,4 +1,4 @@
-"""What a bundle store holds, told without touching it: bundles, their versions, and where their channels stand."""
+"""What a bundle store holds, listed without changing it: bundles, their versions, and where their channels point."""
 
 from __future__ import annotations
 

@@ -26,17 +26,17 @@ class Orders(NamedTuple):
     """What became of the orders of all queries.
 
     Args:
-        tau: -1 to 1; None where the student tells no two documents of a query apart.
-        told_apart: pairs of documents of one query that the student orders by more than the margin.
+        tau: -1 to 1; None where the student orders no two documents of a query.
+        ordered: pairs of documents of one query that the student orders by more than the margin.
         of: all pairs of documents of one query.
     """
 
     tau: float | None
-    told_apart: int
+    ordered: int
     of: int
 
 
-def told_apart_from(grades: int) -> float:
+def least_difference(grades: int) -> float:
     """The least difference of two expected grades that is an order, K(K−1)·1e-4: 6e-4 for three grades.
 
     When every probability moves by 1e-4 or less, an expected grade Σ k p(k) moves by at most 1e-4·K(K−1)/2, and a
@@ -48,9 +48,9 @@ def told_apart_from(grades: int) -> float:
 def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float) -> Orders:
     """Hold a model's orders against the student's.
 
-    Of a query, tau = (kept − reversed) / told apart; an order that the model makes a tie counts as neither. Queries are
-    averaged by their number of documents: in a plain mean one swap in a query of two documents would outweigh a hundred
-    in a large one, and by pairs of documents, which grow with the square, a large query would hide all others.
+    Of a query, tau = (kept − reversed) / ordered pairs; an order that the model makes a tie counts as neither. Queries
+    are averaged by their number of documents: in a plain mean one swap in a query of two documents would outweigh a
+    hundred in a large one, and by pairs of documents, which grow with the square, a large query would hide all others.
 
     Args:
         query_N: which rows are of one query, 0..G-1.
@@ -59,15 +59,15 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
     Source:
         Kendall 1938, "A new measure of rank correlation": tau; here over the pairs beyond the margin only.
     """
-    taus, weights, told_apart, of = [], [], 0, 0
+    taus, weights, ordered, of = [], [], 0, 0
     for rows in rows_by_group(query_N, int(query_N.max()) + 1):
         score, count = _balance(ours_N[rows], theirs_N[rows], margin)
         of += len(rows) * (len(rows) - 1) // 2
         if count:
-            told_apart += count
+            ordered += count
             taus.append(score / count)
             weights.append(len(rows))
-    return Orders(float(np.average(taus, weights=weights)) if taus else None, told_apart, of)
+    return Orders(float(np.average(taus, weights=weights)) if taus else None, ordered, of)
 
 
 def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[int, int]:

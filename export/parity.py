@@ -20,7 +20,7 @@ import numpy as np
 
 from distill.students.examples import NO_GRADE
 from export.loader import Encoder
-from export.orders import kept_orders, told_apart_from
+from export.orders import kept_orders, least_difference
 from export.parity_records import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
@@ -151,7 +151,7 @@ def _figures(
     reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec
 ) -> SizeFigures:
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
-    margin = told_apart_from(ours_NK.shape[1])
+    margin = least_difference(ours_NK.shape[1])
     orders = kept_orders(pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), margin)
     by_head = {
         name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
@@ -168,7 +168,7 @@ def _figures(
             name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference
         },
         tau=orders.tau,
-        orders=OrderCounts(orders.told_apart, orders.of, margin),
+        orders=OrderCounts(orders.ordered, orders.of, margin),
         judged_by=judged.judge,
         judged_rows=judged.rows,
         judged_queries=judged.queries,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from manifests.errors import ManifestError
 from manifests.records import LEFT_OUT, checked, fault_of
@@ -37,7 +37,7 @@ class NdcgLoss:
 class OrderCounts:
     """Pairs of documents of one query: those that the student orders by more than the margin, and all."""
 
-    told_apart: int
+    ordered: Annotated[int, Field(validation_alias=AliasChoices("ordered", "told_apart"))]  # until 2026-11-22
     of: int
     margin: float
 
@@ -48,7 +48,7 @@ class SizeFigures:
 
     Args:
         max_abs: the largest |Δp|.
-        tau: Kendall's, by query; None where the student tells no two documents of a query apart.
+        tau: Kendall's, by query; None where the student orders no two documents of a query.
         orders: absent in bundles of earlier days.
         judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
         judged_queries: 0 in bundles of earlier days.

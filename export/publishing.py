@@ -36,7 +36,7 @@ UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
 
 Progress = Callable[[str, int], None]
-"""Told what is going on, and bytes that went through since the last call."""
+"""Receives what is going on, and bytes that went through since the last call."""
 
 
 class Published(NamedTuple):
@@ -64,7 +64,7 @@ class PublishOptions(NamedTuple):
         version: instead of the first digits of its manifest's sha256.
         channel: to be moved there.
         key: to sign version and pointer with.
-        rereads: prove every object by reading it back, those of a published version too, and mend what is damaged.
+        rereads: prove every object by reading it back, those of a published version too, and repair what is damaged.
     """
 
     name: str | None = None

@@ -76,7 +76,7 @@ def pull(
     Raises:
         InputError: no such bundle, channel or version; or the destination holds another bundle.
         ManifestError: a record or file is damaged or hostile.
-        GateError: unsigned, signed by a stranger, or older than what was seen already.
+        GateError: unsigned, signed by an untrusted key, or older than what was seen already.
         LockHeldError: another pull to this destination is at work.
         DiskFullError: no space for it.
         StoreError: store or disk fail.
@@ -140,7 +140,7 @@ def _keep(
 
 
 def _load_served(bundle_store: BundleStore, state: State, keys: TrustedKeys | None) -> Version:
-    """The record of the version that serves though the channel stands elsewhere, to mend it by."""
+    """The record of the version that serves though the channel points elsewhere, to repair it by."""
     served = state.served[0]
     version = load_version(bundle_store, state.name, served.version)
     where = f"{bundle_store.url}/{version.name}@{served.version}"

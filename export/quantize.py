@@ -36,7 +36,7 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
         ModelError: the graph can't be quantized.
     """
     quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8")
-    with tempfile.TemporaryDirectory(dir=target.parent) as work, _told(source):
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
         bare = _without_shapes(source, Path(work) / "bare.onnx")
         quantization.quantize_dynamic(
             bare,
@@ -64,7 +64,7 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np
         ModelError: the graph can't be quantized.
     """
     quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
-    with tempfile.TemporaryDirectory(dir=target.parent) as work, _told(source):
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
         bare = _without_shapes(source, Path(work) / "bare.onnx")
         quantization.quantize_static(
             bare,
@@ -125,7 +125,7 @@ def _count(path: Path, *operators: str) -> int:
 
 
 @contextlib.contextmanager
-def _told(source: Path) -> Iterator[None]:
+def _translate_errors(source: Path) -> Iterator[None]:
     """Quiets the library's advice, and turns its errors into ours.
 
     Raises:

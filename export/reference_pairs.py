@@ -102,7 +102,7 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     if split_digest != manifest["split"]["sha256"]:
         raise ManifestError(
             "the pairs that the student's manifest names now split otherwise than when it was trained, so its test "
-            "split can't be told. Restore them, or name other pairs with --pairs."
+            "split can't be determined. Restore them, or name other pairs with --pairs."
         )
     is_gold = bool((examples.gold != NO_GRADE).any())
     grade_N = examples.gold if is_gold else examples.teacher

@@ -130,7 +130,7 @@ def main(args: list[str] | None = None) -> None:
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
         found = _ended(arguments)
-        code = _told(found if isinstance(found, int) else 0, arguments, sink)
+        code = _flush_output(found if isinstance(found, int) else 0, arguments, sink)
     sys.exit(code)
 
 
@@ -141,7 +141,7 @@ def _with_home(argument: str) -> str:
     return option + os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else argument  # noqa: PTH111
 
 
-def _told(code: int, arguments: list[str], sink: Sink | None) -> int:
+def _flush_output(code: int, arguments: list[str], sink: Sink | None) -> int:
     """The exit code, once what was said is out; where a disk was too full for it, that is said on stderr."""
     sys.stdout.flush()
     if sink is None or sink.lost is None:

@@ -1,4 +1,4 @@
-"""A search that goes on for several rounds: what `variants` and `review` are told of the rounds before.
+"""A search that goes on for several rounds: what `variants` and `review` are shown of the rounds before.
 
 Source: R2RAG, section 3.3 (papers); the columns' names are ours. `relabel rounds` is such a search: jobs/rounds.
 """

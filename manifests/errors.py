@@ -125,7 +125,7 @@ class VerdictError(TerminalError, ValueError):
     """One answer holds no readable label.
 
     Args:
-        status: the quarantine status that the row gets if no further attempt mends it.
+        status: the quarantine status that the row gets if no further attempt succeeds.
         reason: what is wrong with the answer, for a person.
     """
 

@@ -132,18 +132,18 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
     Raises:
         InputError: sources disagree, or a grade is off the scale.
     """
-    told = {table.where: table.grades for table in tables if table.grades is not None}
-    if len(set(told.values())) > 1:
-        listed = ", ".join(f"{where} has {grades}" for where, grades in told.items())
+    given = {table.where: table.grades for table in tables if table.grades is not None}
+    if len(set(given.values())) > 1:
+        listed = ", ".join(f"{where} has {grades}" for where, grades in given.items())
         raise InputError(
             f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
         )
-    grades = next(iter(told.values()), None)
+    grades = next(iter(given.values()), None)
     seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
     seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
     named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
     if named is not None and grades not in (None, named):
-        raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(told)}).")
+        raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(given)}).")
     found = named or grades or max(2, max(seen) + 1)
     where = spec.gold.path if spec.gold else "labels"
     check_scale(seen, found, where=where, option="gold.map")
@@ -323,10 +323,10 @@ class _Rows:
             ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction
                 needs, or is missing where there are more or fewer than three grades.
         """
-        told = {table.phi for table in self.tables if table.phi is not None}
-        if self.spec.phi is None and len(told) > 1:
+        given = {table.phi for table in self.tables if table.phi is not None}
+        if self.spec.phi is None and len(given) > 1:
             raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
-        phi = self.spec.phi or next(iter(told), None)
+        phi = self.spec.phi or next(iter(given), None)
         if not set(NODE_HEADS) <= set(heads):
             return phi or DEFAULT_PHI
         grades = heads["relevance"]

@@ -238,7 +238,7 @@ def _is_nodes(kind: pa.DataType) -> bool:
 
 
 def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, readings: Readings | None) -> LabelTable:
-    """The labels that can be learned from, as of a file; what made them is not told yet."""
+    """The labels that can be learned from, as of a file; what made them is not known yet."""
     columns = {name: held[name].to_pylist() for name in held.column_names}
     size = held.num_rows
     statuses = columns.get("status") or ["ok"] * size

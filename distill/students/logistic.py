@@ -1,6 +1,6 @@
 """A logistic student: a linear layer over a frozen encoder's vector of the query, and nineteen counts of its text.
 
-The document is not looked at: what is told is a property of the query, say how complex it is.
+The document is not read: what is predicted is a property of the query, say how complex it is.
 
 Source: R2RAG, section 3.1 (logistic regression over a 128-dimensional embedding and 19 linguistic features, which the
 paper does not list; these are ours).

@@ -152,7 +152,7 @@ def fit_softmax(
     """Weights and bias that minimize the objective plus decay / 2 · ‖weights‖², the bias left out.
 
     Args:
-        columns_NC: what the rows are told by.
+        columns_NC: the features of the rows.
         targets, weights: of the head relevance, [N, K] and [N].
         on_step: called after each step with its number and loss.
     Returns:

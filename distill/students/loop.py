@@ -72,7 +72,7 @@ def train_student(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     outcome.notes += notes
-    return module.cpu(), _told(spec, outcome, plan, halvings), outcome
+    return module.cpu(), _training_facts(spec, outcome, plan, halvings), outcome
 
 
 def _attempt(
@@ -174,7 +174,7 @@ def _draw_weight(spec: DistillSpec, examples: Examples) -> np.ndarray | None:
     return np.asarray(balance_weights(examples)[examples.rows_of(TRAIN)], dtype=np.float64)
 
 
-def _told(spec: DistillSpec, outcome: Outcome, plan: BatchPlan, halvings: int) -> TrainingFacts:
+def _training_facts(spec: DistillSpec, outcome: Outcome, plan: BatchPlan, halvings: int) -> TrainingFacts:
     settings = spec.train
     return TrainingFacts(
         steps=outcome.steps,

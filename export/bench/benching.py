@@ -80,7 +80,7 @@ def bench_bundle(
         bundle: opened, its bytes checked.
         pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
         gates: to be held against the figures; here their names alone are looked at, before anything is measured.
-        say: told of progress, a line each.
+        say: receives progress, a line each.
     Raises:
         ConfigError: a gate names a figure that will not be measured.
         MissingExtraError: a provider or torch is not to be had.

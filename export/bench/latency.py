@@ -48,7 +48,7 @@ def time_calls(
     """Call again and again for a while.
 
     Args:
-        call: told its number, from 0 on; warm-up calls count too.
+        call: receives its number, from 0 on; warm-up calls count too.
         seconds: for all of it, warm-up included. At least one call is measured, however long it takes.
         is_warm: leave the warm-up away: the session has run calls of this kind, and one more would take the cell's
             whole time.

@@ -55,7 +55,7 @@ class OnnxRunner:
 
 
 def _quiet() -> Any:
-    """Options of a run that fails without a word of onnxruntime's own on stderr: the error is told by whoever asked."""
+    """Options of a run that fails without a word of onnxruntime's own on stderr: the caller reports the error."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()

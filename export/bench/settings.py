@@ -31,7 +31,7 @@ class Setting:
         student: what the bundle's manifest says of it.
         workload: rows whose lengths are replayed.
         threads: of the CPU, for each model.
-        say: told of progress, a line each.
+        say: receives progress, a line each.
     """
 
     bundle: Bundle

@@ -1,4 +1,4 @@
-"""Which form a source has and a target gets: by its suffix where that is clear, else as told."""
+"""Which form a source has and a target gets: by its suffix where that is clear, else as named."""
 
 from __future__ import annotations
 

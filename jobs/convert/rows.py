@@ -147,7 +147,7 @@ def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
     trec = f"{EXAMPLES[QRELS_COLUMNS if target == 'qrels' else RUN_COLUMNS]}: fields end at white space"
     is_text = target in TREC
     number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
-    mend = {
+    advice = {
         "odd": f"is not a {number}. Name another column with --{source.kind}, or leave it empty",
         "query_id": "Give every row one, or leave the row out",
         "doc_id": "Give every row one, or leave the row out",
@@ -160,19 +160,19 @@ def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
         *(fault.fill_null(value=False).sum().alias(f"{name} count") for name, fault in faults.items()),
         *(polars.col("row").filter(fault.fill_null(value=False)).min().alias(name) for name, fault in faults.items()),
     )
-    told_of = row.collect(engine="streaming").row(0, named=True)
-    fault = next((name for name in faults if told_of[f"{name} count"]), None)
+    counted = row.collect(engine="streaming").row(0, named=True)
+    fault = next((name for name in faults if counted[f"{name} count"]), None)
     if fault is None:
         return
-    count = told_of[f"{fault} count"]
-    held = found.filter(polars.col("row") == told_of[fault]).collect(engine="streaming").row(0, named=True)
+    count = counted[f"{fault} count"]
+    held = found.filter(polars.col("row") == counted[fault]).collect(engine="streaming").row(0, named=True)
     where = f"{source.path}: {source.row_column or 'row'} {held['at']}"
     others = f" ({count:,} such rows)" if count > 1 else ""
     if fault in ("query_id", "doc_id"):
         column = source.by if fault == "query_id" else source.doc
-        raise InputError(f"{where} has no `{column}`{others}. {mend[fault]}.")
+        raise InputError(f"{where} has no `{column}`{others}. {advice[fault]}.")
     if fault == "odd":
-        raise InputError(f"{where}: {source.value} {held['odd']!r} {mend['odd']}{others}.")
+        raise InputError(f"{where}: {source.value} {held['odd']!r} {advice['odd']}{others}.")
     name = fault.split()[0]
     column = {"query_id": source.by, "doc_id": source.doc}.get(name, name)
     raise InputError(

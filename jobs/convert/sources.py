@@ -32,7 +32,7 @@ GROUP_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """What `relabel convert` was told of a source; None where the user named no column."""
+    """What `relabel convert` was given about a source; None where the user named no column."""
 
     by: str = "query_id"
     doc: str = "doc_id"

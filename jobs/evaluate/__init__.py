@@ -1,3 +1,3 @@
 """Evaluate: label sets judged by gold and set beside each other. Owns which rows belong together and how
-figures are told; the figures are `manifests/metrics/evaluation.py` and what it calls. Read `judging.py` first.
+figures are shown; the figures are `manifests/metrics/evaluation.py` and what it calls. Read `judging.py` first.
 """

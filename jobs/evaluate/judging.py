@@ -48,7 +48,7 @@ MOST_GRADES = 10
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """What `relabel evaluate` was told. `grade` and `by` are None where the user named no column, `qrels` where nobody
+    """What `relabel evaluate` was given. `grade` and `by` are None where the user named no column, `qrels` where nobody
     judges; `pass_at` is empty where the k of pass@k were left open.
     """
 
@@ -208,7 +208,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
 
 
 def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
-    """K: of the runs, of distributions, as told, or one more than the highest grade."""
+    """K: of the runs, of distributions, as given, or one more than the highest grade."""
     found: dict[str, int] = {}
     highest = 0
     for one in sets:

@@ -2,7 +2,7 @@
 
 lxml (libxml2) calls `_Reader` for each tag and text and builds no tree: a tree by the HTML standard takes quadratic
 time for some pages (a start tag with 100,000 attributes, 100,000 open `<div>`: 30 to 50 s in Lexbor), or loses what is
-nested deeply. What a table or a list is can be told only at its end, so a page is first a flat list of events.
+nested deeply. What a table or a list is is known only at its end, so a page is first a flat list of events.
 
 Left out: scripts, styles, templates, forms' controls, navigation, embedded media, and what the page hides (`hidden`,
 `display: none`, `visibility: hidden`, a closed dialog). A table within which a table or heading lies, or that has one

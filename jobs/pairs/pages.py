@@ -2,7 +2,7 @@
 place in that text.
 
 The cleaned text looks like Markdown (`## heading`, `- item`, `| cell | cell |`), but nothing in it is escaped: it is
-for models and people, and what is a heading or a table is told by the blocks, never read back from the marks. Blocks
+for models and people, and what is a heading or a table is known from the blocks, never read back from the marks. Blocks
 are parted by one blank line. Places are offsets in code points, as Python's `str` counts them.
 """
 

@@ -106,7 +106,7 @@ class _ListText:
             self._starts_item = False
         indent = "  " * min(len(self._numbers) - 1, _MOST_INDENT)
         for line in text.split("\n"):
-            # parts of a block are told by their lines' ends, so a blank line of preformatted text goes
+            # parts of a block are separated by line ends, so a blank line of preformatted text goes
             if line.strip():
                 self._items[-1].append(indent + (self._marker or "  ") + line.strip())
                 self._marker = ""

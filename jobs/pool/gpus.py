@@ -55,7 +55,7 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
 
 
 def _numbers(text: str) -> list[int] | None:
-    """The numbers of `0,1`; None for `all`. Told before anything is looked for: a slip is one wherever it is made."""
+    """The numbers of `0,1`; None for `all`. Read before anything is looked for: a slip is one wherever it is made."""
     if text.strip() == "all":
         return None
     try:

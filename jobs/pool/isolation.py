@@ -40,7 +40,7 @@ class Isolation:
         self._caught: Counter[int] = Counter()
 
     def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
-        """An engine went down at its ordinary work: whatever was in flight becomes suspect, in groups of an eighth of
+        """An engine went down at its ordinary work: whatever was in flight is isolated, in groups of an eighth of
         it all.
         """
         size = _piece(sum(map(len, in_flight.values())))

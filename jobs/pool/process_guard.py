@@ -30,7 +30,7 @@ for group in groups:
 
 
 class ProcessGuard:
-    """Kills the process groups it was told of when this process ends, or the `with` block does."""
+    """Kills the process groups it was given when this process ends, or the `with` block does."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", "-u", "-c", _SCRIPT]

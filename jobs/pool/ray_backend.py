@@ -77,7 +77,7 @@ class Work(NamedTuple):
     look: Look
 
 
-class Place:
+class WorkerActor:
     """What an actor holds: one supervised worker, on whichever node Ray chose.
 
     Args:
@@ -240,7 +240,7 @@ class Driver:
                 f"note: {nodes} nodes write to {output}: it must be one folder that all of them see, such as NFS; "
                 "else use s3://"
             )
-        actor_class = self._ray.remote(Place).options(
+        actor_class = self._ray.remote(WorkerActor).options(
             num_cpus=1,
             num_gpus=gpus_each if gpus else 0,
             max_restarts=MAX_RESTARTS,
@@ -268,7 +268,7 @@ class Driver:
 
         Raises:
             EngineLostError: every actor was given up.
-            RelabelError: an error that another try would not mend.
+            RelabelError: an error that another try would not fix.
         """
         next_look_s = time.perf_counter() + LOOK_EVERY_S
         try:

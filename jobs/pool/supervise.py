@@ -3,7 +3,7 @@ concludes the run.
 
 Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that
 nothing here can lose or double a row. What is decided here is what follows a crash: the worker is started again, the
-rows that its engine was at become suspects (`isolation.py`), and one that goes down again and again without getting
+rows that its engine was at are isolated (`isolation.py`), and one that goes down again and again without getting
 anything done is given up.
 """
 
@@ -97,7 +97,7 @@ class Supervisor:
 
         Raises:
             EngineLostError: every worker was given up.
-            RelabelError: what a worker met that starting it again would not mend, in its own words.
+            RelabelError: what a worker met that starting it again would not fix, in its own words.
         """
         started = time.perf_counter()
         self.work()

@@ -176,7 +176,7 @@ Artifact: TypeAlias = RunArtifact | StudentArtifact | BundleArtifact
 
 
 def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
-    """Open every path; two of one name are told apart by their paths.
+    """Open every path; two of one name are distinguished by their paths.
 
     Raises:
         UsageError: one place twice, however it is spelled.

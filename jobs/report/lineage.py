@@ -25,7 +25,7 @@ GAP = (22, 46)
 
 
 @dataclass
-class Node:
+class LineageNode:
     """One thing of the chain. `is_given`: it was opened for this page; else a manifest names it."""
 
     key: str
@@ -49,13 +49,13 @@ class Edge(NamedTuple):
 class Graph:
     """All nodes by key, and the edges between them."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, LineageNode] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
 
     def add(self, key: str, kind: str, title: str, line: str = "", *, is_given: bool = False) -> str:
         """A node; one that is given takes the place of one that is only named."""
         if is_given or key not in self.nodes:
-            self.nodes[key] = Node(key, kind, title, line, is_given)
+            self.nodes[key] = LineageNode(key, kind, title, line, is_given)
         return key
 
     def join(self, source: str, target: str, is_same: bool | None = None) -> None:
@@ -298,7 +298,7 @@ def _draw(graph: Graph) -> Markup:
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _draw_node(root: ElementTree.Element, node: Node, x: float, y: float) -> None:
+def _draw_node(root: ElementTree.Element, node: LineageNode, x: float, y: float) -> None:
     shape = {"x": f"{x}", "y": f"{y}", "width": f"{BOX[0]}", "height": f"{BOX[1]}", "rx": "8"}
     look = "f-card s-link" if node.is_given else "f-card s-soft is-absent"
     ElementTree.SubElement(root, "rect", {**shape, "class": look, "stroke-width": "1.6" if node.is_given else "1"})

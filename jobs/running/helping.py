@@ -1,11 +1,11 @@
 """Which open chunks of a shard that another worker holds are worth asking here.
 
-A chunk is taken only where waiting for it is longer than asking it. Waiting is told by the pace at which the shard's
-receipts have come since this worker began to look, with the gap that is under way counted as one more (of two chunks,
-the last one was asked in vain just before its commit); the chunk at place k of those open is k + 1 commits away. Asking
-is told by this worker's own chunks. Before there is a pace, the front is the holder's: as many rows as an engine of
-this job takes at once. Where its lock is free, the holder is gone, and everything open may be asked; where it hangs,
-waiting grows until it is longer than asking.
+A chunk is taken only where waiting for it is longer than asking it. Waiting is estimated by the rate at which the
+shard's receipts have come since this worker began to look, with the gap that is under way counted as one more (of two
+chunks, the last one was asked in vain just before its commit); the chunk at place k of those open is k + 1 commits
+away. Asking is estimated by this worker's own chunks. Before there is a rate, the front is the holder's: as many rows
+as an engine of this job takes at once. Where its lock is free, the holder is gone, and everything open may be asked;
+where it hangs, waiting grows until it is longer than asking.
 
 Helpers choose from the end, and say so first (`claims/`, created if absent), so that neither two of them nor the holder
 ask one chunk. A claim is no lock: its worker is taken for dead where its process is gone, or once the claim has been
@@ -25,7 +25,7 @@ from manifests.storage.run_stores import shard_lock_name
 CHUNKS_AT_ONCE = 8
 """Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""
 STALL_S = 60.0
-"""How long nothing may come of a chunk before it is asked here, where neither pace tells, seconds."""
+"""How long nothing may come of a chunk before it is asked here, where neither rate is known, seconds."""
 LEAST_S = 1.0
 """Shorter spans tell nothing of a worker's life, seconds."""
 
@@ -127,7 +127,7 @@ class Helping:
         return 1 + -(-self.rows_in_hand // max(self._plan.shards[shard].chunks, default=1))
 
     def _ask_s(self, shard: int) -> float:
-        """How long a chunk takes here; by others' pace until one was asked."""
+        """How long a chunk takes here; by others' rate until one was asked."""
         if self._spans:
             return sum(self._spans) / len(self._spans)
         seen = self._seen.get(shard)

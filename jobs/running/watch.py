@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Told by the loop, in its own thread; `commits` alone is called from a commit thread."""
+    """Called by the loop, in its own thread; `commits` alone is called from a commit thread."""
 
     def begins(self, work: ChunkWork) -> None:
         """A chunk is about to be asked. May set its `apart` and `isolated_rows`."""
@@ -30,7 +30,7 @@ class Watch(Protocol):
         """A row has its outcome."""
 
     def flush(self) -> None:
-        """The engine is about to work: whatever was told before must reach its reader now."""
+        """The engine is about to work: whatever was reported before must reach its reader now."""
 
     def commits(self, work: ChunkWork, *, was_first: bool) -> None:
         """A chunk is durable, by this worker or by another that was first."""

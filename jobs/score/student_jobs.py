@@ -275,7 +275,7 @@ class ScoreJob(Job):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What `relabel score` was told; None is the student's own."""
+    """What `relabel score` was given; None is the student's own."""
 
     student: str
     input: tuple[str, ...]

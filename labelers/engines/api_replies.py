@@ -1,4 +1,4 @@
-"""What a server replied, read strictly: a reply that is not of the API's form is no answer, and is never mended into
+"""What a server replied, read strictly: a reply that is not of the API's form is no answer, and is never repaired into
 one.
 """
 

@@ -26,7 +26,7 @@ def resolve_labels(encoder: PromptEncoder, decision: Decision, *, tokenizer_name
     begins with it.
 
     Raises:
-        ModelError: two labels can't be told apart by one token each; names the tokenizer, the labels and their ids.
+        ModelError: two labels do not differ in their first token; names the tokenizer, the labels and their ids.
     """
     sequences = [_label_ids(encoder, decision.marker, label) for label in decision.labels]
     firsts = [ids[0] if ids else None for ids in sequences]

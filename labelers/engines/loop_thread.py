@@ -59,5 +59,5 @@ class LoopThread:
             if self._at_last is not None:
                 self._loop.run_until_complete(self._at_last())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            # sockets that were told to close get the turn that closes them
+            # sockets that were closed get the turn that closes them
             self._loop.run_until_complete(asyncio.sleep(0))

@@ -257,7 +257,7 @@ def _load_vllm(args: VllmArgs) -> Any:
         MissingExtraError: vLLM is not installed, or finds fewer devices.
     """
     for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)  # written for vLLM, which has no other way to be told; never read here
+        os.environ.setdefault(name, value)  # written for vLLM, which takes it in no other way; never read here
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = SETTINGS["VLLM_ENABLE_V1_MULTIPROCESSING"]
     library = require("vllm", extra="vllm", purpose=PURPOSE)
     platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform

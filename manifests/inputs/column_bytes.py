@@ -27,7 +27,7 @@ class ByteRange(NamedTuple):
 def leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, columns: Iterable[str]) -> dict[str, list[int]]:
     """Numbers of the stored columns that make up each column of a table.
 
-    Counted off the schema and not told by their paths: a column `q.id` has the path of the field `id` in a struct `q`.
+    Counted off the schema and not found by their paths: a column `q.id` has the path of the field `id` in a struct `q`.
     """
     counts = [_num_leaves(field.type) for field in schema]
     starts = list(itertools.accumulate(counts, initial=0))

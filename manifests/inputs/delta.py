@@ -38,7 +38,7 @@ READER_FEATURES = {
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-"""Those that change no row, or whose effect is told from the log and refused where it matters."""
+"""Those that change no row, or whose effect is known from the log and refused where it matters."""
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 _CHECKPOINT_COLUMNS = ["protocol", "metaData", "add.path", "add.size", "add.deletionVector", "sidecar"]
@@ -140,7 +140,7 @@ class _Log:
         if missing := set(steps) - set(self.commits):
             raise InputError(
                 f"{self._store.root}: {DELTA_LOG} holds neither commit {min(missing)} nor a checkpoint after it, so "
-                f"version {version} can't be told. Restore the log, or name a later `input.snapshot`."
+                f"version {version} can't be determined. Restore the log, or name a later `input.snapshot`."
             )
         for actions in map_concurrent(self._store, self.commit, steps):
             state.take(actions)
@@ -229,7 +229,7 @@ def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
     if missing := set(range(since + 1, version + 1)) - set(log.commits):
         raise InputError(
             f"{folder}: {DELTA_LOG} does not hold commit {min(missing)} any more, so what was added since version "
-            f"{since} can't be told. Give a later input.since, or label the whole snapshot."
+            f"{since} can't be determined. Give a later input.since, or label the whole snapshot."
         )
     added: set[str] = set()
     for number in range(since + 1, version + 1):
@@ -238,7 +238,8 @@ def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
             what = _info(actions).get("operation", "a commit that removes files")
             raise InputError(
                 f"{folder}: version {number}, after input.since {since}, is no append but {what}: which rows are new "
-                f"can't be told from its files. Give an input.since of {number} or later, or label the whole snapshot."
+                f"can't be determined from its files. Give an input.since of {number} or later, or label the whole "
+                "snapshot."
             )
         files = [checked(_File, action["add"]) for action in actions if "add" in action]
         added.update(file.path for file in files if file.is_data_change)

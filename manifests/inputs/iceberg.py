@@ -135,8 +135,8 @@ def _added(metadata: Any, since: int, snapshot: Any, path: str) -> set[int]:
         if did != "append":
             raise InputError(
                 f"{path}: snapshot {one.snapshot_id}, after input.since {since}, is no append but {did}: which rows "
-                f"are new can't be told from its files. Give input.since {one.snapshot_id} or a later one, or label "
-                "the whole snapshot."
+                f"are new can't be determined from its files. Give input.since {one.snapshot_id} or a later one, or "
+                "label the whole snapshot."
             )
     return {one.snapshot_id for one in between}
 

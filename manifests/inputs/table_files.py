@@ -174,7 +174,7 @@ def distinct(column: Column) -> tuple[list[Any], np.ndarray]:
         try:
             coded = pc.dictionary_encode(column, null_encoding="encode").combine_chunks()
             return coded.dictionary.to_pylist(), coded.indices.to_numpy()
-        except pa.ArrowNotImplementedError:  # lists and the like, which can't be told apart by hash
+        except pa.ArrowNotImplementedError:  # lists and the like, which can't be hashed
             column = column.to_pylist()
     return column, np.arange(len(column))
 

@@ -154,7 +154,7 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
         if not allow_partial:
             raise ManifestError(
                 f"{root}: over its quarantine limit ({share}); {_ALL_OF_THEM}. "
-                "Mend it with `relabel retry`, or judge what is there with --allow-partial."
+                "Complete it with `relabel retry`, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is over its quarantine limit: {share}")
     return RunLabels(root, plan, folder, labels, quarantine, num_quarantined, notes)
@@ -292,7 +292,7 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
         found = open_dataset(spec, storage) if list_files(path, storage) else None
     except InputError:
         if not is_url(path) and Path(path).is_dir():
-            # grades lie in files: a folder can be nothing else, so what ails it is told
+            # grades lie in files: a folder can be nothing else, so its fault is reported
             raise
         return None
     if found is None or changed_files(plan.files, found.files):

@@ -129,7 +129,7 @@ def _check_repeated(qrels: Qrels, order: np.ndarray, start_P: np.ndarray) -> Non
                 query, doc = (texts_of(ids[row : row + 1])[0] for ids in (qrels.query_ids, qrels.doc_ids))
                 raise InputError(
                     f"{qrels.path}: rows of query {query}, document {doc} differ in column `{name}`. "
-                    "Mend the file, or take the first with --duplicates first."
+                    "Correct the file, or take the first with --duplicates first."
                 )
 
 
@@ -154,7 +154,7 @@ def _settled(
         raise InputError(
             f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
             f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
-            "Mend the file, or choose: --duplicates mean or --duplicates first."
+            "Correct the file, or choose: --duplicates mean or --duplicates first."
         )
     is_null_P = np.ones(len(start_P), dtype=bool)
     is_null_P[present] = False

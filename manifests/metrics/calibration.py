@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say, and two ways to mend them: expected calibration error, Brier score,
+"""Whether probabilities mean what they say, and two ways to correct them: expected calibration error, Brier score,
 temperature, isotonic.
 
 Letters: N rows, K grades, G groups, B bins, R resamples.
@@ -129,9 +129,9 @@ def _fit_isotonic(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
 
     def apply(probs: np.ndarray) -> np.ndarray:
         above = at_least(probs)
-        mended = np.stack([regression.predict(above[:, cut]) for cut, regression in enumerate(fitted)], axis=1)
-        mended = np.minimum.accumulate(np.clip(mended, 0, 1), axis=1)
-        edges = np.concatenate([np.ones((len(probs), 1)), mended, np.zeros((len(probs), 1))], axis=1)
+        corrected = np.stack([regression.predict(above[:, cut]) for cut, regression in enumerate(fitted)], axis=1)
+        corrected = np.minimum.accumulate(np.clip(corrected, 0, 1), axis=1)
+        edges = np.concatenate([np.ones((len(probs), 1)), corrected, np.zeros((len(probs), 1))], axis=1)
         return np.asarray(edges[:, :-1] - edges[:, 1:])
 
     knots = [{"score": one.X_thresholds_.tolist(), "probability": one.y_thresholds_.tolist()} for one in fitted]

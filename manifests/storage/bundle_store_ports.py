@@ -20,7 +20,7 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 OnProgress = Callable[[int], None]
-"""Told of bytes that have gone through, as they go; may raise to stop the transfer."""
+"""Receives the number of bytes that have gone through, as they go; may raise to stop the transfer."""
 
 
 class Tagged(NamedTuple):

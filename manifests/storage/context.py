@@ -60,7 +60,7 @@ class Storage:
         return cls(retry_s, lease_s, {family(scheme): _Secret(values) for scheme, values in options.items()})
 
     def options_of(self, scheme: str) -> dict[str, Any]:
-        """What fsspec is to be told beside the URL. Not to be shown."""
+        """What fsspec is given beside the URL. Not to be shown."""
         held = self._schemes.get(scheme)
         return dict(held.options) if held else {}
 

@@ -41,7 +41,7 @@ class LeaseRecord:
     """What a lease says.
 
     Args:
-        nonce: drawn by the holder, so that a reply that was lost can be told from another's success.
+        nonce: drawn by the holder, so that its own success after a lost reply is distinguished from another's.
         ttl_s: it is dead when it was not written for longer than this.
         renewals: times that it was renewed; makes every write differ from the one before.
     """

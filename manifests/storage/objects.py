@@ -103,7 +103,7 @@ class FsspecObjects:
         self.has_atomic_conditions = bool(protocols & {"gs", "gcs", "abfs", "abfss", "az"})
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
-        with _told(f"{self._where}: can't read {key}"):
+        with _translate_errors(f"{self._where}: can't read {key}"):
             info = self._filesystem.info(key)
             if info["type"] == "directory":
                 raise FileNotFoundError(key)
@@ -119,7 +119,7 @@ class FsspecObjects:
     def age_s(self, key: str) -> float:
         """Against an object written just now, so that both times are the storage's own."""
         clock = f"{key}.clock-{secrets.token_hex(4)}"
-        with _told(f"{self._where}: can't tell the age of {key}"):
+        with _translate_errors(f"{self._where}: can't tell the age of {key}"):
             written = self._modified(key)
             self._filesystem.pipe_file(clock, b"now")
             try:
@@ -128,7 +128,7 @@ class FsspecObjects:
                 self._filesystem.rm_file(clock)
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
-        with _told(f"{self._where}: can't write {key}"):
+        with _translate_errors(f"{self._where}: can't write {key}"):
             if tag is not None and _tag(self._filesystem.info(key)) != tag:
                 raise ConditionFailedError(key)
             try:
@@ -141,13 +141,13 @@ class FsspecObjects:
 
     def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
         folder = prefix.rstrip("/")
-        with _told(f"{self._where}: can't list {folder}"):
+        with _translate_errors(f"{self._where}: can't list {folder}"):
             self._filesystem.invalidate_cache(folder)
             found = self._filesystem.find(folder, maxdepth=None if is_deep else 1, detail=True)
         return [(name, _tag(info)) for name, info in found.items()], None
 
     def delete(self, key: str) -> None:
-        with _told(f"{self._where}: can't remove {key}"), contextlib.suppress(FileNotFoundError):
+        with _translate_errors(f"{self._where}: can't remove {key}"), contextlib.suppress(FileNotFoundError):
             self._filesystem.rm_file(key)
 
     def _modified(self, key: str) -> datetime:
@@ -168,7 +168,7 @@ def _tag(info: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (RelabelError, ConditionFailedError, FileNotFoundError):

@@ -278,7 +278,7 @@ def bounded(**values: Any) -> BoundedRate:
     return replace(one, **values)
 
 
-def test_findings_are_told_for_what_they_are() -> None:
+def test_findings_are_reported_for_what_they_are() -> None:
     def of(**values: Any) -> dict[str, str]:
         return {finding.kind: finding.text for finding in model_findings(model_facts(**values), max_tokens=64)}
 
@@ -327,7 +327,7 @@ def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
     ("quota", "remedy"),
     [(1.5, "Take --threads 1, or raise the quota."), (0.5, "Give the container at least one core.")],
 )
-def test_more_threads_than_the_quota_keeps_busy_are_told(quota: float, remedy: str) -> None:
+def test_more_threads_than_the_quota_keeps_busy_are_reported(quota: float, remedy: str) -> None:
     (finding,) = machine_findings(machine(load_before=0.1, cores=64, cpu_quota=quota, threads=4))
     assert finding.kind == "over_quota"
     assert f"4 threads and a quota of {quota:g} cores" in finding.text

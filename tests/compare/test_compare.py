@@ -367,7 +367,7 @@ def test_the_page_can_be_read_by_everybody_on_a_phone_too(
     assert seen.all == []
 
 
-def test_rows_refused_in_one_run_and_absent_from_the_other_are_told(
+def test_rows_refused_in_one_run_and_absent_from_the_other_are_reported(
     compare: Callable[..., Any], relabel: Callable[..., Any], folder: Path
 ) -> None:
     pairs = plain_pairs(6, 3)

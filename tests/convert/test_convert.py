@@ -63,7 +63,7 @@ def test_labels_become_a_run_ranked_by_expected_grade_with_ties_as_trec_eval_bre
                 (query, "Q0", row["doc_id"], str(place), row[score], tag) for place, row in enumerate(ranked, start=1)
             ]
         fields = [line.split(" ") for line in Path(name).read_text().splitlines()]
-        # a float32 is written as shortly as it can be told from its neighbours
+        # a float32 is written with as few digits as distinguish it from its neighbours
         assert [(*line[:4], pytest.approx(float(line[4]), rel=1e-6), line[5]) for line in fields] == wanted
         held = {(one.query_id, one.doc_id): one.score for one in ir_measures.read_trec_run(name)}
         assert held == {(line[0], line[2]): float(line[4]) for line in fields}
@@ -215,7 +215,7 @@ def test_our_white_space_is_pythons(folder: Path) -> None:
     ] == spaces
 
 
-def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_told(
+def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_reported(
     write_rows: Callable[..., str], relabel: Callable[..., Any], convert: Callable[..., Any]
 ) -> None:
     rows = [("q1", "a", 1), ("q2", "a", 0), ("q1", "b", 2), ("q1", "a", 1)]
@@ -262,7 +262,7 @@ def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
     assert Path("x.qrels").read_text() == "q 0 a 1\nq 0 b -1\n"
 
 
-def test_tables_keep_every_row_where_they_are_told_to(
+def test_tables_keep_every_row_where_they_are_reported_to(
     write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
 ) -> None:
     path = write_rows(
@@ -354,7 +354,7 @@ def test_an_empty_source_gives_an_empty_target(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields", "`qid 0 docid grade` has 4", "'q 0 d'"]),
         ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields", "has 6"]),
@@ -371,21 +371,21 @@ def test_an_empty_source_gives_an_empty_target(
         ("x.parquet", "no parquet", ["x.parquet"]),
     ],
 )
-def test_what_is_off_is_told_with_its_line(
-    relabel: Callable[..., Any], folder: Path, name: str, text: str, told: list[str]
+def test_what_is_off_is_reported_with_its_line(
+    relabel: Callable[..., Any], folder: Path, name: str, text: str, message: list[str]
 ) -> None:
     (folder / name).write_text(text)
-    relabel("convert", name, "y.jsonl").refused(3, *told)
+    relabel("convert", name, "y.jsonl").refused(3, *message)
     assert not (folder / "y.jsonl").exists()
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
 
 
-def test_text_that_is_no_utf8_is_told_with_its_line(relabel: Callable[..., Any], folder: Path) -> None:
+def test_text_that_is_no_utf8_is_reported_with_its_line(relabel: Callable[..., Any], folder: Path) -> None:
     (folder / "x.qrels").write_bytes(b"q 0 d 1\nq 0 \xff 1\n")
     relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is not UTF-8")
 
 
-def test_forms_are_told_by_suffix_and_asked_for_where_it_tells_nothing(
+def test_forms_are_reported_by_suffix_and_asked_for_where_it_tells_nothing(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
     (folder / "qrels.txt").write_text(QRELS)
@@ -574,7 +574,7 @@ def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(
         assert [float(row["score"]) for row in rows_of(target)] == [1.5, 5.0]
 
 
-def test_a_full_scratch_folder_is_told_with_its_own_name_and_not_the_targets(
+def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets(
     relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "x.qrels").write_text(QRELS)
@@ -675,7 +675,7 @@ def test_columns_that_a_trec_file_does_not_want_may_hold_anything(
         assert convert(path, "x.qrels", "--force")["written"] == convert(path, "x.run", "--force")["written"] == 4
 
 
-def test_kinds_that_can_not_stand_in_one_column_are_told_with_the_line(
+def test_kinds_that_can_not_stand_in_one_column_are_reported_with_the_line(
     write_rows: Callable[..., str], relabel: Callable[..., Any]
 ) -> None:
     rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "x": row / 2} for row in range(5)]
@@ -687,7 +687,9 @@ def test_kinds_that_can_not_stand_in_one_column_are_told_with_the_line(
     )
 
 
-def test_a_folder_of_parquet_without_a_suffix_is_told_how_to_be_read(relabel: Callable[..., Any], folder: Path) -> None:
+def test_a_folder_of_parquet_without_a_suffix_is_reported_how_to_be_read(
+    relabel: Callable[..., Any], folder: Path
+) -> None:
     (folder / "t").mkdir()
     pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [1]}), "t/part-0.parquet")
     relabel("convert", "t", "x.qrels").refused(2, "t: a folder of Parquet files", "--from parquet")

@@ -1,4 +1,4 @@
-"""A conversion that is told to end leaves nothing behind."""
+"""A conversion that is asked to end leaves nothing behind."""
 
 from __future__ import annotations
 

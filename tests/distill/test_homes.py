@@ -190,10 +190,10 @@ def test_a_restart_killed_as_its_manifest_was_written_is_finished(
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "told"), [(NEW, "finished this student meanwhile"), (OLD, "another spec, model or data")]
+    ("meanwhile", "message"), [(NEW, "finished this student meanwhile"), (OLD, "another spec, model or data")]
 )
 def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], told: str
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], message: str
 ) -> None:
     texts_of = distilling.texts_of
 
@@ -203,7 +203,7 @@ def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
         return texts_of(*arguments)
 
     monkeypatch.setattr(distilling, "texts_of", read_slowly)
-    with pytest.raises(StaleRunError, match=told):
+    with pytest.raises(StaleRunError, match=message):
         run(train=NEW)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]
 

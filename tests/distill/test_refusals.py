@@ -131,7 +131,7 @@ def test_an_outside_mass_that_is_no_share_is_refused(
         run(labels=labels(tmp_path, pairs_file, outside_mass=mass), loss={"weight_by": ["outside_mass"]}, train=SHORT)
 
 
-def test_rows_that_all_weigh_nothing_are_told_as_that(
+def test_rows_that_all_weigh_nothing_are_reported_as_that(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
     with pytest.raises(InputError, match=r"head relevance.*weigh 0.*weight_by"):
@@ -141,17 +141,17 @@ def test_rows_that_all_weigh_nothing_are_told_as_that(
 def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
+    unknown = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
     with pytest.raises(
         InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"
     ):
-        run(gold=gold_file(tmp_path, strangers), train=SHORT)
+        run(gold=gold_file(tmp_path, unknown), train=SHORT)
     nulls = [{**pair, "grade": None} for pair in make_pairs()]
     with pytest.raises(InputError, match="none of its grades"):
         run(gold=gold_file(tmp_path, nulls), train=SHORT)
 
 
-def test_gold_that_is_off_is_told_in_keys_of_the_spec(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any], tmp_path: Path) -> None:
     pairs = make_pairs()
     with pytest.raises(InputError, match=r"no column `grades`.*`gold\.grade`"):
         run(gold={**gold_file(tmp_path, pairs), "grade": "grades"}, train=SHORT)
@@ -164,10 +164,10 @@ def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_befor
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StudentTrainer, "compute_loss", lambda *_args, **_kwargs: pytest.fail("trained"))
-    strangers = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
+    unknown = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
     with pytest.raises(InputError, match=r"teacher.*test split.*both"):
         run(
-            gold=gold_file(tmp_path, strangers),
+            gold=gold_file(tmp_path, unknown),
             loss={"gold_weight": 0.5},
             require={"macro_f1": ">=0.5*teacher"},
             train=SHORT,
@@ -247,7 +247,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_training_that_is_told_to_stop_says_how_to_go_on(
+def test_a_training_that_is_reported_to_stop_says_how_to_go_on(
     spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int
 ) -> None:
     values = spec(train={"epochs": 5000, "save_every": 5})

@@ -56,7 +56,7 @@ def test_variables_of_jobs_do_not_concern_a_student_and_a_slip_does(call: Callab
 
 
 @pytest.mark.parametrize(
-    ("flag", "environment", "code", "told"),
+    ("flag", "environment", "code", "message"),
     [
         ("train.seed", {}, 2, "want KEY=VALUE, for instance --set train.epochs=3"),
         ("train.sed=3", {"RELABEL_TRAIN__EPOCHS": "2"}, 3, "with variable RELABEL_TRAIN__EPOCHS, --set train.sed=3"),
@@ -64,18 +64,18 @@ def test_variables_of_jobs_do_not_concern_a_student_and_a_slip_does(call: Callab
         ("output=out/${dat}", {}, 3, "Did you mean ${date}?"),
     ],
 )
-def test_what_is_laid_over_a_spec_and_off_is_told(
-    call: Callable[..., tuple[int, str, str]], flag: str, environment: dict[str, str], code: int, told: str
+def test_what_is_laid_over_a_spec_and_off_is_reported(
+    call: Callable[..., tuple[int, str, str]], flag: str, environment: dict[str, str], code: int, message: str
 ) -> None:
     found = call("--set", flag, **environment)
-    assert (found[0], told in found[2]) == (code, True), found[2]
+    assert (found[0], message in found[2]) == (code, True), found[2]
 
 
 GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "messages"),
     [
         ("name: x\n  bad: [1,\n", ["student.yaml, line 2, column 6: not YAML"]),
         ("name: x\n\tlabels: out\n", ["student.yaml, line 2", "not YAML"]),
@@ -111,7 +111,7 @@ GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
     ],
 )
 def test_a_file_that_is_no_spec_of_a_student_is_refused_with_its_place_and_what_belongs_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, told: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, messages: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("student.yaml").write_text(text)
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_spec_of_a_student_is_refused_with_its_place_and_what_
         main(["distill", "student.yaml"])
     found = capsys.readouterr()
     assert (end.value.code, found.out) == (3, "")
-    for part in told:
+    for part in messages:
         assert part in found.err
     assert "relabel init" not in found.err
     assert "labeler" not in found.err or "labeler" in text

@@ -1,5 +1,5 @@
 """The loop's promises: accumulation changes nothing, a killed training resumes bit for bit, NaN and lack of memory are
-told.
+reported.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str,
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("[x](absent.md)", "absent.md"),
         ("[x](jobs.md#absent)", "#absent"),
@@ -146,8 +146,8 @@ def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str,
     ],
     ids=["page", "anchor", "folder", "image", "menu"],
 )
-def test_what_leads_nowhere_fails_the_build(tmp_path: Path, fault: str | None, told: str) -> None:
-    """The last: a page that stands in no menu."""
+def test_what_leads_nowhere_fails_the_build(tmp_path: Path, fault: str | None, message: str) -> None:
+    """The last: a page that is in no menu."""
     docs = tmp_path / "docs"
     shutil.copytree(DOCS, docs)
     target = docs / ("stray.md" if fault is None else "index.md")
@@ -155,7 +155,7 @@ def test_what_leads_nowhere_fails_the_build(tmp_path: Path, fault: str | None, t
         page.write(f"\n{fault or 'A page.'}\n")
     done = build(docs, tmp_path / "site")
     assert done.returncode != 0
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

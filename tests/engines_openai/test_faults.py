@@ -50,7 +50,7 @@ FAULTS = {
 }
 
 
-def patience(name: str) -> float:
+def timeout_s(name: str) -> float:
     """Seconds before a request is given up: short only where that is the fault, since a busy
     machine may answer late.
     """
@@ -60,7 +60,7 @@ def patience(name: str) -> float:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_passes_costs_a_try_and_no_row(name: str, serve: Any, connect: Any, waits: Waits) -> None:
     server = serve(after(1, FAULTS[name]))
-    engine = connect(server, timeout_s=patience(name))
+    engine = connect(server, timeout_s=timeout_s(name))
     answers = run_all(engine, requests_for(4))
     assert [answer.text for answer in answers] == [f"<think>{n}</think><score>{n % 3}</score>" for n in range(4)]
     assert {answer.finish for answer in answers} == {"stop"}
@@ -76,7 +76,7 @@ def test_a_fault_that_stays_ends_that_ask_alone_as_an_error(name: str, serve: An
         return FAULTS[name] if "document 1" in call.raw.decode() else echo(call)
 
     server = serve(script)
-    engine = connect(server, max_tries=3, timeout_s=patience(name))
+    engine = connect(server, max_tries=3, timeout_s=timeout_s(name))
     good, bad, last = run_all(engine, requests_for(3))
     assert (good.finish, last.finish) == ("stop", "stop")
     assert (bad.finish, bad.text) == ("error", "")

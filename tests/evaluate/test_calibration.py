@@ -1,4 +1,4 @@
-"""ECE and Brier against loops and scikit-learn; calibrators mend what was bent on purpose."""
+"""ECE and Brier against loops and scikit-learn; calibrators correct what was bent on purpose."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_calibrated_distributions_have_a_small_error_and_perfect_ones_none() -> 
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_overconfident_distributions_are_mended_on_rows_not_fitted(method: str) -> None:
+def test_overconfident_distributions_are_corrected_on_rows_not_fitted(method: str) -> None:
     probs, gold = world(8_000, seed=3)
     sharp = tempered(probs, 0.4)
     calibrator = fit_calibrator(method, sharp[:4_000], gold[:4_000])  # type: ignore[arg-type]
@@ -87,9 +87,9 @@ def test_overconfident_distributions_are_mended_on_rows_not_fitted(method: str) 
 @given(st.integers(2, 60), st.integers(2, 4), st.integers(0, 1000), st.sampled_from(["temperature", "isotonic"]))
 def test_what_a_calibrator_gives_is_a_distribution(rows: int, grades: int, seed: int, method: str) -> None:
     probs, gold = world(rows, grades=grades, seed=seed)
-    mended = fit_calibrator(method, probs, gold).apply(world(9, grades=grades, seed=seed + 1)[0])  # type: ignore[arg-type]
-    assert (mended >= 0).all()
-    assert np.allclose(mended.sum(1), 1)
+    corrected = fit_calibrator(method, probs, gold).apply(world(9, grades=grades, seed=seed + 1)[0])  # type: ignore[arg-type]
+    assert (corrected >= 0).all()
+    assert np.allclose(corrected.sum(1), 1)
 
 
 def test_a_temperature_of_one_leaves_distributions_alone_and_never_turns_their_order() -> None:

@@ -169,7 +169,7 @@ def test_mapped_labels_add_the_mass_and_keep_what_is_null(is_arrow: bool) -> Non
         (file_samples, [["a"], "high", 5, [True]]),
     ],
 )
-def test_lists_that_are_none_are_told_apart_from_nothing(read: Callable[..., Any], rows: list[Any]) -> None:
+def test_lists_that_are_none_are_distinguished_from_nothing(read: Callable[..., Any], rows: list[Any]) -> None:
     for row in rows:
         for column in ([None, row], pa.chunked_array([pa.array([None, row])])):
             with pytest.raises(InputError, match=r"column `(probs|samples)` holds"):

@@ -71,7 +71,7 @@ def test_an_input_that_moved_is_still_the_runs_own(
     )
 
 
-def test_rows_of_one_pair_are_told_apart_by_row_and_not_by_ids(
+def test_rows_of_one_pair_are_distinguished_by_row_and_not_by_ids(
     relabel: Callable[..., Any], run: Callable[..., None], pairs: LabelRows, folder: Path
 ) -> None:
     """The same pair twice with different gold grades: legal in a run's own input, a conflict where ids are all there

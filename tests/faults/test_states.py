@@ -69,7 +69,7 @@ class Worker:
     """A worker that is driven by hand.
 
     Args:
-        number: told from the others by its label rows, which carry it as their token count.
+        number: distinguished from the others by its label rows, which carry it as their token count.
     """
 
     def __init__(self, number: int, session: Session) -> None:
@@ -330,7 +330,7 @@ class Runs(RuleBasedStateMachine):
     @precondition(lambda self: self.dialect == "lossy" and self._busy())
     @rule(one=WHICH, bits=st.integers(0, 31), when=st.sampled_from(("before", "after")))
     def commit_whose_reply_is_lost(self, one: int, bits: int, when: str) -> None:
-        """The receipt was written or was not; the worker that asked is not told which."""
+        """The receipt was written or was not; the worker that asked does not learn which."""
         self.objects.faults = once("put", when, key=self._pick(one, among=self._busy()).held[0].id.receipt_name)
         self._commit(self._pick(one, among=self._busy()), 1, bits)
 
@@ -408,7 +408,7 @@ class Runs(RuleBasedStateMachine):
         assert sorted(ids) == sorted(wanted), f"{name}: rows lost or doubled"
         if chunk in self.winners:
             assert receipt.worker == f"w{self.winners[chunk]}", (
-                f"{name}: written by another than the one that was told so"
+                f"{name}: written by another than the one that got this answer"
             )
         own = int(receipt.worker[1:])
         for file, schema in ((receipt.labels, LABELS), (receipt.quarantine, QUARANTINE)):

@@ -59,7 +59,7 @@ def label_all(relabel: Cli, job: str, rows: int) -> None:
 # What is refused before anything is written
 
 
-def test_missing_column_is_told_with_the_nearest_and_those_that_are_there(
+def test_missing_column_is_reported_with_the_nearest_and_those_that_are_there(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
     write_pairs()
@@ -98,7 +98,7 @@ def test_missing_document_column_says_which_key_to_set(
         ("context", ["one"], ("`context` (input.columns.context) holds string", "a list of strings is wanted")),
     ],
 )
-def test_wrong_type_is_told_with_the_one_that_is_wanted(
+def test_wrong_type_is_reported_with_the_one_that_is_wanted(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, column: str, values: list[Any], parts: tuple[str, ...]
 ) -> None:
     write_pairs(
@@ -114,7 +114,7 @@ def test_no_rows_is_nothing_to_label(relabel: Cli, write_pairs: WritePairs, writ
 
 
 @pytest.mark.parametrize("pattern", ["empty", "empty/*.parquet"])
-def test_no_file_is_told_with_what_would_do(relabel: Cli, folder: Path, write_job: WriteJob, pattern: str) -> None:
+def test_no_file_is_reported_with_what_would_do(relabel: Cli, folder: Path, write_job: WriteJob, pattern: str) -> None:
     (folder / "empty").mkdir()
     job = write_job({"input": {"path": pattern}})
     relabel("run", job).refused(
@@ -197,7 +197,7 @@ def test_flipped_byte_ends_the_run_and_keeps_what_was_committed(
     assert relabel("verify", job).code == 0
 
 
-def test_files_that_disagree_are_told_with_both_types(
+def test_files_that_disagree_are_reported_with_both_types(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
 ) -> None:
     write_pairs(path="in/a.parquet")
@@ -241,7 +241,7 @@ def test_null_query_id_is_refused_with_its_row(
     assert relabel("plan", write_job({"input": {"path": "in", "limit": 41}})).code == 0  # the row is not read
 
 
-def test_unreadable_data_is_told_apart_from_absent_data(
+def test_unreadable_data_is_distinguished_from_absent_data(
     relabel: Cli, write_pairs: WritePairs, folder: Path, write_job: WriteJob
 ) -> None:
     (folder / "pairs.parquet").symlink_to("nowhere.parquet")
@@ -303,7 +303,7 @@ def as_anybody(folder: Path) -> Iterator[Callable[..., subprocess.CompletedProce
             path.chmod(0o755)
 
 
-def test_file_without_permission_is_told_with_what_to_check(
+def test_file_without_permission_is_reported_with_what_to_check(
     as_anybody: Callable[..., subprocess.CompletedProcess[str]], write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
     write_pairs().chmod(0)
@@ -328,7 +328,7 @@ def test_folder_without_permission_is_an_error_and_not_an_empty_one(
     assert "no permission to read it" in done.stderr
 
 
-def test_output_that_can_not_be_written_is_told(
+def test_output_that_can_not_be_written_is_reported(
     as_anybody: Callable[..., subprocess.CompletedProcess[str]],
     write_pairs: WritePairs,
     write_job: WriteJob,
@@ -342,7 +342,7 @@ def test_output_that_can_not_be_written_is_told(
     assert "can't write it (Permission denied). Check the path and its permissions." in done.stderr
 
 
-def test_output_that_became_read_only_is_told(
+def test_output_that_became_read_only_is_reported(
     as_anybody: Callable[..., subprocess.CompletedProcess[str]],
     relabel: Cli,
     write_pairs: WritePairs,
@@ -360,7 +360,7 @@ def test_output_that_became_read_only_is_told(
     assert "out/ecom/leases" in done.stderr
 
 
-def test_output_that_is_a_file_is_told(
+def test_output_that_is_a_file_is_reported(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
 ) -> None:
     write_pairs()
@@ -501,7 +501,9 @@ def test_second_job_on_an_output_is_refused_with_every_difference(
     )
 
 
-def test_other_labeler_on_an_output_is_told_by_name(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
+def test_other_labeler_on_an_output_is_reported_by_name(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
     write_pairs()
     assert relabel("plan", write_job()).code == 0
     relabel("plan", write_job({"labeler": {"name": "direct"}})).refused(
@@ -574,7 +576,7 @@ def test_all_changes_are_listed(relabel: Cli, three_files: str, write_pairs: Wri
     )
 
 
-def test_files_that_swapped_names_are_told(relabel: Cli, three_files: str, folder: Path) -> None:
+def test_files_that_swapped_names_are_reported(relabel: Cli, three_files: str, folder: Path) -> None:
     (folder / "in/a.parquet").rename(folder / "in/z.parquet")
     relabel("run", three_files).refused(3, "in/a.parquet: planned, now missing", "in/z.parquet: new since the plan")
 
@@ -596,7 +598,7 @@ def test_data_that_moved_and_lost_a_file_names_that_file(
     assert "c.parquet" not in done.err
 
 
-def test_files_in_another_order_are_told(
+def test_files_in_another_order_are_reported(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
 ) -> None:
     write_pairs(pairs[:8], path="a.parquet")
@@ -651,7 +653,7 @@ def test_no_gpu_exits_4_and_says_what_to_use(
     )
 
 
-def test_model_for_an_engine_that_takes_none_is_told(
+def test_model_for_an_engine_that_takes_none_is_reported(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
     write_pairs()
@@ -999,7 +1001,7 @@ def test_one_row_is_a_run(relabel: Cli, write_pairs: WritePairs, write_job: Writ
 
 
 @pytest.mark.parametrize("shard", ["4/4", "x", "1/0"])
-def test_wrong_shard_is_told_before_anything_is_written(
+def test_wrong_shard_is_reported_before_anything_is_written(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, shard: str
 ) -> None:
     write_pairs()
@@ -1007,7 +1009,7 @@ def test_wrong_shard_is_told_before_anything_is_written(
     assert not (folder / "out").exists()
 
 
-def test_wrong_job_is_told_before_the_input_is_looked_at(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
+def test_wrong_job_is_reported_before_the_input_is_looked_at(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
     relabel("run", write_job({"engine": {"sede": 3}})).refused(3, "unknown key `sede`: did you mean `seed`?")
     relabel("run", write_job({"labeler": {"name": "r3"}})).refused(3, "Did you mean r3a?")
     assert not (folder / "out").exists()

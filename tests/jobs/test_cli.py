@@ -524,7 +524,7 @@ def test_job_file_without_yaml_in_its_name_is_still_a_job_file(
     assert relabel("status", "ecom.job").code == 0
 
 
-def test_a_variable_with_a_slip_in_it_is_told_and_a_strange_one_left_alone(
+def test_a_variable_with_a_slip_in_it_is_reported_and_a_strange_one_left_alone(
     relabel: Callable[..., Any],
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],

@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT
 
 READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py"}
 """What a fault test arms before anything is imported; and what is written for vLLM, which has no
-other way to be told.
+other way to be set.
 """
 
 

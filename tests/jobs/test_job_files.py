@@ -90,7 +90,7 @@ def test_key_like_no_other_lists_the_known_keys(write_job: Callable[..., str]) -
 
 
 @pytest.mark.parametrize(("changes", "got", "wanted"), WRONG)
-def test_wrong_value_is_told_with_its_path_and_what_is_wanted(
+def test_wrong_value_is_reported_with_its_path_and_what_is_wanted(
     write_job: Callable[..., str], changes: dict[str, Any], got: str, wanted: str
 ) -> None:
     message = refusal_of(write_job(changes))
@@ -99,7 +99,7 @@ def test_wrong_value_is_told_with_its_path_and_what_is_wanted(
     assert wanted in message
 
 
-def test_every_fault_is_told_at_once(write_job: Callable[..., str]) -> None:
+def test_every_fault_is_reported_at_once(write_job: Callable[..., str]) -> None:
     message = refusal_of(write_job({"shards": 0, "outptu": "x", "run": {"chunk_rows": 0}}))
     assert "`shards` = 0" in message
     assert "unknown key `outptu`: did you mean `output`?" in message
@@ -272,12 +272,12 @@ def test_a_number_that_is_none_is_refused(write_job: Callable[..., str], key: st
         load_job(write_job(), overrides=[f"{key}={number}"], environment={})
 
 
-def test_override_below_a_plain_value_is_told(write_job: Callable[..., str]) -> None:
+def test_override_below_a_plain_value_is_reported(write_job: Callable[..., str]) -> None:
     assert "--set name.x=1: `name` is 'ecom', not a mapping" in refusal_of(write_job(), overrides=["name.x=1"])
 
 
 @pytest.mark.parametrize("text", ["[", "!!int x", "{a: 1, a: 2}"])
-def test_override_that_is_no_yaml_is_told(write_job: Callable[..., str], text: str) -> None:
+def test_override_that_is_no_yaml_is_reported(write_job: Callable[..., str], text: str) -> None:
     assert f"--set engine.seed={text}: {text!r} is not YAML" in refusal_of(
         write_job(), overrides=[f"engine.seed={text}"]
     )

@@ -358,7 +358,7 @@ def test_an_engine_that_has_nothing_yet_is_polled_again() -> None:
     assert all(row is not None for work in works for row in work.rows)
 
 
-def test_input_that_fails_midway_is_told_after_the_chunks_before_it_are_committed() -> None:
+def test_input_that_fails_midway_is_reported_after_the_chunks_before_it_are_committed() -> None:
     def broken() -> Iterator[ChunkWork]:
         yield from chunks_of(3, 3)
         raise InputError("page 7 is damaged")

@@ -52,7 +52,7 @@ def test_an_odd_path_at_any_argument_or_option_is_refused_in_a_sentence(world: W
     wrong = []
     for index, (command, name) in enumerate(places()):
         if command == "demo" and name == "to":
-            continue  # makes what it is told to
+            continue  # makes what it is asked to
         for form in forms_for(index) if command == words else ():
             if form == "lone":  # no system hands over such an argument
                 continue

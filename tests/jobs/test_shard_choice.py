@@ -1,4 +1,4 @@
-"""Workers that are told INDEX/COUNT, by hand or by a scheduler, share all shards out and take none twice."""
+"""Workers that are given INDEX/COUNT, by hand or by a scheduler, share all shards out and take none twice."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def test_auto_without_a_scheduler_says_what_it_looked_for() -> None:
 
 @pytest.mark.parametrize("junk", ["", "x", "-1", "1.5", "1/4"])
 def test_junk_in_a_schedulers_variable_is_quoted(junk: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         choose_shards("auto", 8, {"JOB_COMPLETION_INDEX": junk, "RELABEL_SHARD_COUNT": "4"})
-    assert f"JOB_COMPLETION_INDEX is {junk!r}" in str(told.value)
+    assert f"JOB_COMPLETION_INDEX is {junk!r}" in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "3", "3/", "/4", "a/b", "-1/4", "1/-4", "1.0/4", "1/4/2", "1:4", "AUTO", "1 / 4"])

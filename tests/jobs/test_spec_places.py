@@ -235,7 +235,7 @@ def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(
         assert places_of("x.yaml", environment={"PWD": wrong}).folder == str((folder / "releases/1").resolve())
 
 
-def test_a_working_directory_that_is_gone_is_told(elsewhere: Callable[..., Path], relabel: Any) -> None:
+def test_a_working_directory_that_is_gone_is_reported(elsewhere: Callable[..., Path], relabel: Any) -> None:
     job = elsewhere()
     Path.cwd().rmdir()
     relabel("plan", str(job)).refused(3, "the working directory is gone")

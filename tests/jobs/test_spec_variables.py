@@ -94,7 +94,7 @@ def test_a_day_that_is_none_is_a_usage_error(write_job: Callable[..., str], text
         load_job(path, environment={"RELABEL_DATE": text})
 
 
-def test_a_date_flag_that_changes_nothing_is_told_and_the_variable_is_not(write_job: Callable[..., str]) -> None:
+def test_a_date_flag_that_changes_nothing_is_reported_and_the_variable_is_not(write_job: Callable[..., str]) -> None:
     with pytest.raises(UsageError, match="does not use"):
         load_job(write_job(), environment={}, day="2026-11-19")
     assert load_job(write_job(), environment={"RELABEL_DATE": "2026-11-19"}).variables == {}

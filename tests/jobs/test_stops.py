@@ -343,7 +343,7 @@ def test_nothing_to_do_is_10_however_near_the_deadline(
 @pytest.mark.parametrize(
     "options", [("--until", "2026-01-01T06:00"), ("--until", "25:00"), ("--for", "soon"), ("--for", "0s")]
 )
-def test_a_deadline_that_makes_no_sense_is_told_before_anything_is_written(
+def test_a_deadline_that_makes_no_sense_is_reported_before_anything_is_written(
     relabel: Callable[..., Any],
     write_job: Callable[..., str],
     write_pairs: Callable[..., Path],

@@ -114,13 +114,13 @@ def test_a_workers_line_carries_its_jobs_options_and_shows_none(write: Callable[
         assert KEYS[name] not in repr(there)
 
 
-def test_what_is_wrong_with_templates_at_a_url_is_told_by_that_url(write: Callable[..., str]) -> None:
+def test_what_is_wrong_with_templates_at_a_url_is_reported_by_that_url(write: Callable[..., str]) -> None:
     job = write("red")
     store = open_run_store("vault://data/templates", storage_of("red"), single_writer=True)
     store.put("notes.txt", b"not a template")
-    with pytest.raises(ConfigError, match=r"no stage uses 'vault://data/templates/notes.txt'") as told:
+    with pytest.raises(ConfigError, match=r"no stage uses 'vault://data/templates/notes.txt'") as raised:
         load_job(job)
-    assert "relabel-templates-" not in str(told.value)
+    assert "relabel-templates-" not in str(raised.value)
     for number in range(64):
         store.put(f"{number}.j2", b"x")
     with pytest.raises(ConfigError, match="holds 66 files"):

@@ -43,7 +43,7 @@ def test_the_spec_checks_the_table_against_the_grades() -> None:
 @pytest.mark.parametrize("grades", [2, 4, 5, 10])
 def test_another_number_of_grades_wants_a_map_and_the_error_holds_one_that_is_taken(grades: int) -> None:
     """The built-in map stops at 2: with four grades a teacher that says 3 would disagree with it everywhere, and nobody
-    would be told.
+    would be reported.
     """
     with pytest.raises(ConfigError, match=r"`labeler\.phi` is missing: .* and there are") as caught:
         labeler("graph-grpo", grades=grades)
@@ -53,7 +53,7 @@ def test_another_number_of_grades_wants_a_map_and_the_error_holds_one_that_is_ta
     assert len(unreached_grades(check_phi(offered, grades=grades), grades)) == max(0, grades - 4)
 
 
-def test_a_map_that_never_gives_a_grade_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_map_that_never_gives_a_grade_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     labeler("graph-grpo")
     assert not caplog.records
     labeler("graph-grpo", grades=5, phi=DEFAULT_PHI)

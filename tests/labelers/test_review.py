@@ -48,8 +48,8 @@ USEFUL = {"": [], "1": [1], "3, 1": [3, 1], "1,1": [1, 1], "2": [2], "0": [0], "
 
 @pytest.mark.parametrize("sufficient", ["yes", "no"])
 def test_the_whole_truth_table_of_what_may_stand_together(sufficient: str) -> None:
-    told: dict[str, Any] = {"previous_queries": ("when to prune roses",), "previous_docs": ("d2", "d9")}
-    pair = query_of(["a", "b", "c"], aspect="rose tools", **told)[0]
+    columns: dict[str, Any] = {"previous_queries": ("when to prune roses",), "previous_docs": ("d2", "d9")}
+    pair = query_of(["a", "b", "c"], aspect="rose tools", **columns)[0]
     for (kind, query), (useful, numbers), summary in itertools.product(
         NEW.items(), USEFUL.items(), ("", "Two sentences.")
     ):
@@ -96,9 +96,9 @@ def test_a_query_is_asked_once_over_all_its_rows() -> None:
     labels = [row for row in rows if isinstance(row, LabelRow)]
     assert len(labels) == 21
     for query_id in ("q1", "q2"):
-        (told,) = {repr(row.columns) for row in labels if row.query_id == query_id}
+        (shown,) = {repr(row.columns) for row in labels if row.query_id == query_id}
         (useful,) = {tuple(row.columns["useful"]) for row in labels if row.query_id == query_id}
-        assert told
+        assert shown
         assert [row.doc_id for row in labels if row.query_id == query_id and row.grade] == sorted(useful)
 
 
@@ -178,10 +178,10 @@ def asked(pair: Pair) -> Ask:
     return next(labeler("review").label(pair))
 
 
-def test_rows_of_one_query_ask_the_very_same_and_another_told_asks_another() -> None:
+def test_rows_of_one_query_ask_the_very_same_and_another_reported_asks_another() -> None:
     rows = query_of(["a", "b"])
     subject = labeler("review")
     first, second = (next(subject.label(row)) for row in rows)
     assert first is second
-    told = rows[0]._replace(columns={"aspect": "price"})
-    assert next(subject.label(told)).messages == asked(told).messages != first.messages
+    with_aspect = rows[0]._replace(columns={"aspect": "price"})
+    assert next(subject.label(with_aspect)).messages == asked(with_aspect).messages != first.messages

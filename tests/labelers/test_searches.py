@@ -78,9 +78,9 @@ def test_fewer_than_two_variants_or_more_than_were_asked_for_are_no_label(lines:
 def test_what_earlier_rounds_left_is_shown_where_it_is_there_and_as_data() -> None:
     bare = first_ask(ROSES)
     assert bare.messages[1].fields == ("query",)
-    told = first_ask(ROSES._replace(columns={"aspect": "<|im_end|>", "previous_queries": ("a", "{{ b }}")}))
-    assert told.messages[1].fields == ("query", "aspect", "previous_queries", "previous_queries")
-    assert told.messages[1].parts[3::2] == ("<|im_end|>", "a", "{{ b }}")
+    asked = first_ask(ROSES._replace(columns={"aspect": "<|im_end|>", "previous_queries": ("a", "{{ b }}")}))
+    assert asked.messages[1].fields == ("query", "aspect", "previous_queries", "previous_queries")
+    assert asked.messages[1].parts[3::2] == ("<|im_end|>", "a", "{{ b }}")
     empty = first_ask(ROSES._replace(columns={"aspect": "", "previous_queries": ()}))
     assert empty.messages == bare.messages
 

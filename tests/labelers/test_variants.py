@@ -25,7 +25,7 @@ from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 Options = dict[str, Any]
 
 COMPARED = ("direct", "graph-grpo", "r1", "r3a", "umbrela")
-"""Labelers that papers and users compare as methods on the same pairs: what all are told stands in one file, and
+"""Labelers that papers and users compare as methods on the same pairs: what all are shown is in one file, and
 nothing else may hint.
 """
 YES_NO = ("complexity", "pointwise")

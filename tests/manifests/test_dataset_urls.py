@@ -69,7 +69,7 @@ def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: 
     assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
 
-def test_a_url_that_names_nothing_or_no_filesystem_is_told(bucket: str) -> None:
+def test_a_url_that_names_nothing_or_no_filesystem_is_reported(bucket: str) -> None:
     for path, message in (("memory://bucket/none.parquet", "no such file"), ("quux://bucket/x.parquet", "quux")):
         with pytest.raises((InputError, ConfigError), match=message):
             open_dataset(InputSpec(path=(path,)), Storage())

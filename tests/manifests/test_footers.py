@@ -1,4 +1,4 @@
-"""Footers that are damaged: told where Python can tell."""
+"""Footers that are damaged: reported where Python can see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manifests.storage.context import Storage
 
 
 @pytest.mark.parametrize("name", ["query_id", "document"])
-def test_a_column_name_that_is_no_text_any_more_is_told(tmp_path: Path, name: str) -> None:
+def test_a_column_name_that_is_no_text_any_more_is_reported(tmp_path: Path, name: str) -> None:
     path = tmp_path / "pairs.parquet"
     pq.write_table(
         pa.table({key: ["text"] for key in ("query_id", "query", "doc_id", "document")}), path, store_schema=False

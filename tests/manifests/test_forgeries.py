@@ -167,22 +167,22 @@ BEFORE_THE_MANIFEST = [name for name in FORGERIES if "manifest" not in name and 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_verify_refuses_it_and_says_where(out: Path, name: str) -> None:
-    forge, told = FORGERIES[name]
+    forge, message = FORGERIES[name]
     forge(out)
-    with pytest.raises(ManifestError, match=told):
+    with pytest.raises(ManifestError, match=message):
         run_verify(out)
 
 
 @pytest.mark.parametrize("name", BEFORE_THE_MANIFEST)
 def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
-    forge, told = FORGERIES[name]
+    forge, message = FORGERIES[name]
     (out / "manifest.json").unlink()
     forge(out)
     store = open_run_store(out, Storage())
     plan = load_plan(store)
     assert plan is not None
     folder = RunFolder(store, plan)
-    with pytest.raises(ManifestError, match=told):
+    with pytest.raises(ManifestError, match=message):
         build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0")
 
 

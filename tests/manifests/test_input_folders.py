@@ -131,10 +131,10 @@ def test_what_looks_like_data_and_is_none_is_refused_by_name(
     make(folder / "in/sub/x.parquet")
     if make is empty_folder and pattern != "in":
         return  # a folder that is named by itself stands for what it holds: nothing here, which `open_dataset` tells
-    with pytest.raises(InputError, match=r"^(\S*/)?in/sub/x\.parquet: ") as told:
+    with pytest.raises(InputError, match=r"^(\S*/)?in/sub/x\.parquet: ") as raised:
         listed(pattern)
     if make is not dangling:
-        assert said in str(told.value)
+        assert said in str(raised.value)
 
 
 def test_a_dangling_link_that_may_have_led_to_a_folder_is_refused(folder: Path) -> None:

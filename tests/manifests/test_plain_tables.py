@@ -39,9 +39,9 @@ def memory() -> Iterator[Any]:
 def test_a_local_folder_of_a_table_is_refused_by_its_name(table: str, pattern: str) -> None:
     kind = "iceberg" if "db" in table else "delta"
     above = str(Path(table).parent)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         list_input(pattern.format(table, above=above), Storage())
-    message = str(told.value)
+    message = str(raised.value)
     assert message.partition(":")[0].removeprefix("./") == table
     assert f"`input: {{path: {message.partition(':')[0]}, table: {kind}}}`" in message
 

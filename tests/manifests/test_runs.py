@@ -130,7 +130,7 @@ def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"version": 99}', b'{"version": 1, "labels": {"path": "x"}}']
 )
-def test_a_damaged_receipt_is_told(folder: RunFolder, body: bytes) -> None:
+def test_a_damaged_receipt_is_reported(folder: RunFolder, body: bytes) -> None:
     folder.store.put("receipts/shard-00000/chunk-000000.json", body)
     with pytest.raises(ManifestError, match=r"chunk-000000\.json"):
         folder.snapshot()

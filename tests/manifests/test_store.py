@@ -1,4 +1,4 @@
-"""What is written is durable, whole and single; names stay inside the folder; the disk's refusals are told."""
+"""What is written is durable, whole and single; names stay inside the folder; the disk's refusals are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_put_replaces_in_one_step_and_leaves_nothing_beside(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_and_leaves_no_half_file(
+def test_a_full_disk_is_reported_and_leaves_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def full(descriptor: int) -> None:
@@ -107,7 +107,7 @@ def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_folder_that_vanished_under_a_writer_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_vanished_under_a_writer_is_reported(tmp_path: Path) -> None:
     store = LocalRunStore(tmp_path / "out")
     store.put("labels/a.parquet", b"x")
     shutil.rmtree(tmp_path / "out")

@@ -62,7 +62,7 @@ def query_columns(query: np.ndarray, queries: int, random: np.random.Generator) 
         return [random.integers(1, 7, random.integers(0, most)).tolist() for _ in query]
 
     words = ["red", "The Blue!", "green"]
-    told = [[words[word] for word in random.permutation(3)[: random.integers(0, 4)]] for _ in range(queries)]
+    answers = [[words[word] for word in random.permutation(3)[: random.integers(0, 4)]] for _ in range(queries)]
     wanted = [[plain(words)[word] for word in random.permutation(3)[: 1 + one % 2]] for one in range(queries)]
     yes = random.integers(0, 5, queries) / 4
     selected = chunks(5)
@@ -71,7 +71,7 @@ def query_columns(query: np.ndarray, queries: int, random: np.random.Generator) 
         "selected_tokens": pa.array([10 * len(one) for one in selected], pa.int32()),
         "over_budget": pa.array([[0.0, 0.5, 1.0][len(one) % 3] for one in selected], pa.float32()),
         "gold_chunks": pa.array(chunks(4), pa.large_list(pa.int64())),
-        "answers": pa.array([told[one] for one in query], pa.large_list(pa.string())),
+        "answers": pa.array([answers[one] for one in query], pa.large_list(pa.string())),
         "gold_answers": pa.array([wanted[one] for one in query], pa.large_list(pa.string())),
         "sufficient_probs": pa.array([[1 - yes[one], yes[one]] for one in query], pa.list_(pa.float32())),
         "gold_sufficient": pa.array([one % 2 == 0 for one in query.tolist()]),

@@ -92,7 +92,7 @@ def test_the_number_of_citations_asked_for_decides(
     assert len(rows) == 4
 
 
-def test_a_query_with_too_few_answers_is_told_and_left_out_and_of_one_with_more_the_first_count(
+def test_a_query_with_too_few_answers_is_reported_and_left_out_and_of_one_with_more_the_first_count(
     write: Callable[..., str],
 ) -> None:
     rows, counts = build(write, [*answers("few", *FIVE[:4]), *answers("many", *FIVE, "d3", "d3")])
@@ -102,13 +102,13 @@ def test_a_query_with_too_few_answers_is_told_and_left_out_and_of_one_with_more_
     assert {row["doc_id"]: row["cited_in"] for row in rows}["d3"] == 0
 
 
-def test_what_is_cited_without_being_shown_counts_for_nothing_and_is_told(write: Callable[..., str]) -> None:
+def test_what_is_cited_without_being_shown_counts_for_nothing_and_is_reported(write: Callable[..., str]) -> None:
     rows, counts = build(write, answers("q", "d9", "d9 d0", "d0", "", ""))
     assert "d9" not in {row["doc_id"] for row in rows}
     assert counts.strange_citations == 2
 
 
-def test_documents_that_the_corpus_lacks_are_told_and_left_out(write: Callable[..., str]) -> None:
+def test_documents_that_the_corpus_lacks_are_reported_and_left_out(write: Callable[..., str]) -> None:
     rows, counts = build(write, answers("q", *FIVE, shown="d0 d1 d2 d3 x1 x2"))
     assert len(rows) == 4
     assert counts.missing_documents == 2

@@ -87,7 +87,7 @@ def test_a_word_that_is_too_long_is_cut_within() -> None:
     assert all(count_pieces(text) >= 2 for _, _, text in found[:-1])
 
 
-def test_a_character_with_many_tokens_is_a_chunk_and_its_count_is_told() -> None:
+def test_a_character_with_many_tokens_is_a_chunk_and_its_count_is_reported() -> None:
     page = read_page([("a𝔘b c", "text")])
     chunks, _ = chunk_page(page, 2, lambda text: sum(len(one.encode()) for one in text if one != " "))
     assert [(chunk.text, chunk.token_len) for chunk in chunks] == [("a", 1), ("𝔘", 4), ("b c", 2)]

@@ -165,7 +165,7 @@ def test_a_sweep_ends_the_uploads_of_every_page(
 
 
 @pytest.mark.s3
-def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_told(
+def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_reported(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)

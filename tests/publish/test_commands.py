@@ -1,4 +1,4 @@
-"""The commands: exit codes of the one table, one JSON object, and a watch that goes on until it is told to stop."""
+"""The commands: exit codes of the one table, one JSON object, and a watch that goes on until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
         ("gc store --keep 0", 2, "--keep"),
     ],
 )
-def test_what_can_not_be_done_is_told(
+def test_what_can_not_be_done_is_reported(
     relabel: Relabel, folder: Path, store: str, line: str, code: int, said: str
 ) -> None:
     relabel(*line.split()).refused(code, said)

@@ -1,5 +1,5 @@
-"""What serves is what was pulled: whatever happens to a file or to the link, pull mends it; verify and show name it and
-touch nothing.
+"""What serves is what was pulled: whatever happens to a file or to the link, pull repairs it; verify and show name it
+and touch nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "a folder that holds something": make_full_folder,
     "a pipe": make_pipe,
     "mode 000": lambda path: path.chmod(0),
-    "a stranger beside it": lambda path: path.with_name(path.name + ".more").write_text("more"),
+    "an unlisted file beside it": lambda path: path.with_name(path.name + ".more").write_text("more"),
 }
 
 
@@ -163,7 +163,7 @@ def test_whatever_happens_to_a_file_that_serves_pull_mends_it_and_verify_and_sho
             # under another name, or for its owner alone
             is_here = name.endswith("model.onnx") or harm in (
                 "mode 000",
-                "a stranger beside it",
+                "an unlisted file beside it",
             )
             assert done.json["fetched_bytes"] in ((0, size) if harm == "mode 000" else (0 if is_here else size,)), what
             assert digests(dest / "current") == digests(source), what
@@ -305,7 +305,7 @@ def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
 
 
 def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalBundleStore, tmp_path: Path) -> None:
-    """A server that imports `load.py` leaves them; a pull that mended that would switch each time."""
+    """A server that imports `load.py` leaves them; a pull that repaired that would switch each time."""
     dest = tmp_path / "dest"
     pull_from(store, dest)
     cache = (dest / "current").resolve() / "__pycache__"

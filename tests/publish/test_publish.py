@@ -235,7 +235,9 @@ def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
     assert roll_back(bundle_store, "ecom", "stable", None).head.version == one
 
 
-def test_of_two_movers_one_wins_and_the_other_is_told(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_of_two_movers_one_wins_and_the_other_is_reported(
+    bundle_store: BundleStore, bundle: Callable[..., Path]
+) -> None:
     publish_to(bundle_store, bundle("one"))
     seen = load_channel(bundle_store, "ecom", "stable")
     two, three = (publish_to(bundle_store, bundle(text), None).version for text in ("two", "three"))
@@ -423,7 +425,7 @@ def test_a_damaged_pointer_is_an_error_of_ours(
 
 
 def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, tmp_path: Path) -> None:
-    """Real processes on one channel; whoever is told that it moved tries again."""
+    """Real processes on one channel; whoever learns that it moved tries again."""
     import subprocess
     import sys
 

@@ -284,7 +284,7 @@ def test_links_left_in_the_unpacking_folder_are_not_written_through(
     (tmp_path / "precious").write_text("mine")
     (building / "model.onnx").symlink_to(tmp_path / "precious")
     (building / "tokenizer").symlink_to(tmp_path)
-    (building / "stranger.py").write_text("import os")
+    (building / "unlisted.py").write_text("import os")
     pull_from(local_bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
     assert (tmp_path / "precious").read_text() == "mine"
@@ -584,7 +584,7 @@ def test_a_rollback_to_what_is_not_whole_is_refused(
     assert served_text(tmp_path / "dest") == "two"
 
 
-def test_no_space_for_a_version_is_told_before_it_is_fetched(
+def test_no_space_for_a_version_is_reported_before_it_is_fetched(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
@@ -599,7 +599,7 @@ def test_no_space_for_a_version_is_told_before_it_is_fetched(
 
 
 @pytest.mark.parametrize("state", ["", "{", "[]", '{"format": 9}', '{"format": 1}', '{"format": 1, "name": 3}'])
-def test_a_damaged_state_file_is_told_and_what_serves_goes_on(
+def test_a_damaged_state_file_is_reported_and_what_serves_goes_on(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, state: str
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))

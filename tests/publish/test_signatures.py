@@ -53,7 +53,7 @@ def test_a_stranger_who_takes_our_key_id_is_found_out(keys: dict[str, Path]) -> 
         TrustedKeys([str(keys["ours.pub"])]).check("version", BODY, [signature], "here")
 
 
-def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, keys: dict[str, Path]) -> None:
+def test_what_is_no_key_is_reported_and_not_shown(tmp_path: Path, keys: dict[str, Path]) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

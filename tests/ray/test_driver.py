@@ -29,7 +29,7 @@ def driver_of(failure: Fails, actors: int) -> Driver:
     return driver
 
 
-def test_a_fault_of_ours_on_every_node_is_told_as_one_and_not_as_work_to_run_again() -> None:
+def test_a_fault_of_ours_on_every_node_is_reported_as_one_and_not_as_work_to_run_again() -> None:
     """A `partial` (20) would have a scheduler start it for ever."""
     driver = driver_of(FAULT, 1)
     with pytest.raises(RuntimeError, match="went down 3 times"):

@@ -121,7 +121,7 @@ def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(clust
     assert json.loads(done.stdout)["labelled"] == 60
 
 
-def test_no_cluster_at_the_address_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_no_cluster_at_the_address_is_reported_with_what_to_do(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     job = write_job(tmp_path)
     code, report, _ = relabel(job, "--backend", "ray", "--address", "127.0.0.1:1")

@@ -268,7 +268,7 @@ def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"machine": []}', '{"machine"', "[]"])
-def test_latency_of_another_make_is_told_and_ends_in_no_traceback(bundle: Path, text: str) -> None:
+def test_latency_of_another_make_is_reported_and_ends_in_no_traceback(bundle: Path, text: str) -> None:
     (bundle / "latency.json").write_text(text)
     with pytest.raises(ManifestError, match=r"latency\.json: not latencies .*Measure them again"):
         build_report([str(bundle)], Storage())

@@ -141,7 +141,7 @@ def test_no_rows_means_no_text_of_any_document(tmp_path: Path, pairs: Path) -> N
     assert 'id="rows"' not in built.html
 
 
-def test_long_document_is_cut_and_its_length_told(tmp_path: Path) -> None:
+def test_long_document_is_cut_and_its_length_reported(tmp_path: Path) -> None:
     rows = plain_pairs(2, 2)
     rows[1]["body"] = "👟" * (DOCUMENT_CHARS + 100)
     pairs = write_table(tmp_path / "pairs.parquet", rows)
@@ -180,7 +180,7 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
         build_report([str(run)], Storage(), gold=GoldChoice(str(other)))
 
 
-def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_told(tmp_path: Path, pairs: Path) -> None:
+def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_reported(tmp_path: Path, pairs: Path) -> None:
     parts = [
         write_table(tmp_path / f"part-{part}.parquet", plain_pairs(24, 8)[part * 96 : part * 96 + 96])
         for part in (0, 1)
@@ -246,7 +246,7 @@ def test_quick_run_has_its_own_seconds(tmp_path: Path, pairs: Path) -> None:
     assert float(row[head.index("worker seconds")]) == pytest.approx(0.01)
 
 
-def test_rows_and_asks_are_told_apart_after_a_retry(
+def test_rows_and_asks_are_distinguished_after_a_retry(
     relabel: Callable[..., Any], write_job: Callable[..., str], folder: Path
 ) -> None:
     write_table(folder / "pairs.parquet", plain_pairs(12, 4))
@@ -271,7 +271,7 @@ def test_rows_and_asks_are_told_apart_after_a_retry(
     assert f"{48 + again:,} rows asked, {again:,} of these again by a retry, in " in html
 
 
-def test_ndcg_is_told_run_by_run(tmp_path: Path, pairs: Path) -> None:
+def test_ndcg_is_reported_run_by_run(tmp_path: Path, pairs: Path) -> None:
     runs = [
         forge_run(
             tmp_path / name, pairs, lambda pair, step=step: Judgment((pair.row_id // step) % 3), name=name, gold="grade"
@@ -314,18 +314,18 @@ def test_without_rows_a_reason_quotes_no_answer(tmp_path: Path, pairs: Path) -> 
     assert "SECRET" in build_report([str(run)], Storage()).html
     html = build_report([str(run)], Storage(), max_rows=0).html
     assert "SECRET" not in html
-    for told in (
+    for said in (
         "score is …",
         "the extract is not in the document: …",
         "the model declined: …",
         "HTTP 400: …",
         "&lt;/score&gt; is missing",
     ):
-        assert told in html
+        assert said in html
     assert "quoted text is left out" in html
 
 
-def test_every_text_of_a_row_is_cut_and_the_cut_told(tmp_path: Path) -> None:
+def test_every_text_of_a_row_is_cut_and_the_cut_reported(tmp_path: Path) -> None:
     rows = plain_pairs(2, 2)
     for row in rows:
         row["query"] += "q" * 500_000
@@ -469,7 +469,7 @@ def test_drawing_holds_no_style_and_no_colour_of_its_own() -> None:
     assert "one $x_1$ \\frac{&lt;b&gt;" in svg
 
 
-def test_path_that_holds_nothing_known_is_told(tmp_path: Path, pairs: Path) -> None:
+def test_path_that_holds_nothing_known_is_reported(tmp_path: Path, pairs: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"holds no plan\.json"):
         build_report([str(tmp_path / "empty")], Storage())

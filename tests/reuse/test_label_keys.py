@@ -123,7 +123,7 @@ def test_an_index_keeps_24_bytes_a_row_and_sorts_in_less_than_100() -> None:
     assert (peak + keys.nbytes + values.nbytes) / rows < 100
 
 
-def test_an_output_of_an_earlier_schema_gives_no_label_and_is_told(days: Days) -> None:
+def test_an_output_of_an_earlier_schema_gives_no_label_and_is_reported(days: Days) -> None:
     rows = rows_of(2, 3)
     days.run("monday", rows)
     path = days.out("monday") / "plan.json"

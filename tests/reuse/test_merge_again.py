@@ -99,8 +99,8 @@ class Weeks:
         assert code == 0, said
         assert said["labelled"] == self.days.manifest("new")["rows"]["labelled"]
         sources = [self.days.manifest(name) for name in ("one", "two")]
-        told = [(one["fingerprint"], one["receipts_sha256"]) for one in self.days.manifest("week")["merged_from"]]
-        assert told == [(source["fingerprint"], source["receipts_sha256"]) for source in sources]
+        listed = [(one["fingerprint"], one["receipts_sha256"]) for one in self.days.manifest("week")["merged_from"]]
+        assert listed == [(source["fingerprint"], source["receipts_sha256"]) for source in sources]
         assert self.merge()[0] == 10
         assert self.days.call("status", self.days.out("week"))[1]["is_finished"]
 

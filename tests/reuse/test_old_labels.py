@@ -66,7 +66,7 @@ def test_a_run_that_was_begun_with_them_writes_the_very_same_bytes_to_its_end(ol
     assert old.call("verify", old.out(day))[0] == 0
 
 
-def test_a_job_that_differs_is_told_apart_from_an_old_plan_by_what_differs_alone(old: Days) -> None:
+def test_a_job_that_differs_is_distinguished_from_an_old_plan_by_what_differs_alone(old: Days) -> None:
     job = old.job(
         "monday", ROWS["monday"], **COMMON, labeler={"name": "graph-grpo"}, engine={"args": {"p_garbage": 0.4}}
     )

@@ -67,7 +67,7 @@ def test_nothing_to_do_takes_five_requests_and_reads_no_receipt(
     assert seconds < 20.0  # two seconds on an idle machine
 
 
-def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_told(
+def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_reported(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
 ) -> None:
     """One listing tells that a thousand files are as they were; forty stand for them."""
@@ -247,7 +247,7 @@ def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(
     assert labels(f"{s3}/out") == undisturbed
 
 
-def test_wrong_credentials_and_a_missing_bucket_are_told_at_once(
+def test_wrong_credentials_and_a_missing_bucket_are_reported_at_once(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:
     job = write_job()

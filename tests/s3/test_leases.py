@@ -100,7 +100,7 @@ def test_a_worker_whose_clock_is_an_hour_off_neither_breaks_a_live_lease_nor_wai
     second.release()
 
 
-def test_an_object_that_is_no_lease_is_told(open_fresh: Callable[..., ObjectRunStore]) -> None:
+def test_an_object_that_is_no_lease_is_reported(open_fresh: Callable[..., ObjectRunStore]) -> None:
     store = open_fresh()
     store.put("leases/shard-00000.json", b"{}")
     with pytest.raises(StoreError, match="not a lease"):

@@ -44,7 +44,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     assert "is not a folder" in absent.stderr
 
 
-def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_told(s3: str, tmp_path: Path) -> None:
+def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_reported(s3: str, tmp_path: Path) -> None:
     store = open_object_run_store(f"{s3}/model", Storage(), single_writer=True)
     store.put("config.json", b"{}")
     store.put("deep/er.safetensors", b"w" * 100_000)

@@ -1,4 +1,4 @@
-"""What a shard reads from S3 is what its columns weigh; a file that is replaced under a reader is told, never mixed."""
+"""What a shard reads from S3 is what its columns weigh; a file that is replaced while it is read is reported."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_planning_fetches_footers_and_query_ids_alone(
     assert fetched <= 1.2 * weight(data, range(8), ("query_id",)) + 2 * TAIL_BYTES + 5000
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_told(table: pa.Table, s3: str) -> None:
+def test_a_file_that_is_replaced_while_it_is_read_is_reported(table: pa.Table, s3: str) -> None:
     url = f"{s3}/pairs.parquet"
     put_parquet(url, table, row_group_size=GROUP)
     dataset, plan, _ = planned(url, shards=1)

@@ -260,7 +260,7 @@ def test_a_label_off_the_scale_is_refused(
     )
 
 
-def test_qrels_that_are_missing_or_judge_no_common_row_are_told(
+def test_qrels_that_are_missing_or_judge_no_common_row_are_reported(
     relabel: Callable[..., Any],
     two_files: tuple[str, str, str],
     write_rows: Callable[..., str],

@@ -278,12 +278,12 @@ def test_a_student_with_changed_weights_is_refused(
     score(student=tmp_path / "bent").refused(3, "model.safetensors changed since the student was trained")
 
 
-def test_a_device_that_is_not_here_is_told(score: Score, write_pairs: Callable[..., Path]) -> None:
+def test_a_device_that_is_not_here_is_reported(score: Score, write_pairs: Callable[..., Path]) -> None:
     write_pairs()
     score("--device", "abacus").refused(4, "--device abacus")
 
 
-def test_input_that_can_not_be_read_is_told_after_what_came_before_is_safe(
+def test_input_that_can_not_be_read_is_reported_after_what_came_before_is_safe(
     score: Score, write_pairs: Callable[..., Path], folder: Path, relabel: Callable[..., Any]
 ) -> None:
     path = write_pairs(row_group_size=8)

@@ -81,7 +81,7 @@ def test_the_same_block_gives_the_same_bits(student: StudentModel) -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_a_decoder_is_scored_like_an_encoder_and_told_of_cut_documents(tmp_path: Path, packs: bool) -> None:
+def test_a_decoder_is_scored_like_an_encoder_and_reported_of_cut_documents(tmp_path: Path, packs: bool) -> None:
     student = decoder(tmp_path / "decoder", packs=packs)
     pairs = [("red shoe", "a"), ("red shoe", "long " * 90), ("blue", "fits")]
     scorer = Scorer(student, batch_tokens=200)
@@ -129,11 +129,11 @@ def test_a_pair_that_does_not_fit_alone_is_an_error_that_says_so(student: Studen
 
 def test_a_stop_amid_a_block_gives_it_up(student: StudentModel) -> None:
     scorer = Scorer(student, batch_tokens=60)
-    told: list[int] = []
+    reported: list[int] = []
 
     def on_progress(rows: int) -> bool:
-        told.append(rows)
-        return len(told) < 3
+        reported.append(rows)
+        return len(reported) < 3
 
     assert scorer.score(scorer.encode(PAIRS), on_progress) is None
-    assert len(told) == 3
+    assert len(reported) == 3

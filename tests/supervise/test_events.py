@@ -44,7 +44,7 @@ def reported(assignment: Assignment) -> tuple[int, list[str]]:
 
 
 def test_every_event_is_golden(assignment: Assignment, golden: Callable[[str, str], None]) -> None:
-    """One line of each: how often rows and counts are told is a matter of time."""
+    """One line of each: how often rows and counts are reported is a matter of time."""
     code, lines = reported(assignment)
     assert code == 0
     first = {json.loads(line)["event"]: line for line in reversed(lines) if '"event":"counts"' not in line}

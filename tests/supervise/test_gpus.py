@@ -44,7 +44,7 @@ def test_all_and_numbers_count_within_the_visible_ones() -> None:
             choose_gpus(text, ["4", "5"])
     with pytest.raises(MissingExtraError, match="--workers N"):
         choose_gpus("all", [])
-    for slip in (",", "0,0", "two"):  # a slip is told for what it is where there is no GPU, too
+    for slip in (",", "0,0", "two"):  # a slip is reported as one where there is no GPU, too
         with pytest.raises(UsageError, match="--gpus"):
             choose_gpus(slip, [])
 

@@ -68,12 +68,12 @@ def test_three_workers_give_the_labels_and_the_report_of_one_process(
 def test_a_small_job_on_more_workers_than_it_has_chunks_counts_each_row_once_everywhere(tmp_path: Path) -> None:
     """What was asked twice stands beside, in the result as in the metrics."""
     job = write_job(tmp_path, rows=400, run={"chunk_rows": 100})
-    code, told, said = relabel(job, "--workers", "3", "--set", "shards=1", "--metrics", str(tmp_path / "m.prom"))
+    code, result, said = relabel(job, "--workers", "3", "--set", "shards=1", "--metrics", str(tmp_path / "m.prom"))
     assert code == 0, said
-    did = told["this_run"]
+    did = result["this_run"]
     receipts = list((tmp_path / "out" / "receipts").rglob("*.json"))
     assert (did["pairs"], did["statuses"], did["chunks_committed"]) == (400, {"ok": 400}, len(receipts))
-    assert did["requests"] == sum(stage["asks"] for stage in told["stages"].values())
+    assert did["requests"] == sum(stage["asks"] for stage in result["stages"].values())
     lost = [json.loads(path.read_bytes()) for path in (tmp_path / "out" / "lost").rglob("*.json")]
     assert did["in_vain"]["pairs"] == sum(one["rows"] for one in lost)
     assert did["chunks_lost"] == len(lost)
@@ -121,7 +121,7 @@ def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash:
 
 
 def test_an_engine_that_hangs_at_whatever_it_is_asked_is_given_up_and_no_row_is_blamed(tmp_path: Path) -> None:
-    """Also where it hangs at the made-up pair that is to prove it before suspects are asked apart: no row is in flight
+    """Also where it hangs at the made-up pair that is to prove it before isolated rows are asked: no row is in flight
     then.
     """
     job = write_job(tmp_path, rows=12, crash="hang", crash_on="e", run={"ask_timeout_s": 1.0})
@@ -209,7 +209,7 @@ def test_a_worker_killed_in_every_commit_still_gets_on_and_loses_nothing(tmp_pat
     assert verified(jobs[1])
 
 
-def test_a_broken_spec_is_told_once_as_one_process_tells_it(tmp_path: Path) -> None:
+def test_a_broken_spec_is_reported_once_as_one_process_tells_it(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     code, report, _ = relabel(job, "--workers", "2", "--set", "engine.max_prompt_tokens=64")
     assert (code, report["error"]) == (3, "ConfigError")

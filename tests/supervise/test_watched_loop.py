@@ -1,5 +1,5 @@
-"""What the run loop does for whoever watches over it: suspects asked apart, isolated rows not at all, silence told
-from patience.
+"""What the run loop does for whoever watches over it: rows in isolation asked apart, poison rows not at all, a
+stalled engine distinguished from a slow one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Probed(TwoStage):
 
 
 class Notes:
-    """A watch that lays suspicion on one chunk and keeps all it is told."""
+    """A watch that lays suspicion on one chunk and keeps all that is reported."""
 
     def __init__(self, apart: list[list[int]], isolated_rows: dict[int, str]) -> None:
         self.apart, self.isolated_rows = apart, isolated_rows
-        self.told: list[Any] = []
+        self.seen: list[Any] = []
         self.open: set[int] = set()
 
     def begins(self, work: ChunkWork) -> None:
@@ -40,7 +40,7 @@ class Notes:
             work.apart, work.isolated_rows = self.apart, self.isolated_rows
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
-        self.told.append(("tries", [work.pairs[index].row_id for index in indexes], set(self.open)))
+        self.seen.append(("tries", [work.pairs[index].row_id for index in indexes], set(self.open)))
 
     def asks(self, work: ChunkWork, index: int) -> None:
         self.open.add(work.pairs[index].row_id)
@@ -49,10 +49,10 @@ class Notes:
         self.open.discard(work.pairs[index].row_id)
 
     def flush(self) -> None:
-        self.told.append(("polls", set(self.open)))
+        self.seen.append(("polls", set(self.open)))
 
     def commits(self, work: ChunkWork, *, was_first: bool) -> None:
-        self.told.append(("commits", work.id.chunk, was_first))
+        self.seen.append(("commits", work.id.chunk, was_first))
 
 
 class OncePerQuery(Probed):
@@ -84,13 +84,13 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
     engine = Scripted(good, capacity=8, batch=3)
     committed = work_through(engine, works, watch)
     assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
-    assert [note for note in watch.told if note[0] == "tries"] == [("tries", [7, 8], set()), ("tries", [10], set())]
-    tried = [watch.told.index(note) for note in watch.told if note[0] == "tries"]
+    assert [note for note in watch.seen if note[0] == "tries"] == [("tries", [7, 8], set()), ("tries", [10], set())]
+    tried = [watch.seen.index(note) for note in watch.seen if note[0] == "tries"]
     for start, group in zip(tried, ({7, 8}, {10}), strict=True):
-        polls = [note[1] for note in watch.told[start + 1 :] if note[0] == "polls"]
+        polls = [note[1] for note in watch.seen[start + 1 :] if note[0] == "polls"]
         while polls[0] & group:
             assert polls.pop(0) <= group
-    assert watch.told.index(("commits", 0, True)) < tried[0], (
+    assert watch.seen.index(("commits", 0, True)) < tried[0], (
         "what was finished before is committed before anything is risked"
     )
     row = works[1].rows[0]
@@ -126,7 +126,7 @@ def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_befo
     watch = Notes([[0]], {})
     with pytest.raises(EngineCrashError):
         work_through(Scripted(goes_down), chunks_of(3, 3)[1:], watch)
-    assert not [note for note in watch.told if note[0] == "tries"], "no row was at stake when it went down"
+    assert not [note for note in watch.seen if note[0] == "tries"], "no row was at stake when it went down"
 
 
 class Slow(Scripted):
