@@ -3,7 +3,7 @@ a result.
 
 What counts as a verdict, and nothing else does:
 
-- the whole answer is a number (`2`, `##2`, `**2**`), or its first or last line is one and stands in a paragraph of its
+- the whole answer is a number (`2`, `##2`, `**2**`), or its first or last line is one and is a paragraph of its
   own;
 - a line that names a verdict and gives it: `##final score: 2`, `O: 2`, `Answer: 1`, `Score: 0 (irrelevant)`, also
   several of a kind in one line of parts (`M: 2, T: 1, O: 2`; M and T are UMBRELA's partial scores and no verdict);
@@ -46,7 +46,7 @@ class ForeignReading(NamedTuple):
     grade: int | None
     why: Why
     verdicts: tuple[str, ...] = ()
-    """The verdicts that were found, as they stand in the text, in the order found; at most a few are kept."""
+    """The verdicts that were found, as they are in the text, in the order found; at most a few are kept."""
 
 
 _NAMES = (
@@ -56,7 +56,7 @@ _NAMES = (
 )
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 # What may follow a verdict's number: the end, or a word in brackets. `2/3`, `2-3`, `2.5`, `2 or 3`, `20 %` have to be
-# told apart from it.
+# distinguished from it.
 _MORE = r"[ \t]{0,3}(?:[-–—/,.:%°~]|or|to|and|out of)[ \t]{0,3}[0-9]|[ \t]{0,3}%|/"
 
 _BARE = re.compile(rf"[#*_`\"' \t]{{0,8}}({_NUMBER})[*_`\"' \t]{{0,8}}")
@@ -86,7 +86,7 @@ _SAYS = (
 # page text`.
 _GOES_ON = r"[*_`\"')]{0,3}(?:[.,;:(]|\s*$|[ ]{1,3}(?:[(–—-]|(?:as|because|since|due|for|based|given)\b))"
 _SENTENCE = re.compile(rf"{_SAYS}(?P<number>{_NUMBER})(?![0-9]|{_MORE})(?={_GOES_ON})", re.IGNORECASE)
-# The same words before something that is no single number, so that `I would rate it a 2 or 3` is told from silence.
+# The same words before something that is no single number, so that `I would rate it a 2 or 3` is not taken for none.
 _SENTENCE_NOT_ONE = re.compile(rf"{_SAYS}{_NUMBER}(?:{_MORE})", re.IGNORECASE)
 _HYPOTHETICAL = re.compile(r"\b(?:if|unless|otherwise|had|were|might|could|not think)\b|n['’]t think", re.IGNORECASE)
 _LOOK_BACK = 200
@@ -202,7 +202,7 @@ def _lone_numbers(lines: list[str]) -> Iterator[str]:
 
 
 class _Twice(list[Any]):
-    """A JSON object as its pairs, so that a key that stands twice is seen."""
+    """A JSON object as its pairs, so that a key that occurs twice is seen."""
 
 
 def _json_object(text: str) -> _Twice | None:

@@ -37,7 +37,7 @@ def rows_of(data: Path, file: str) -> list[dict[str, Any]]:
 
 
 def outcome(text: str, reading: ForeignReading) -> str:
-    """Read, or why refused; where there is no verdict, whether any digit 0 to 3 stands there that a laxer parser would
+    """Read, or why refused; where there is no verdict, whether any digit 0 to 3 is there that a laxer parser would
     have taken.
     """
     if reading.why != "no verdict":

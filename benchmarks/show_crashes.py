@@ -83,12 +83,12 @@ class Worker:
     def start(self) -> None:
         """Begin another life."""
         self._files = [tempfile.TemporaryFile(dir=self._folder) for _ in range(2)]  # noqa: SIM115 (closed when it has ended)
-        out, told = self._files
+        out, errors = self._files
         self.process = subprocess.Popen(
             relabel("run", self._job),
             env={**os.environ, **self._place.variables},
             stdout=out,
-            stderr=told,
+            stderr=errors,
             start_new_session=True,
         )
 
@@ -108,11 +108,11 @@ class Worker:
         if code is None or self.is_done:
             return
         self.codes[code] += 1
-        out, told = (read_back(file) for file in self._files)
+        out, errors = (read_back(file) for file in self._files)
         for file in self._files:
             file.close()
         if code not in (0, 10, 20, 75, -9):
-            raise RuntimeError(f"worker {self.name} ended with {code}: {told[-3000:]}")
+            raise RuntimeError(f"worker {self.name} ended with {code}: {errors[-3000:]}")
         if out:
             self.lost += json.loads(out)["this_run"]["chunks_lost"]
         self.is_done = code in (0, 10)
@@ -184,13 +184,13 @@ def kill_nodes_to_the_end(job: Path, place: Place, *, every_s: float) -> dict[st
                 cluster.add_node(num_cpus=2, num_gpus=1)  # from the main thread alone, says Ray
         ended = running.result()
         seconds = round(time.perf_counter() - started, 1)
-    told = ended.said["this_run"]
+    did = ended.said["this_run"]
     return {
         "seconds": seconds,
         "nodes_killed": lost,
         "exit_code": ended.code,
         "engine_restarts": ended.said["engine_restarts"],
-        "lost_races_counted": told["chunks_lost"],
+        "lost_races_counted": did["chunks_lost"],
     }
 
 
@@ -249,8 +249,8 @@ def main() -> None:
             del table
             job = write_job(folder, s3, args=slow, shards=args.shards)
             plan = call("plan", job, place=s3)
-            told = ("files", "shards", "chunks", "queries", "is_scattered", "read_ratio")
-            shape = {name: plan.said[name] for name in told}
+            facts = ("files", "shards", "chunks", "queries", "is_scattered", "read_ratio")
+            shape = {name: plan.said[name] for name in facts}
             print(f"plan on S3: {plan.seconds:.1f} s, {shape}", flush=True)
             if args.ray:
                 did = kill_nodes_to_the_end(job, s3, every_s=args.every or 25.0)

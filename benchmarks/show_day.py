@@ -99,7 +99,7 @@ class Day:
         (self.folder / "job.yaml").write_text(json.dumps(job))
 
     def line(self, number: int, day: str, *more: str) -> list[str]:
-        """The tick's arguments: the folder's path and the metrics file stand in each."""
+        """The tick's arguments: the folder's path and the metrics file are in each."""
         before = DAYS.index(day) - 1
         reuse = [f'--set=reuse=["{self.folder}/out/{DAYS[before]}"]'] if before >= 0 else []
         metrics = str(self.folder / f"tick-{number}.prom")

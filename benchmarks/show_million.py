@@ -48,8 +48,8 @@ def write_pairs(place: Place, files: int, rows: int) -> None:
 
 def write_pairs_apart(place: Place, files: int, rows: int) -> None:
     """The same in another process, so that this one stays small."""
-    told = json.dumps([place.root, place.variables, files, rows])
-    subprocess.run([sys.executable, "-c", WRITE, told], check=True)
+    written = json.dumps([place.root, place.variables, files, rows])
+    subprocess.run([sys.executable, "-c", WRITE, written], check=True)
 
 
 def write_job(folder: Path, place: Place) -> Path:

@@ -87,12 +87,14 @@ def call(*arguments: str | Path, place: Place, codes: Sequence[int] = (0,)) -> E
         RuntimeError: it ended with none of these codes.
     """
     started = time.perf_counter()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(relabel(*arguments), env={**os.environ, **place.variables}, stdout=out, stderr=told)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            relabel(*arguments), env={**os.environ, **place.variables}, stdout=out, stderr=errors
+        )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - started
-        said, words = read_back(out), read_back(told)
+        said, words = read_back(out), read_back(errors)
     if code not in codes:
         raise RuntimeError(f"relabel {' '.join(map(str, arguments))} ended with {code}: {words[-3000:]}")
     return Ended(code, json.loads(said), seconds, usage.ru_maxrss / 1024)
@@ -105,7 +107,7 @@ def read_back(file: IO[bytes]) -> str:
 
 
 def repeated_pairs(paths: Sequence[Path], rows: int) -> Any:
-    """The rows of some Parquet files over and over, as one table: what the files hold once stands there several times,
+    """The rows of some Parquet files over and over, as one table: what the files hold once is there several times,
     which is legal.
     """
     import pyarrow as pa
@@ -184,12 +186,12 @@ def receipts(place: Place, output: str) -> list[dict[str, Any]]:
 
     filesystem, root = place.filesystem()
     found = filesystem.get_file_info(fs.FileSelector(f"{root}/{output}/receipts", recursive=True))
-    told = []
+    receipts = []
     for info in found:
         if info.type == fs.FileType.File and info.base_name.startswith("chunk-"):
             with filesystem.open_input_stream(info.path) as stream:
-                told.append(json.loads(stream.read()))
-    return told
+                receipts.append(json.loads(stream.read()))
+    return receipts
 
 
 def label_files(place: Place, output: str) -> int:

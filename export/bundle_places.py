@@ -98,7 +98,7 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
     """A copy of a bundle beside it, its files linked where the disk can; what an earlier process left there goes.
 
     Args:
-        leaves_out: names at its top that are not taken over.
+        leaves_out: names at its top that are not copied.
     """
     part = beside(folder, PART)
     shutil.rmtree(part, ignore_errors=True)
@@ -109,7 +109,7 @@ def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
 
 
 def switch(part: Path, folder: Path) -> None:
-    """Let what was made ready take the place of what stands there, if anything does. To be called with the place
+    """Let what was made ready take the place of what is there, if anything does. To be called with the place
     `locked`.
 
     Raises:

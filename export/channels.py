@@ -86,7 +86,7 @@ class Channel:
         return record_bytes(CHANNEL_KIND, self.body, self.signatures)
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
-        """Whether a move there would change nothing: it stands there, and is signed by the key if there is one."""
+        """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
         is_there = (self.head.version, self.head.version_sha256) == (version.version, version.sha256)
         return is_there and (key is None or self.is_signed_by(key))
 
@@ -237,7 +237,7 @@ def left_by_rollback(channel: Channel, known: Collection[str], last: tuple[int, 
 
 
 def before(held: Channel, where: str) -> Move:
-    """The move that a rollback goes back to: the last one before where the channel stands, to another version.
+    """The move that a rollback goes back to: the last one before where the channel points, to another version.
 
     A rollback of a rollback goes further back, never forth again: a move that restored an earlier one counts as that
     earlier one.

@@ -277,7 +277,7 @@ class Destination:
             return target
 
     def _place_to_go_back_to(self, state: State, to: str | None) -> int:
-        """Where it stands in `state.served`."""
+        """Where it is in `state.served`."""
         for place, one in enumerate(state.served):
             if one.version == to or (to is None and place > 0 and not state.leavers(one)):
                 return place
@@ -312,7 +312,7 @@ class Destination:
         return replace(state, served=(unknown, *state.served))
 
     def free_name(self, version: str) -> str:
-        """A folder name in `.versions` that is not taken; `~2` where a damaged folder of that version stands in the
+        """A folder name in `.versions` that is not taken; `~2` where a damaged folder of that version is in the
         way.
         """
         names = [version, *(f"{version}~{number}" for number in range(2, 100))]

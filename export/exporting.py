@@ -48,7 +48,7 @@ from manifests.storage.context import Storage
 PARITY_NAME = "parity.json"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
-"""What a bundle's lineage takes over of its student's manifest."""
+"""What a bundle's lineage copies from its student's manifest."""
 
 Say = Callable[[str], None]
 

@@ -2,7 +2,7 @@
 
 The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
 padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short rows
-stand beside long ones and are padded.
+are beside long ones and are padded.
 
 The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
 loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.

@@ -125,7 +125,7 @@ def set_channel(
     """Point a channel at a version that is published and whole.
 
     Returns:
-        The pointer, and whether it was moved (else it stood there already).
+        The pointer, and whether it was moved (else it was there already).
     Raises:
         InputError: no such version, or a version has the channel's name.
         ManifestError: the version is not whole.

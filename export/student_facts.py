@@ -40,7 +40,7 @@ class EngineFile(ModelFile):
         capability: compute capability that it was built for.
         gpu: that it was built on; None where it was built for another.
         profile: shapes (rows, tokens) that it takes: least, tuned for, most.
-        is_compared: whether it stood the parity gate; it is built after.
+        is_compared: whether it was compared by the parity gate; it is built after.
     """
 
     flavour: str

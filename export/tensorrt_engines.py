@@ -133,7 +133,7 @@ def build(
 
     Args:
         trt: the TensorRT module.
-        precision: `fp32` as the graph stands, `fp16` with the graph halved, `bf16` where this TensorRT chooses types
+        precision: `fp32` as the graph is, `fp16` with the graph halved, `bf16` where this TensorRT chooses types
             itself.
         capability: build for this compute capability instead of the GPU that is here (TensorRT-RTX).
         cache: timings of an earlier build.

@@ -90,7 +90,7 @@ def bind(**fields: Any) -> None:
 
 
 def say(message: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
-    """A line on stderr; the fields stand in the JSON form alone."""
+    """A line on stderr; the fields are in the JSON form alone."""
     if _lines is not None:
         _lines.emit(level, event, message, **fields)
     else:

@@ -1,4 +1,4 @@
-"""Verbatim evidence: where in the document a quoted fragment stands, or that it does not.
+"""Verbatim evidence: where in the document a quoted fragment is, or that it is not there.
 
 The one normalisation: Unicode NFC, every run of white space folded to one space, none at either end. A fragment is
 found if its normal form is a substring of the document's normal form that begins and ends between characters, an accent
@@ -8,7 +8,7 @@ stands is found as it stands, accents or not.
 Several fragments: one a line. A text of several lines that is found whole is one fragment; otherwise every line that is
 not blank has to be found by itself. `none`, in any case, is no evidence, even where the document holds that word.
 
-Source: R3A, section 2 (the extract must stand in the document); the normalisation is ours.
+Source: R3A, section 2 (the extract must be in the document); the normalisation is ours.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Index:
         self._symbols, self._starts, self._ends = self._symbolise(document, is_document=True)
 
     def find(self, fragment: str) -> Span | None:
-        """Where the fragment first stands, as it is or after normalisation; None if it does not."""
+        """Where the fragment first occurs, as it is or after normalisation; None if it does not."""
         at = self._document.find(fragment)
         if at >= 0:
             return Span(at, at + len(fragment), fragment)

@@ -31,7 +31,7 @@ BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""
 
 SHARED = BUILT_IN / "shared"
-"""Sentences that stand in several labelers' prompts word for word, so that labels differ by method and not by how a
+"""Sentences that are in several labelers' prompts word for word, so that labels differ by method and not by how a
 rule was put.
 """
 

@@ -2,7 +2,7 @@
 
 Turn one reads the query and up to four high-click documents, reasons about what is wanted and states the intent. It
 never sees the document, so all documents of a query share it. Turn two goes on with the document: reasoning, extract,
-grade. The sentences are ours; scale, order and rules are the paper's. No hint on how to judge stands here that the
+grade. The sentences are ours; scale, order and rules are the paper's. There is no hint on how to judge that the
 labelers it is compared with go without.
 
 Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are

@@ -57,7 +57,7 @@ class ReviewAnswer(NamedTuple):
 
 class Review:
     """Asks whether a query's documents suffice. Flags: `document_truncated`, `documents_left_out`, `kept_before` (the
-    row's document stands in `previous_docs`), `no_distribution`, and the answer's own.
+    row's document is in `previous_docs`), `no_distribution`, and the answer's own.
     """
 
     Options: ClassVar[type[LabelerOptions]] = ReviewOptions

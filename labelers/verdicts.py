@@ -1,7 +1,7 @@
 """Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no
 labeler.
 
-An answer is valid if and only if every tag stands in it exactly once, opened and closed, in order, with nothing but
+An answer is valid if and only if every tag is in it exactly once, opened and closed, in order, with nothing but
 white space outside. A choice, stripped of white space, is exactly one of its options. Nothing is searched for,
 corrected or guessed: the last digit of a text is not a verdict. Reading takes time linear in the text's length,
 whatever the text.
@@ -96,7 +96,7 @@ class Reader:
             if end < 0:
                 raise _unreadable(answer, f"{closing} is missing")
             if end < start:
-                raise _unreadable(answer, f"{closing} stands before {opening}")
+                raise _unreadable(answer, f"{closing} comes before {opening}")
             at = end + len(closing)
             if text.find(closing, at) >= 0:
                 raise _unreadable(answer, f"{closing} occurs more than once")
@@ -110,11 +110,11 @@ class Reader:
         return sections
 
     def turn_parts(self, text: str) -> tuple[str, ...]:
-        """A text that `read` has read, cut into template text (its tags) and data (what stands in them), as
+        """A text that `read` has read, cut into template text (its tags) and data (what is in them), as
         `Message.parts` wants it.
 
         Sent back as an earlier turn, the tags are the format's own and keep the tokens that the model wrote them with
-        (`</think>` is one token for some); what stands in them stays data, since a hostile document may speak through
+        (`</think>` is one token for some); what is in them stays data, since a hostile document may speak through
         it.
         """
         parts = []

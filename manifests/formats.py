@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 class Text:
     """Free text, at most `max_tokens` tokens long. Its closing tag is the first one that follows.
 
-    `only_with` names a section before it and what that says, `""` for anything at all: the text stands there if and
+    `only_with` names a section before it and what that says, `""` for anything at all: the text is there if and
     only if it says that. A reader holds it to this, no grammar does.
     """
 
@@ -111,7 +111,7 @@ def closing_of(section: Section) -> str:
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
     """The sections of one answer, in order. Tags are unique and hold only a-z, `_` and `-`; a section without one
-    stands alone.
+    is alone.
     """
 
     sections: tuple[Section, ...]

@@ -30,7 +30,7 @@ def shown(text: str) -> str:
 
 
 def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Where odd texts stand in plain values, as dotted keys, and what is wrong with each."""
+    """Where odd texts are in plain values, as dotted keys, and what is wrong with each."""
     if isinstance(values, str):
         oddity = oddity_of(values)
         if oddity is not None:

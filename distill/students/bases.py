@@ -126,7 +126,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
 
 
 def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
-    """The module to train, its weights loaded; heads of an earlier student are taken over where they have the same name
+    """The module to train, its weights loaded; heads of an earlier student are kept where they have the same name
     and size.
 
     Raises:

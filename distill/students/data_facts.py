@@ -1,4 +1,4 @@
-"""What a student learns from, as records: the part of its manifest that is known before it is trained. Fields stand in
+"""What a student learns from, as records: the part of its manifest that is known before it is trained. Fields are in
 the order of the JSON; those that JSON may do without are None there.
 """
 

@@ -95,7 +95,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
             raise ModelError(f"student.lora: {str(exc).splitlines()[0]}") from exc
 
     def merge(self) -> None:
-        """Add the adapters, if any, to the weights that they stand beside."""
+        """Add the adapters, if any, to the weights that they are beside."""
         if self._adapted:
             self.lm = self._adapted.pop().merge_and_unload()
 

@@ -32,7 +32,7 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         pooling: `mean` over the tokens that are no padding, or the first token.
         dropout: on the pooled representation, in training.
         seed: each fresh head is drawn from this seed and its own name, so that a head starts the same whichever others
-            stand beside it.
+            are beside it.
     """
 
     extra_width: ClassVar[int] = 0
@@ -54,7 +54,7 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         """Logits of every head.
 
         Args:
-            input_ids, attention_mask, token_type_ids: int64 [B, T]; padding has mask 0 and may stand anywhere.
+            input_ids, attention_mask, token_type_ids: int64 [B, T]; padding has mask 0 and may be anywhere.
         Returns:
             By head, float [B, K].
         """

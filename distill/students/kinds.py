@@ -1,6 +1,6 @@
 """Which kinds of student there are. Adding one is one file with a `StudentModule` and one entry here.
 
-What a kind's module can do is said by `StudentModule` in `students.py`; here stands what is known of it before its
+What a kind's module can do is said by `StudentModule` in `students.py`; here is what is known of it before its
 file, and torch with it, is loaded.
 """
 

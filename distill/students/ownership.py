@@ -78,7 +78,7 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
     """Make the checkpoints' folder ours, or say whose it is.
 
     Args:
-        is_replacing: note that the student which stands at the end of the way is to be replaced: a --resume then knows.
+        is_replacing: note that the student which is at the end of the way is to be replaced: a --resume then knows.
     Raises:
         StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
     """

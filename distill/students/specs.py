@@ -34,7 +34,7 @@ Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 
 
 class PairsSource(Spec):
-    """Where the texts of a label file's rows stand."""
+    """Where the texts of a label file's rows are."""
 
     path: tuple[PatternText, ...]
     """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
@@ -115,7 +115,7 @@ class StudentSection(Spec):
     """
     model: ModelText = Field(min_length=1)
     """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
-    earlier distillation, whose heads are then taken over too: two stages are two specs.
+    earlier distillation, whose heads are then kept: two stages are two specs.
     """
     heads: Literal["auto"] | dict[str, int] = "auto"
     """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head.

@@ -1,4 +1,4 @@
-"""A student's `manifest.json` as records: all that there is to say of how it was made. Fields stand in the order of the
+"""A student's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
 JSON; those that JSON may do without are None there.
 """
 

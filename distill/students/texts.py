@@ -109,7 +109,7 @@ class EncoderTexts:
 
 
 class DecoderTexts:
-    """A prompt around the pair that ends where the grade token would stand.
+    """A prompt around the pair that ends where the grade token would be.
 
     Args:
         tokenizer: a tokenizer of transformers.

@@ -281,7 +281,7 @@ class StudentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
                 self._finish_checkpoint(scratch, final, optimizer)
 
     def _finish_checkpoint(self, scratch: Path, final: Path, optimizer: dict[str, Any]) -> None:
-        """Write what stands beside the weights, and commit."""
+        """Write what is beside the weights, and commit."""
         tensors, plain = checkpoints.random_states()
         save_file(tensors, scratch / checkpoints.RANDOM)
         scaler = getattr(self.accelerator, "scaler", None)

@@ -1,7 +1,7 @@
 """Two models side by side: they take turns on the same batch, and each round gives one ratio.
 
 What the machine does meanwhile (a clock that drops, a neighbour that wakes) hits both turns of a round, so the ratios
-say what two measurements one after the other can't. Beside the clock's ratio stands the one of CPU seconds, of all
+say what two measurements one after the other can't. Beside the clock's ratio is the one of CPU seconds, of all
 threads together, which does not count the time in which others had the processor.
 """
 

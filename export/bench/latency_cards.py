@@ -10,7 +10,7 @@ from export.bench.latency_facts import BenchFacts
 
 TITLE = "## Latency"
 NEXT_TITLE = "## Made of"
-"""The section stands before this one where the card has it."""
+"""The section comes before this one where the card has it."""
 
 
 def put_section(card: str, lines: Sequence[str]) -> str:

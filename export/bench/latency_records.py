@@ -40,7 +40,7 @@ def check_place(folder: Path) -> None:
     """Refuse a bundle that can't be written into before anything is measured.
 
     Raises:
-        UsageError: it was pulled: what stands under a published version's name must stay that version.
+        UsageError: it was pulled: what is under a published version's name must stay that version.
         ManifestError: it is no bundle.
     """
     if folder.resolve().parent.name == VERSIONS:

@@ -1,6 +1,6 @@
 """What is asked while measuring: rows whose lengths are those of real pairs, and batches of one fixed shape.
 
-How long a model takes depends on how many rows there are and how long they are, not on what stands in them. So a
+How long a model takes depends on how many rows there are and how long they are, not on what is in them. So a
 bundle's own record of lengths is workload enough; with pairs at hand their texts are taken, and tokenizing can be timed
 too.
 """

@@ -34,8 +34,8 @@ def list_bundles(url: str, output: str) -> int:
     found = bundles_in(bundle_store)
     lines = [f"{bundle_store.url}: {len(found)} bundles"]
     for bundle in found:
-        stands = ", ".join(f"{one.channel} → {one.version} (sequence {one.sequence})" for one in bundle.channels)
-        lines.append(f"  {bundle.name}  {bundle.versions} versions  {stands or 'no channel'}")
+        channels = ", ".join(f"{one.channel} → {one.version} (sequence {one.sequence})" for one in bundle.channels)
+        lines.append(f"  {bundle.name}  {bundle.versions} versions  {channels or 'no channel'}")
     emit({"url": bundle_store.url, "bundles": plain(found)}, "\n".join(lines), output)
     return Exit.DONE
 

@@ -45,7 +45,7 @@ input:
   columns: {{query_id: query_id, query: query, doc_id: doc_id, document: [title, body], gold: grade}}
 labeler:
   name: r3a
-  evidence: constrained        # while decoding, only text that stands in the document is admitted
+  evidence: constrained        # while decoding, only text that is in the document is admitted
   max_think_tokens: {think}
   max_text_tokens: 32
 engine:
@@ -230,7 +230,7 @@ def _labels_text(pairs: list[DemoPair], labels: dict[int, DemoLabel], engine: st
             "",
             (
                 f"{judge} agrees with the set's author on {agreement(pairs, labels):.0%} of the pairs; the one grade "
-                "that stands"
+                "that occurs"
             ),
             (
                 f"most often in the set, said of all pairs, agrees on {most_frequent_share():.0%}. It is here to "

@@ -247,7 +247,7 @@ def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, may_write=False, day=work.day)
     total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-    verb = "ask or take over" if session.opened.job.spec.reuse and not is_retry else "ask"
+    verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
     emit(
         result,
         f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.",

@@ -36,7 +36,7 @@ class ChangedRow(NamedTuple):
 
     Args:
         change: of the expected grade, or of the grade where there is no distribution.
-        at: where it stands among the rows.
+        at: where it is among the rows.
     """
 
     change: float

@@ -77,7 +77,7 @@ def convert(
         UsageError: nothing tells a form, the target is there already, or options that do not go together.
         InputError: see `open_source`, `checked_rows` and `Duplicates`.
         ManifestError: a run is unfinished, over its limit or damaged.
-        DiskFullError, StoreError: the target or scratch files can't be written; what stood there before still does.
+        DiskFullError, StoreError: the target or scratch files can't be written; what was there before stays.
         MissingExtraError: polars is absent.
     """
     form, to = source_format(source, from_format, storage), target_format(target, to_format)

@@ -1,4 +1,4 @@
-"""Pairs that stand more than once: with one value they are one row, with several the user says which holds."""
+"""Pairs that occur more than once: with one value they are one row, with several the user says which holds."""
 
 from __future__ import annotations
 

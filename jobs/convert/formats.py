@@ -17,7 +17,7 @@ Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)
 TARGETS: tuple[str, ...] = SOURCES[1:]
 TREC: tuple[Format, ...] = ("qrels", "run")
-"""Text forms, in which a pair stands once."""
+"""Text forms, in which a pair occurs once."""
 SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
     **dict.fromkeys(JSON_SUFFIXES, "jsonl"),

@@ -49,7 +49,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
 
     Raises:
         InputError: names the first row whose value is not a number (for qrels: no whole one), or whose id is missing or
-            can't stand in TREC; or a column of ids that would not be written as what they are.
+            can't be in TREC; or a column of ids that would not be written as what they are.
     """
     file = scratch / "rows.parquet"
     frame = source.scan(polars)

@@ -208,7 +208,7 @@ def _arrow_schema(polars: Any, schema: dict[str, Any], path: str) -> pa.Schema:
     """The Arrow types of a frame's columns, text and lists as every reader of Parquet knows them.
 
     Raises:
-        InputError: a column can't stand in Parquet.
+        InputError: a column can't be in Parquet.
     """
     for name, kind in schema.items():
         if "Int128" in str(kind):  # also of an item or a field

@@ -124,7 +124,7 @@ def json_names(polars: Any, block: Block, *, path: str) -> list[str]:
         return []
     try:
         return list(polars.read_ndjson(io.BytesIO(block.data), infer_schema_length=None).columns)
-    except polars.exceptions.PolarsError:  # also for kinds of values that can't stand in one column
+    except polars.exceptions.PolarsError:  # also for kinds of values that can't be in one column
         return list(dict.fromkeys(name for _, row in _objects(block, path) for name in row))
 
 
@@ -149,7 +149,7 @@ def _objects(block: Block, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _check_kinds(block: Block, path: str) -> None:
     """Raise for the first line that is not a JSON object, or else holds another kind of value than a line before it. A
-    column in which text stands may hold any kind.
+    column that holds text may hold any kind.
     """
     seen: dict[str, tuple[int, str]] = {}
     odd: dict[str, str] = {}

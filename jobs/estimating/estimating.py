@@ -229,7 +229,7 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
 
 
 def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int) -> tuple[Range, str]:
-    """Rows that would be taken over, by files alone: those of files that an earlier output read too, and some of the
+    """Rows that would be reused, by files alone: those of files that an earlier output read too, and some of the
     others.
     """
     useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]

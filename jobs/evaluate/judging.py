@@ -41,7 +41,7 @@ from manifests.metrics.student_comparison import BY_IDS
 from manifests.storage.context import Storage
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
-BY_FILE_ROW = "row: labels and grades stand in one file"
+BY_FILE_ROW = "row: labels and grades are in one file"
 MOST_GRADES = 10
 """As many as a labeler may have."""
 

@@ -78,12 +78,12 @@ def _refuse_taken(to: str, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def written(to: str, storage: Storage) -> Iterator[Path]:
-    """A path to write to; what stands there when the body ends without an error is put under the name `to` in one step.
+    """A path to write to; what is there when the body ends without an error is put under the name `to` in one step.
     Where `to` is a link to a file, the link stays, and the file that it names is replaced.
 
     Raises:
-        UsageError: something that is not a regular file stands there.
-        DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
+        UsageError: something that is not a regular file is there.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
     try:
         if is_url(to) and scheme_of(to) not in ("file", "local"):

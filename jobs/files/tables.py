@@ -213,7 +213,7 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
     Returns:
         Number of rows written.
     Raises:
-        DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         InputError: the rows can't be read.
     """
     import pyarrow.parquet as pq

@@ -68,10 +68,10 @@ def merge_outputs(
 
     Args:
         name: of the merged output; that of the first by default.
-        allow_mixed: let labels of different engines, models or templates stand together; the manifest says so.
+        allow_mixed: let labels of different engines, models or templates into one output; the manifest says so.
     Raises:
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
-        InputError: one file would stand in the merged input twice.
+        InputError: one file would be in the merged input twice.
         ConfigError: an output is named twice, or is to be merged into itself.
         ManifestError: an output is not a run or not finished, columns or scales differ, a row is lost, or `to` holds
             something else.

@@ -67,7 +67,7 @@ def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> 
 
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
-        DiskFullError, StoreError: it can't be written; what stood at `to` before still does.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         MissingExtraError: what reads the documents is not installed.
     """
     files, types, named = open_tables(pairs_path, {}, storage, role="PAIRS")

@@ -19,7 +19,7 @@ from jobs.pairs.splitting import split
 from jobs.pairs.token_counts import CountTokens
 
 MOST_HEADING_CHARS = 160
-"""Of a heading as part of a path, which stands in each chunk below it: a page with a heading of a megabyte would become
+"""Of a heading as part of a path, which is in each chunk below it: a page with a heading of a megabyte would become
 gigabytes.
 """
 
@@ -29,7 +29,7 @@ class PageChunk(NamedTuple):
 
     Args:
         n: its number, from 1.
-        heading_path: the headings that it stands under, the outermost first, each cut to `MOST_HEADING_CHARS`.
+        heading_path: the headings that it is under, the outermost first, each cut to `MOST_HEADING_CHARS`.
         text: the document's code points `start` up to `end`.
         token_len: tokens of the text, without its headings.
     """
@@ -74,10 +74,10 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
 
 def _sections(page: CleanedPage) -> Iterator[_Section]:
     above: list[PageBlock] = []
-    """The headings that the next block stands under."""
+    """The headings that the next block is under."""
     buffer: list[Extent] = []
     is_bare = False
-    """Whether nothing stands under the last heading yet."""
+    """Whether nothing is under the last heading yet."""
     for block in page.blocks:
         if block.kind == "text":
             buffer.append(block.span)

@@ -80,7 +80,7 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
         answers_path: rows of `query_id, query, answer_id, cited, candidates`, the last two lists of document ids.
         docs_path: the corpus: `doc_id` and the document.
     Raises:
-        InputError: a file or column is off, an answer or document stands twice, a query has two texts, or no pair comes
+        InputError: a file or column is off, an answer or document occurs twice, a query has two texts, or no pair comes
             out.
     """
     polars = load_polars()

@@ -116,7 +116,7 @@ class _Reader:
 
     @property
     def is_in_script(self) -> bool:
-        """Whether a `<` is text where the parser stands, as far as one can tell."""
+        """Whether a `<` is text where the parser is, as far as one can tell."""
         return self._script is not None or (self._is_raw and self._hidden_at == self.depth)
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:

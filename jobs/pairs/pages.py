@@ -30,8 +30,8 @@ class PageBlock:
     """One block.
 
     Args:
-        parts: spans of a table's rows (the first with what stands above it) or of a list's outermost items; of other
-            blocks the block itself. Between two parts stands one line end.
+        parts: spans of a table's rows (the first with what is above it) or of a list's outermost items; of other
+            blocks the block itself. Between two parts is one line end.
         level: of a heading, 1 to 6; else 0.
         title: of a heading, its text without the marks.
     """

@@ -131,7 +131,7 @@ class SimilarPairs:
 
         Raises:
             InputError: the rows can't be read.
-            DiskFullError, StoreError: it can't be written; what stood there before still does.
+            DiskFullError, StoreError: it can't be written; what was there before stays.
         """
         mark = {_FINGERPRINT_KEY: fingerprint.encode()}
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)

@@ -151,7 +151,7 @@ class _SpecLoader(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Compose a word, noting whether it stands plain and untagged, and yet might be read in two ways."""
+        """Compose a word, noting whether it is plain and untagged, and yet might be read in two ways."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         node = super().compose_scalar_node(anchor)
         if event.implicit[0] and node.tag == f"{_TAG}str" and _DISPUTED.fullmatch(node.value):
@@ -159,7 +159,7 @@ class _SpecLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping, or refuse a key that stands twice or can't be one; here, before `<<` brings keys that may
+        """Compose a mapping, or refuse a key that occurs twice or can't be one; here, before `<<` brings keys that may
         be overridden.
         """
         node = super().compose_mapping_node(anchor)

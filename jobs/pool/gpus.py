@@ -23,7 +23,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     if VISIBLE in environment:
         names: list[str] = []
         for name in environment[VISIBLE].split(","):
-            if not name.strip() or name.strip() == "-1":  # CUDA takes what stands before the first that is none
+            if not name.strip() or name.strip() == "-1":  # CUDA takes what comes before the first that is none
                 break
             names.append(name.strip())
         return names

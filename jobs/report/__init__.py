@@ -16,7 +16,7 @@ The page kit, for any command that wants a page of its own:
     flips = Section("flips", "Flips", [Paragraph("…"), Side([figure]), table])
     html = render_page(Page("A beside B", "two label runs", [flips]))
 
-- Everything that is given is text: it is escaped wherever it stands. Nothing takes markup but `Drawing.svg`, which
+- Everything that is given is text: it is escaped wherever it is shown. Nothing takes markup but `Drawing.svg`, which
   `plots.py` and `lineage.py` make.
 - A section without blocks is left out, so that a caller need not ask twice whether there is something to say.
 - `Page.browser` takes `browser.BrowserData`, the labels browser, or None.

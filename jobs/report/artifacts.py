@@ -90,7 +90,7 @@ class RunArtifact:
         return {} if self.manifest is None else self.manifest.spec
 
     def spec_part(self, *names: str) -> dict[str, Any]:
-        """An object inside the spec, by the names on the way to it; empty where there is none, or something else stands
+        """An object inside the spec, by the names on the way to it; empty where there is none, or something else is
         there.
         """
         found: Any = self.spec

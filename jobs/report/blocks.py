@@ -46,7 +46,7 @@ Cell: TypeAlias = str | int | float | Shade | Badge | None
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph. `tone` as a badge's; `plain` for text that just stands there."""
+    """A paragraph. `tone` as a badge's; `plain` for text without one."""
 
     text: str
     tone: str = "plain"
@@ -64,7 +64,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; columns of numbers stand to the right.
+    """Rows under a head; columns of numbers are set to the right.
 
     Args:
         caption: what it shows, also what a screen reader calls it.
@@ -105,7 +105,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Code:
-    """Text as it stands in a file."""
+    """Text as it is in a file."""
 
     text: str
     label: str

@@ -1,4 +1,4 @@
-"""The labels browser's data: rows as plain values, in JSON that may stand inside a page whatever a document holds."""
+"""The labels browser's data: rows as plain values, in JSON that may be inside a page whatever a document holds."""
 
 from __future__ import annotations
 

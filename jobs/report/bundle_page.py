@@ -35,7 +35,7 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
     """Write `REPORT_NAME` into a bundle that has none.
 
     Args:
-        student: what it was exported from; its curves and figures stand in the page.
+        student: what it was exported from; its curves and figures are in the page.
     Returns:
         The bundle as it is now; unchanged where it has a report.
     Raises:

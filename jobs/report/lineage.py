@@ -240,7 +240,7 @@ def _components(graph: Graph) -> list[Graph]:
 
 
 def _ranks(graph: Graph) -> dict[str, int]:
-    """The line of each node: below all that it was made of; what was made of nothing stands just above what it went
+    """The line of each node: below all that it was made of; what was made of nothing is just above what it went
     into.
     """
     ranks = dict.fromkeys(graph.nodes, 0)
@@ -256,7 +256,7 @@ def _ranks(graph: Graph) -> dict[str, int]:
 
 
 def _lines(graph: Graph) -> list[list[str]]:
-    """Keys line by line, each line in the order of what stands above or below it, so that few edges cross."""
+    """Keys line by line, each line in the order of what is above or below it, so that few edges cross."""
     ranks = _ranks(graph)
     lines: list[list[str]] = [[] for _ in range(max(ranks.values()) + 1)]
     for key, rank in ranks.items():

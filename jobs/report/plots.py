@@ -1,4 +1,4 @@
-"""Plots: matplotlib draws them, and what it draws is made fit to stand inside a page.
+"""Plots: matplotlib draws them, and what it draws is made fit to be inside a page.
 
 Colours are roles (ink, grid, series 1 to 6), which become CSS classes, so that one drawing reads in dark and in light.
 Styles become attributes, since the page's content policy forbids inline styles; text stays text. The same numbers give
@@ -237,7 +237,7 @@ def _drawn(draw: Any, *, height: float = _SIZE[1]) -> Markup:
 
 
 def _fit(data: bytes) -> Markup:
-    """An SVG file's drawing as it may stand inside a page: no styles, no metadata, no ids but those it refers to,
+    """An SVG file's drawing as it may be inside a page: no styles, no metadata, no ids but those it refers to,
     colours as classes.
     """
     ElementTree.register_namespace("", _SVG)

@@ -27,7 +27,7 @@ def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: boo
 
 
 def _is_report(to: str, storage: Storage) -> bool:
-    """Whether `relabel report` wrote what stands there; a file that can't be read is none."""
+    """Whether `relabel report` wrote what is there; a file that can't be read is none."""
     mark = opening("report").encode()
     try:
         if is_url(to) and scheme_of(to) not in ("file", "local"):

@@ -1,4 +1,4 @@
-"""Where each question's search stands, as its rounds say; pure. And the trajectories that come of it, as a table."""
+"""The state of each question's search, as its rounds say; pure. And the trajectories that come of it, as a table."""
 
 from __future__ import annotations
 

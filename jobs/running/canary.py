@@ -1,6 +1,6 @@
 """The canary: rows that are labelled already, asked again before new labels are put beside the old ones.
 
-Labels that are taken over were made by an engine of the same family and model, but perhaps of another version, on
+Labels that are reused were made by an engine of the same family and model, but perhaps of another version, on
 another machine, or behind a server that was changed. Whether that matters is measured: a seeded sample of rows is asked
 again, and if too many grades flip, nothing is committed. A run that is resumed without any draws from its own labels.
 An engine that has passed in an output is not asked again there.
@@ -100,8 +100,8 @@ def draw_canary(session: Session) -> CanarySample | None:
     """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too
     few.
 
-    From elsewhere are the rows that this session would take over (its open chunks' texts are read once), those of other
-    shards where these are fewer than wanted (read until there are enough), and the rows that this output has taken over
+    From elsewhere are the rows that this session would reuse (its open chunks' texts are read once), those of other
+    shards where these are fewer than wanted (read until there are enough), and the rows that this output has reused
     already; each is equally likely. Own labels fill what is left: most were made by the very engine that is asked, and
     would show a change as smaller than it is. None if a stop came.
     """
@@ -292,7 +292,7 @@ def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
 
 
 class _OwnFile(NamedTuple):
-    """A label file of this output, its shard and chunk, and how many of its rows were taken over."""
+    """A label file of this output, its shard and chunk, and how many of its rows were reused."""
 
     shard: int
     chunk: int
@@ -321,7 +321,7 @@ def _own_rows(
     """Rows of this output, with their pairs. Ends early at a stop.
 
     Args:
-        wanted: ascending; numbers over all its label files, counting those rows alone that were taken over, or that
+        wanted: ascending; numbers over all its label files, counting those rows alone that were reused, or that
             were not.
     """
     opened = session.opened

@@ -48,14 +48,14 @@ class ChunkWork:
         self.pairs = pairs
         self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
         self.left = len(pairs)
-        self.asked = len(pairs)  # rows that are not taken over
+        self.asked = len(pairs)  # rows that are not reused
         self.opened = 0
         self.is_dropped = False  # given up at a stop: nothing more is asked for it
         self.stages: dict[str, list[int]] = {}
         self.apart: list[list[int]] = []
         self.isolated_rows: dict[int, str] = {}
         self.settled_rows: dict[int, QuarantineRow] = {}
-        self.sources: Counter[int] = Counter()  # rows taken over, by the number of the earlier output
+        self.sources: Counter[int] = Counter()  # rows reused, by the number of the earlier output
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0
         self.started_s = time.perf_counter()
@@ -89,7 +89,7 @@ class ChunkWork:
         return Counter({"pairs": self.asked, "reused": len(self.pairs) - self.asked, "requests": requests, **tokens})
 
     def statuses(self) -> Counter[str]:
-        """Rows that were asked and are in, by status; rows that were taken over are labels."""
+        """Rows that were asked and are in, by status; rows that were reused are labels."""
         found = Counter(row.status for row in self.rows if row is not None)
         found["ok"] -= self.sources.total()
         return +found

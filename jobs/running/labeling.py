@@ -150,7 +150,7 @@ def _begin(session: Session) -> _Begun | None:
                 "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
                 "asked"
             )
-    # where nothing is asked, nothing would stand beside the old labels, and no canary need speak
+    # where nothing is asked, nothing would be beside the old labels, and no canary need speak
     is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
     if session.reuse is None or is_awaited:

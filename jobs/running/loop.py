@@ -256,7 +256,7 @@ class RunLoop:
                 self._watch.begins(work)
                 if self._is_whole_query:
                     work.isolate_queries()
-            if work.left == 0:  # every row was taken over
+            if work.left == 0:  # every row was reused
                 if time.perf_counter() >= self._next_look_s:
                     self._look()
                 self._commits.add(work)

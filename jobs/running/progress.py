@@ -98,7 +98,7 @@ class Display:
         return self._progress.kept("pairs") + self._progress.kept("reused")
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
-        """A line above the bars; the fields stand in the JSON form alone."""
+        """A line above the bars; the fields are in the JSON form alone."""
         if self._bars is not None:
             self._bars.console.print(redacted(log_format.as_text(line, level)), markup=False, highlight=False)
         else:

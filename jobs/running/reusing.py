@@ -65,7 +65,7 @@ class AnswerCache:
 
 
 class Reuse:
-    """What a run takes over from earlier outputs.
+    """What a run reuses of earlier outputs.
 
     Args:
         outputs: as `earlier_outputs` opened them.
@@ -101,8 +101,8 @@ class Reuse:
     def find(self, pairs: Sequence[Pair], keys: Sequence[bytes]) -> list[RowPlace | None]:
         """Where the label of each row lies; None for one that is to be asked.
 
-        Rows of a query that take their labels from one answer are taken over all together, from the one file that an
-        attempt left, or not at all: labels of another answer would come to stand beside them.
+        Rows of a query that take their labels from one answer are reused all together, from the one file that an
+        attempt left, or not at all: labels of another answer would come to be beside them.
         """
         places = self.labels.find(keys)
         if not self.job.reads.siblings:
@@ -117,11 +117,11 @@ class Reuse:
         return self.labels.take(places)
 
     def sources(self, work: ChunkWork) -> list[ReusedRows]:
-        """What a chunk's receipt says of its rows that were taken over."""
+        """What a chunk's receipt says of its rows that were reused."""
         return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
 
     def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Keep the shared answers behind rows that are taken over, so that the next output has them though nobody asked
+        """Keep the shared answers behind rows that are reused, so that the next output has them though nobody asked
         for them here.
         """
         seen: set[tuple[Any, ...]] = set()

@@ -324,7 +324,7 @@ class Session:
             self._logs.write(shard, f"chunk {chunk}: another worker committed it first; our rows are dropped")
         else:
             counts = ", ".join(f"{count} {status}" for status, count in sorted(receipt.statuses.items()))
-            counts += f" ({receipt.rows_reused} taken over)" if receipt.reused else ""
+            counts += f" ({receipt.rows_reused} reused)" if receipt.reused else ""
             self._logs.write(
                 shard,
                 f"chunk {chunk} attempt {work.id.attempt}: {counts}, {receipt.seconds:.1f} s",

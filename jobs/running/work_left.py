@@ -35,7 +35,7 @@ class WorkLeft:
         return self.opened.folder.attempts_of_all()
 
     def rows_to_ask(self) -> int:
-        """Rows of the chunks to work on, as they stood at the first look."""
+        """Rows of the chunks to work on, as they were at the first look."""
         folder = self.opened.folder
         if not self.is_retry:
             shards = self.opened.plan.shards
@@ -90,7 +90,7 @@ class WorkLeft:
 
     def settled_rows(self, shard: int) -> dict[int, QuarantineRow]:
         """Quarantined rows of a shard that this round leaves as they are, by row id: those of queries that have labels,
-        where all rows of a query take theirs from one answer. Another one would come to stand beside it.
+        where all rows of a query take theirs from one answer. Another one would come to be beside it.
         """
         attempts = self.retries.get(shard, {})
         return {

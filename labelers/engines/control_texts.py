@@ -1,4 +1,4 @@
-"""Texts that are control tokens to one model or another. A chat API turns them into those tokens wherever they stand,
+"""Texts that are control tokens to one model or another. A chat API turns them into those tokens wherever they occur,
 in data too.
 """
 

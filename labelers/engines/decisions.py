@@ -22,8 +22,8 @@ def resolve_labels(encoder: PromptEncoder, decision: Decision, *, tokenizer_name
 
     The marker's tokens and those of marker + label are compared: what is added is the label's. Where the tokenizer
     merges the marker's end with the label (`>2` as one token), the label is looked up on its own, since distributions
-    are always taken after the marker's own tokens. A label of several tokens stands by its first one, if no other label
-    begins with it.
+    are always taken after the marker's own tokens. Of a label of several tokens the first one counts, if no other
+    label begins with it.
 
     Raises:
         ModelError: two labels do not differ in their first token; names the tokenizer, the labels and their ids.

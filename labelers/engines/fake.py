@@ -1,7 +1,7 @@
 """`fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
 
 It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
-the query's words stand in the document, with noise: labels vary and carry some signal. The same ask and seed give the
+the query's words are in the document, with noise: labels vary and carry some signal. The same ask and seed give the
 same answer, whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals,
 slowness, crashes.
 
@@ -352,7 +352,7 @@ class Fake:
         return plan
 
     def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
-        """Share of the query's words that stand in the document, as substrings and in any case; their number, and of
+        """Share of the query's words that are in the document, as substrings and in any case; their number, and of
         how many.
         """
         if self._words[0] != query:  # rows of one query follow each other

@@ -1,10 +1,10 @@
 """Answer formats as llguidance grammars: while it decodes, the model can't leave the format, and its thinking ends in
 time.
 
-Sections stand next to each other with nothing between them. Two choices, both because llguidance's lexer never goes
+Sections follow each other with nothing between them. Two choices, both because llguidance's lexer never goes
 back: a free text holds no `<` at all (else a closing tag would be read as text up to its last character, and then there
 is no way on), which also keeps every tag unique in the answer; and a constrained fragment is a run of the document
-without `<` that begins with something visible. A cap in tokens ends a text wherever it stands, and the closing tag is
+without `<` that begins with something visible. A cap in tokens ends a text wherever it is, and the closing tag is
 then the only way on.
 """
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_source: str | None = None) -> str:
-    """The Lark grammar of what is still to be written once `prefill` stands there.
+    """The Lark grammar of what is still to be written once `prefill` is there.
 
     Args:
         answer_format: the sections.
@@ -205,7 +205,7 @@ class GrammarCompiler:
         return raw
 
     def matcher(self, answer_format: AnswerFormat, *, prefill: str = "", fragment_source: str | None = None) -> Any:
-        """A matcher that stands at the start of what is still to be written.
+        """A matcher that is at the start of what is still to be written.
 
         A document that llguidance can't take as a source leaves fragments free for that one answer: the reader checks
         them in any case.

@@ -111,11 +111,11 @@ class TokenSequence:
         self.written += b"".join(raws)
 
     def has_closing(self, *, since: int) -> bool:
-        """Whether what ends the answer stands in it and goes on beyond a place in `written`."""
+        """Whether what ends the answer is in it and goes on beyond a place in `written`."""
         return bool(self.closing) and self.closing in self.written[max(since - len(self.closing), len(self.prefill)) :]
 
     def missing(self) -> list[tuple[DecisionPlace, int]]:
-        """Decisions whose marker stands once in the answer, but whose place never came by, and where in `written` it
+        """Decisions whose marker occurs once in the answer, but whose place never came by, and where in `written` it
         is.
         """
         return [

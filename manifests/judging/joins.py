@@ -75,7 +75,7 @@ class Join:
         self.joined_by.add(by)
 
     def _places(self, part: LabelPart) -> np.ndarray:
-        """Where in the qrels each label's pair stands, -1 for nowhere."""
+        """Where in the qrels each label's pair is, -1 for nowhere."""
         if self._pairs is None or part.query_ids is None or part.doc_ids is None:
             return np.full(len(part.grades), -1)
         return self._pairs.places(part.query_ids, part.doc_ids)

@@ -210,7 +210,7 @@ def open_label_file(
     wants_ids: bool,
     is_by_named: bool,
 ) -> LabelSet:
-    """The labels of a Parquet, JSONL or CSV file; `probs` and `samples` are taken where they stand as in a run's files.
+    """The labels of a Parquet, JSONL or CSV file; `probs` and `samples` are taken where they are as in a run's files.
 
     Args:
         label, by, doc: columns of label, query and document.

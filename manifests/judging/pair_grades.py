@@ -47,7 +47,7 @@ class PairGrades:
         return self.num_rows - len(self.keys)
 
     def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
-        """Where in `grades` each pair stands: int64 [N], -1 for one that is not there."""
+        """Where in `grades` each pair is: int64 [N], -1 for one that is not there."""
         query_N, doc_N = (
             pc.index_in(ids, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
             for ids, known in ((query_ids, self.queries), (doc_ids, self.docs))

@@ -121,7 +121,7 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
                 f"{option} {text}: `{item.strip()}` is no pair of grades. Write for instance {option} 0=0,1=1,2=2,3=2"
             )
         if key in found:
-            raise UsageError(f"{option} {text}: grade {key} stands twice.")
+            raise UsageError(f"{option} {text}: grade {key} occurs twice.")
         if not 0 <= value <= MOST_GRADE:
             raise UsageError(f"{option} {text}: grade {key} would become {value}; grades go from 0 to {MOST_GRADE}.")
         found[key] = value

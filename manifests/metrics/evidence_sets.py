@@ -1,6 +1,6 @@
 """What a choice of evidence is worth: its cost, its agreement with a wanted set, and the reward of RES-RAG.
 
-Source: RES-RAG (papers, section 3.4), equations 8 to 14. Chunks are numbered from 1, and a number that stands twice
+Source: RES-RAG (papers, section 3.4), equations 8 to 14. Chunks are numbered from 1, and a number that occurs twice
 counts twice as cost.
 """
 

@@ -112,7 +112,7 @@ class StudentComparison:
 def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> Match:
     """Find the rows that both sets label.
 
-    A pair that stands several times in both is matched in the order of its rows: first with first, second with second.
+    A pair that occurs several times in both is matched in the order of its rows: first with first, second with second.
 
     Args:
         is_same_input: row ids mean the same in both.
@@ -137,7 +137,7 @@ def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> 
 
 
 def _numbers(pair_N: np.ndarray) -> np.ndarray:
-    """How many rows of the same pair stand before each row: int64 [N]."""
+    """How many rows of the same pair come before each row: int64 [N]."""
     order = np.argsort(pair_N, kind="stable")
     _, start, count = np.unique(pair_N[order], return_index=True, return_counts=True)
     number_N = np.empty(len(pair_N), dtype=np.int64)
@@ -337,7 +337,7 @@ def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str
             )
     if match.num_repeated:
         notes.append(
-            "pairs that stand several times in both sets are matched in order; rows beyond the first: "
+            "pairs that occur several times in both sets are matched in order; rows beyond the first: "
             f"{match.num_repeated:,}"
         )
     return notes

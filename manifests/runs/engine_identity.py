@@ -17,7 +17,7 @@ is one.
 
 
 def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What of an engine's facts (as receipts hold them) decides whether its labels may stand beside others."""
+    """What of an engine's facts (as receipts hold them) decides whether its labels may be beside others."""
     found = {name: str(facts.get(name, "")) for name in IDENTITY}
     return found | {"device": found["device"].partition(":")[0]}
 

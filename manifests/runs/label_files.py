@@ -45,7 +45,7 @@ def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     Args:
         plans: what to call each in an error, and its parts.
     Raises:
-        ManifestError: a plan is of a version whose labels can't stand beside others, or two have a column of one name
+        ManifestError: a plan is of a version whose labels can't be beside others, or two have a column of one name
             and two kinds.
     """
     versions = {facts_of(parts).schema for _, parts in plans}

@@ -36,7 +36,7 @@ BY_CONTENT = "by its files"
 part of a label.
 """
 _WERE_PATHS = ("lora",)
-"""Options whose paths stand in plans of relabel up to 0.1."""
+"""Options whose paths are in plans of relabel up to 0.1."""
 
 
 def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Earlier outputs are opened read-only. Every file that a row is taken from has it
 What is kept in memory is 24 bytes for each labelled row (a key of 16, a place of 8; twice that while they are sorted)
 and the last files that rows came from; shared answers (one for each query, not each row) are kept whole.
 
-Where a key stands more than once, the output that is named first wins, and within an output the first row in its own
+Where a key occurs more than once, the output that is named first wins, and within an output the first row in its own
 order.
 """
 

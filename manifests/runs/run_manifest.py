@@ -1,4 +1,4 @@
-"""A run's `manifest.json` as a record: what ran, on what, and what became of every row. Fields stand in the order of
+"""A run's `manifest.json` as a record: what ran, on what, and what became of every row. Fields are in the order of
 the JSON.
 
 Readers rely on the fields without a default. The others have one for manifests of an earlier relabel, which may do

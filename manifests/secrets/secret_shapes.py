@@ -1,4 +1,4 @@
-"""What has the form of a secret wherever it stands: PEM, base64 of a key, tokens, and what follows `password=` and its
+"""What has the form of a secret wherever it occurs: PEM, base64 of a key, tokens, and what follows `password=` and its
 like.
 """
 
@@ -22,7 +22,7 @@ _FIRST = r"(?!\*\*\*|…)"
 _VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"']|[)}\]](?=\w))"
 _OPENS = rf"(?:b?({_MARK}))?+"
 _QUOTED = r"(?:(?(2)(?:(?!\2)[^\r\n]){1,400}(?=\2)|(?!))"
-"""What stands between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way
+"""What is between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way
 with its `)`.
 """
 _HEADER = r"(?:=\\{0,4}\"(?=[\w/+\"\\])[^\"\\\r\n]*\\{0,4}\"|[^\r\n\"'\\]|\\(?![nr])[^\s\"'])+"

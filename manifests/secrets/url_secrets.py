@@ -1,4 +1,4 @@
-"""What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever stands in a password, and
+"""What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever is in a password, and
 whatever is chained.
 """
 

@@ -67,7 +67,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(name: str) -> None:
 
 
 def test_neighbours_that_are_alike_widen_the_interval() -> None:
-    """Ten long phases, slow and fast in turn: as if each latency stood alone, the interval would be a fifth as wide."""
+    """Ten long phases, slow and fast in turn: were each latency independent, the interval would be a fifth as wide."""
     random = np.random.default_rng(1)
     phase = np.repeat(random.permutation([1.0, 2.0] * 25), 40)
     together, apart = summarize(phase, seed=2), summarize(random.permutation(phase), seed=2)

@@ -1,4 +1,4 @@
-"""A container's quota of CPU time: read wherever it stands, and no session takes more threads than it keeps busy."""
+"""A container's quota of CPU time: read wherever it is, and no session takes more threads than it keeps busy."""
 
 from __future__ import annotations
 

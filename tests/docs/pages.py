@@ -98,7 +98,7 @@ def commands(page: Path) -> list[Command]:
 
 
 def calls(path: Path) -> list[tuple[str, list[str]]]:
-    """Every call of relabel in a page or file, wherever it stands: the place, and its arguments in a form that the CLI
+    """Every call of relabel in a page or file, wherever it is: the place, and its arguments in a form that the CLI
     can parse.
     """
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")

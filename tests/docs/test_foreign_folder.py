@@ -101,7 +101,7 @@ def test_the_specs_of_the_docs_share_the_folder_out_of_the_checkout() -> None:
 
 
 def with_specs() -> list[Any]:
-    """Every call that names a job file: where it stands, and its words."""
+    """Every call that names a job file: where it is, and its words."""
     found = []
     for path in [*PAGES, *DEPLOY]:
         for where, words in calls(path):

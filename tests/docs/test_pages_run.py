@@ -3,7 +3,7 @@
 A `bash` line has to end in 0, or in the code that a remark behind it names (`# exit 10: nothing to do`). A `console`
 line has to print, besides, what the page shows under it: line by line, with any number for a number, any digest for a
 digest, and anything for a line `…`. Blocks with a title (`title="job.yaml"`) are files, written before the line that
-follows them. What can't be run here stands in `NOT_RUN` with its reason, and has to parse (`test_calls`).
+follows them. What can't be run here is in `NOT_RUN` with its reason, and has to parse (`test_calls`).
 """
 
 from __future__ import annotations

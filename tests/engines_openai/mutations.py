@@ -1,4 +1,4 @@
-"""Replies that are nearly right: a good one in which each value in turn is of a wrong kind, is absent, or stands there
+"""Replies that are nearly right: a good one in which each value in turn is of a wrong kind, is absent, or is there
 twice.
 """
 
@@ -40,7 +40,7 @@ KINDS = {
     "900 deep": '{"message":' * 900 + "1" + "}" * 900,
     "100,000 deep": "[" * 100_000 + "]" * 100_000,
 }
-"""JSON text (or nearly) that may stand where another value belongs."""
+"""JSON text (or nearly) that may be where another value belongs."""
 
 
 class Mutation(NamedTuple):

@@ -62,7 +62,7 @@ def test_the_map_suggested_works(judged: Callable[..., Any]) -> None:
     ("text", "part"),
     [
         ("0", "`0` is no pair"),
-        ("0=1,0=2", "stands twice"),
+        ("0=1,0=2", "occurs twice"),
         ("a=1", "`a=1` is no pair"),
         ("0=-1", "grades go from 0"),
         ("0=99999999999999999999", "grades go from 0"),

@@ -28,7 +28,7 @@ from tests.export.test_bundle import LOADING
 from tests.jobs.conftest import committed  # noqa: F401
 
 PROMPTED = {"prompts": {"query": "red: "}}
-"""As sentence-transformers writes what stands before a query."""
+"""As sentence-transformers writes what comes before a query."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """A long text is cut before it is tokenized, and nobody can tell: token ids are those of the uncut text, whatever
-stands at the cut.
+is at the cut.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a run says of itself is what lies in its output: a row counts once, whoever asks it again, and work in vain
-stands apart.
+is counted apart.
 """
 
 from __future__ import annotations

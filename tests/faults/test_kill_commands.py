@@ -249,7 +249,7 @@ def test_killed_at_a_random_instant_the_same_command_ends_right(
 
 @pytest.mark.parametrize("name", ["report", "compare", "convert"])
 def test_a_page_or_table_that_is_replaced_stays_whole(name: str, world: Path, tmp_path: Path, sweep: Sweep) -> None:
-    """What stood there before stands there until the new one does."""
+    """What was there before stays until the new one is there."""
     more = [] if name == "report" else ["--force"]
     place = Path(shutil.copytree(world, tmp_path / "first", symlinks=True))
     line, target = LINES[name].text.split(), CASES[name].target

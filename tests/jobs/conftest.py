@@ -137,7 +137,7 @@ def relabel(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def committed(folder: Path) -> Callable[..., dict[int, dict[str, Any]]]:
-    """`committed("quarantine")`: the finished run's rows by row id, found through the manifest; each id stands once."""
+    """`committed("quarantine")`: the finished run's rows by row id, found through the manifest; each id occurs once."""
 
     def read(kind: str = "labels", output: str = "out/ecom") -> dict[int, dict[str, Any]]:
         manifest = json.loads((folder / output / "manifest.json").read_bytes())

@@ -26,7 +26,7 @@ def receipt(worker: str, started: int, committed: int, rows: int, reused: int = 
         ([receipt("a", 0, 10, 50)], 5.0),
         ([receipt("a", 0, 10, 50), receipt("a", 2, 20, 50)], 5.0),  # they overlap
         ([receipt("a", 0, 10, 50), receipt("b", 30, 40, 150)], 10.0),  # two workers, ten seconds each
-        ([receipt("a", 0, 10, 50, reused=40)], 1.0),  # what was taken over cost nothing
+        ([receipt("a", 0, 10, 50, reused=40)], 1.0),  # what was reused cost nothing
         ([receipt("a", 0, 10, 50, reused=50)], None),
         ([receipt("a", 0, 0, 50)], None),
     ],

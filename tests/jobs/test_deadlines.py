@@ -14,7 +14,7 @@ from manifests.errors import UsageError
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine's clock stands in Berlin."""
+    """The machine's clock is in Berlin."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     yield

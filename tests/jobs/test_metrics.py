@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
             assert {"job", "shard"} <= set(sample.labels)
             rest = tuple(sorted((name, text) for name, text in sample.labels.items() if name not in ("job", "shard")))
             values = found.setdefault(sample.name, {})
-            assert rest not in values, f"{sample.name}{rest} stands twice"
+            assert rest not in values, f"{sample.name}{rest} occurs twice"
             values[rest] = sample.value
     return found
 

@@ -1,4 +1,4 @@
-"""Every command × every place that a secret may stand in: it is on neither stream, and in no file that was written.
+"""Every command × every place that a secret may be in: it is on neither stream, and in no file that was written.
 
 Places come from the table of commands, the models of specs and the variables that the code names, so that a new one is
 covered at birth. An ordinary run tries one form of a secret at each place, `RELABEL_FAULTS=full` every form, or four
@@ -302,7 +302,7 @@ def test_a_url_with_a_secret_is_refused_before_a_command_sees_it(world: World, f
 
 
 def keys_of(model: type[BaseModel], before: str = "") -> Iterator[str]:
-    """Every key of a spec that a text may stand at, through models and mappings."""
+    """Every key of a spec that a text may be at, through models and mappings."""
     for name, field in model.model_fields.items():
         key = f"{before}{name}"
         inner = [one for one in _parts(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]

@@ -1,4 +1,4 @@
-"""Every command × every place a path may stand in × paths that no system takes: a sentence and an exit code of the
+"""Every command × every place a path may be in × paths that no system takes: a sentence and an exit code of the
 user's, never ours.
 
 Places come from the table of commands and the models of specs, as in `test_no_secret_shown.py`. `RELABEL_FAULTS=full`

@@ -205,7 +205,7 @@ def test_a_comparison_joins_by_row_what_was_read_alike_alone(done: str, relabel:
 def test_a_comparison_of_runs_in_chunks_of_different_sizes_tells_by_row_group(
     done: str, relabel: Cli, write_job: WriteJob
 ) -> None:
-    """Their readings stand in other files: of four rows here, of sixteen there."""
+    """Their readings are in other files: of four rows here, of sixteen there."""
     other = write_job({"output": "out/other", "run": {"chunk_rows": 16, "max_failed_fraction": 1.0}}, path="other.yaml")
     write(new="b", groups=(1,))
     assert relabel("run", other).code == 0

@@ -238,7 +238,7 @@ def test_a_finished_job_needs_neither_engine_nor_torch(tmp_path: Path) -> None:
     started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip().endswith("10 []")
-    assert time.perf_counter() - started < 30  # a bound against hanging; the figure stands in benchmarks/
+    assert time.perf_counter() - started < 30  # a bound against hanging; the figure is in benchmarks/
 
 
 def test_logs_say_what_happened_to_each_shard(tmp_path: Path) -> None:

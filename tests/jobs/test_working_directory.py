@@ -83,7 +83,7 @@ for words in json.loads(sys.argv[1]):
     print(" ".join(words), ends[-1], file=sys.stderr)
 print("\\n" + json.dumps(ends))
 """
-"""A script as the installed `relabel` is one: its own folder stands first on the path. One process
+"""A script as the installed `relabel` is one: its own folder is first on the path. One process
 for many commands.
 """
 
@@ -277,7 +277,7 @@ def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hos
 
 
 def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
-    """`-P` or `-I` stands behind each `sys.executable` of the five packages, so that a library's user is as safe as the
+    """`-P` or `-I` is behind each `sys.executable` of the five packages, so that a library's user is as safe as the
     command's.
     """
     found = []

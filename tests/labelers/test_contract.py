@@ -115,7 +115,7 @@ def test_its_columns_are_documented_in_a_line_each(name: str) -> None:
 
 
 def check_messages(asks: list[Ask], pair: Pair, *, reads_document: bool) -> None:
-    """Data stands in data parts alone, each under its name, and turns alternate."""
+    """Data is in data parts alone, each under its name, and turns alternate."""
     for ask in asks:
         for message in ask.messages:
             assert len(message.parts) == 2 * len(message.fields) + 1

@@ -54,7 +54,7 @@ def test_a_fragment_with_other_white_space_or_another_unicode_form_is_found(
 ) -> None:
     document, start, end = drawn
     assume(at_cluster_edges(document, start, end))
-    # A span may not part a mark from the space before it either: the mark would stand at the fragment's begin.
+    # A span may not part a mark from the space before it either: the mark would be at the fragment's begin.
     fragment = document[start:end].strip()
     assume(fragment and not _continues(fragment[0]))
     mangled = unicodedata.normalize(
@@ -119,7 +119,7 @@ def test_every_composition_of_this_unicode_version_is_known() -> None:
         assert all(_continues(part) for part in decomposed[1:]), hex(code)
         if len(unicodedata.normalize("NFC", char)) > 1:
             assert all(_continues(part) for part in unicodedata.normalize("NFC", char)[1:]), hex(code)
-        if not _continues(char):  # what stands before it does not change with it
+        if not _continues(char):  # what comes before it does not change with it
             before = "a\u0345"
             assert unicodedata.normalize("NFC", before + char) == before + unicodedata.normalize("NFC", char), hex(code)
     assert "\u09be" in _composing_seconds()

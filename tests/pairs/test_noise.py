@@ -32,7 +32,7 @@ QUERIES = ["rose winter", "iron pan", "sun lamp", "mug tent", "¿?"]
 
 
 def make(rows: int = 40, queries: int = 5) -> list[dict[str, Any]]:
-    """Rows of five queries; each document stands with one query, and shares words with several."""
+    """Rows of five queries; each document is with one query, and shares words with several."""
     return [
         {
             "query_id": f"q{row % queries}",

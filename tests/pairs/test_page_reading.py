@@ -199,7 +199,7 @@ def test_no_word_of_markdown_soup_is_lost_or_doubled(lines: list[str]) -> None:
     """But for what Markdown makes invisible: links, references, tags, cells without a column, names of languages."""
     text = "\n".join(f"{line} w{number}x" for number, line in enumerate(lines))
     words = re.findall(r"w[0-9]+x", read(text, "markdown").text)
-    # what stands after a fence's marks on its line is the name of a language
+    # what is after a fence's marks on its line is the name of a language
     named = set(re.findall(r"(?:```|~~~)[^\n]*?(w[0-9]+x)", text))
     assert sorted({*words} | named) == sorted({f"w{number}x" for number in range(len(lines))} | named)
     assert len(words) == len({*words})

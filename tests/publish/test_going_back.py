@@ -48,7 +48,7 @@ class GoingBack(RuleBasedStateMachine):
         self.versions = {
             text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()
         }
-        # of the store: where each channel stands, its moves counted, and what it left by a rollback
+        # of the store: where each channel points, its moves counted, and what it left by a rollback
         self.head: dict[str, str] = {}
         self.moves: dict[str, int] = dict.fromkeys(CHANNELS, 0)
         self.bad: dict[str, set[str]] = {name: set() for name in CHANNELS}

@@ -334,7 +334,7 @@ def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
     with pytest.raises(GateError, match="downgraded: its sequence is 1, and 2 was seen already"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
-    # no move: it stands there
+    # no move: it is there
     set_channel(bundle_store, "ecom", "stable", load_channel(bundle_store, "ecom", "stable").head.version, None)
     with pytest.raises(GateError, match="downgraded"):
         pull_from(bundle_store, tmp_path / "dest")

@@ -131,7 +131,7 @@ def test_labels_from_elsewhere_are_asked_before_own_ones_that_would_hide_a_chang
     request.getfixturevalue("other_answers")
     today = changed(rows, *range(0, 40, 2))
     job = days.job("tuesday", today, reuse=["monday"])
-    # 20 rows stand there: 10 own ones by today's engine, 10 of Monday's
+    # 20 rows are there: 10 own ones by today's engine, 10 of Monday's
     assert days.call("run", job, "--shard", "0/2")[0] == 0
     code, message = days.call("run", job, "--set", "canary=20")
     assert code == 5, message

@@ -46,7 +46,7 @@ def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> Non
     assert days.call("status", days.out("week"))[1]["is_finished"]
     labels = days.labels("week")
     assert said(labels) == said([*days.labels("monday"), *days.labels("tuesday")])
-    # a row id is the row's place in the list of inputs, whatever stands between
+    # a row id is the row's place in the list of inputs, whatever comes between
     texts = [row for file in week["inputs"] for row in pq.read_table(file["path"]).to_pylist()]
     assert all(
         (texts[row["row_id"]]["query_id"], texts[row["row_id"]]["doc_id"]) == (row["query_id"], row["doc_id"])

@@ -1,4 +1,4 @@
-"""Relabel only what changed: what is taken over, what is asked, and what the manifest says of both."""
+"""Relabel only what changed: what is reused, what is asked, and what the manifest says of both."""
 
 from __future__ import annotations
 

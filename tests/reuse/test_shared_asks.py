@@ -1,5 +1,5 @@
 """What an edited input costs the next day: exactly the asks whose prompts changed are asked again, exactly the rows
-whose texts stayed are taken over, and no query has rows of two answers. Labelers that look at a query's documents,
+whose texts stayed are reused, and no query has rows of two answers. Labelers that look at a query's documents,
 that look at none, and one that looks at its own alone, over every kind of edit.
 
 The engine is `Fickle`: no two of its answers have the same number of output tokens.

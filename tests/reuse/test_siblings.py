@@ -86,6 +86,6 @@ def test_answers_of_an_earlier_run_are_taken_for_rows_that_had_no_label(days: Da
     assert said(days.labels("tue")) == said(days.labels("mon"))
     manifest = days.manifest("tue")
     assert manifest["rows"]["quarantined"] == len(rows) - held
-    assert manifest["rows"]["reused"] == 6, "rows of a query are taken over all together"
+    assert manifest["rows"]["reused"] == 6, "rows of a query are reused all together"
     assert days.manifest("mon")["stages"]["review"]["output_tokens"] > 0
     assert manifest["stages"]["review"]["output_tokens"] == 0

@@ -1,4 +1,4 @@
-"""Labels taken over from S3 to S3, and outputs merged there."""
+"""Labels reused from S3 to S3, and outputs merged there."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
     broken = write_tiny_student(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     word = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]["7"]
-    weights["embeddings.word_embeddings.weight"][word] = torch.nan  # "7" stands in one body alone
+    weights["embeddings.word_embeddings.weight"][word] = torch.nan  # "7" is in one body alone
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     (broken / "manifest.json").write_text(json.dumps({"files": student_files(broken)}))
     write_pairs()

@@ -83,7 +83,7 @@ def files(job: Path, *kinds: str) -> dict[str, str]:
 
 
 def rows(job: Path, kind: str = "labels") -> dict[int, dict[str, Any]]:
-    """Committed rows by row id, through the manifest; each id stands once."""
+    """Committed rows by row id, through the manifest; each id occurs once."""
     out = job.parent / "out"
     manifest = json.loads((out / "manifest.json").read_bytes())
     found = [row for file in manifest[kind] for row in pq.read_table(out / file["path"]).to_pylist()]

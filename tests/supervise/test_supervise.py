@@ -66,7 +66,7 @@ def test_three_workers_give_the_labels_and_the_report_of_one_process(
 
 
 def test_a_small_job_on_more_workers_than_it_has_chunks_counts_each_row_once_everywhere(tmp_path: Path) -> None:
-    """What was asked twice stands beside, in the result as in the metrics."""
+    """What was asked twice is beside, in the result as in the metrics."""
     job = write_job(tmp_path, rows=400, run={"chunk_rows": 100})
     code, result, said = relabel(job, "--workers", "3", "--set", "shards=1", "--metrics", str(tmp_path / "m.prom"))
     assert code == 0, said

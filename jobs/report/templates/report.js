@@ -200,7 +200,7 @@
     if (row.samples) side.append(part("samples", words(row.samples.map((one) => one.grade ?? one.status).join(", "), "samples")));
     const facts = [`row ${row.row}`, `query ${row.query_id}`, `document ${row.doc_id}`, runs[row.run].name];
     if (row.tokens) facts.push(`${row.tokens[0]} tokens in, ${row.tokens[1]} out`);
-    if (row.reused) facts.push("taken over from an earlier run");
+    if (row.reused) facts.push("reused from an earlier run");
     facts.push(...(row.flags || []));
     side.append(part("about", words(facts.join("\n"), "about")));
     return element("div", "open", text, side);
