@@ -65,7 +65,7 @@ class Report:
     """How `distill` ended.
 
     Args:
-        output: the folder that it was trained in, and lies in unless its home is a URL.
+        output: the folder that it was trained in, and lies in unless its output location is a URL.
         was_done: the student was there already.
         place: where the student is, as the spec names it.
         gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.

@@ -204,7 +204,7 @@ class OutputLocation:
 
 
 def output_location_of(output: str, storage: Storage, *, cache_dir: Path) -> OutputLocation:
-    """The home behind a spec's `output`.
+    """The output location behind a spec's `output`.
 
     Raises:
         ConfigError: a URL that no student can go to.

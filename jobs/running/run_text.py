@@ -102,7 +102,7 @@ def advise(report: RunReport, job_file: str) -> None:
     lines = []
     if report.exit is Exit.OVER_LIMIT:
         lines.append(
-            f"See {report.output}/quarantine; after mending the cause: relabel retry {job_file}. Or raise "
+            f"See {report.output}/quarantine; after fixing the cause: relabel retry {job_file}. Or raise "
             "run.max_failed_fraction."
         )
     elif report.tally.num_quarantined and report.exit is Exit.DONE:

@@ -19,7 +19,7 @@ from export import loader
 from export.bundles import open_bundle
 from export.loader import BundleError, Student, check_files, read_manifest
 from tests.export.conftest import HOSTILE
-from tests.publish.test_mending import HARMS, flip, flip_unseen
+from tests.publish.test_repairs import HARMS, flip, flip_unseen
 
 
 def load(folder: Path) -> None:

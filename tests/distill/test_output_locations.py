@@ -38,7 +38,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., OutputLocation]:
-    """`trained("one", "its_own.txt")`: a home whose student is finished here, each file of it naming it."""
+    """`trained("one", "its_own.txt")`: an output location whose student is finished here, each file of it naming it."""
 
     def make(name: str, *more: str) -> OutputLocation:
         folder = tmp_path / name
