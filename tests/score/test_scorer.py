@@ -81,7 +81,7 @@ def test_the_same_block_gives_the_same_bits(student: StudentModel) -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_a_decoder_is_scored_like_an_encoder_and_reported_of_cut_documents(tmp_path: Path, packs: bool) -> None:
+def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(tmp_path: Path, packs: bool) -> None:
     student = decoder(tmp_path / "decoder", packs=packs)
     pairs = [("red shoe", "a"), ("red shoe", "long " * 90), ("blue", "fits")]
     scorer = Scorer(student, batch_tokens=200)
