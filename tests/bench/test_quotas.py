@@ -94,7 +94,7 @@ def test_cores_are_those_of_the_process_and_not_of_the_machine(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("quota", "asked", "taken"), [(2.0, 0, 2), (2.0, 7, 7), (None, 0, 0)])
-def test_a_session_takes_no_more_threads_than_the_quota_unless_it_is_reported_to(
+def test_a_session_takes_no_more_threads_than_the_quota_unless_it_is_asked_to(
     made: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, asked: int, taken: int
 ) -> None:
     options, seen = onnxruntime.SessionOptions, []

@@ -215,7 +215,7 @@ def test_our_white_space_is_pythons(folder: Path) -> None:
     ] == spaces
 
 
-def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_reported(
+def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_the_user_chooses(
     write_rows: Callable[..., str], relabel: Callable[..., Any], convert: Callable[..., Any]
 ) -> None:
     rows = [("q1", "a", 1), ("q2", "a", 0), ("q1", "b", 2), ("q1", "a", 1)]
@@ -262,7 +262,7 @@ def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
     assert Path("x.qrels").read_text() == "q 0 a 1\nq 0 b -1\n"
 
 
-def test_tables_keep_every_row_where_they_are_reported_to(
+def test_tables_keep_every_row_where_they_are_asked_to(
     write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
 ) -> None:
     path = write_rows(
@@ -385,7 +385,7 @@ def test_text_that_is_no_utf8_is_reported_with_its_line(relabel: Callable[..., A
     relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is not UTF-8")
 
 
-def test_forms_are_reported_by_suffix_and_asked_for_where_it_tells_nothing(
+def test_forms_are_recognized_by_suffix_and_asked_for_where_it_tells_nothing(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
     (folder / "qrels.txt").write_text(QRELS)
@@ -687,7 +687,7 @@ def test_kinds_that_can_not_stand_in_one_column_are_reported_with_the_line(
     )
 
 
-def test_a_folder_of_parquet_without_a_suffix_is_reported_how_to_be_read(
+def test_a_folder_of_parquet_without_a_suffix_is_read_as_the_user_says(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
     (folder / "t").mkdir()

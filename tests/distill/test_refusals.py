@@ -247,7 +247,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_training_that_is_reported_to_stop_says_how_to_go_on(
+def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
     spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int
 ) -> None:
     values = spec(train={"epochs": 5000, "save_every": 5})

@@ -246,7 +246,7 @@ def test_an_array_task_goes_back_to_the_queue_if_work_is_left(
     assert lines[1:] == ["scontrol requeue 55_3"] * requeues
 
 
-def test_an_array_task_that_is_reported_to_end_lets_relabel_drain(node: dict[str, str]) -> None:
+def test_an_array_task_that_is_asked_to_end_lets_relabel_drain(node: dict[str, str]) -> None:
     process = subprocess.Popen([str(SCRIPT)], env=node | {"CODE": "1", "STEPS": "300"})
     deadline = time.perf_counter() + 30
     while not Path(node["CALLS"]).exists() and time.perf_counter() < deadline:

@@ -68,7 +68,7 @@ def test_what_the_fp32_gate_lets_pass_keeps_every_order(grades: int, seed: int) 
 
 
 @given(st.integers(2, 5), st.integers(0, 1000))
-def test_an_order_just_beyond_the_margin_is_reported_when_it_is_reversed(grades: int, seed: int) -> None:
+def test_an_order_just_beyond_the_margin_is_noticed_when_it_is_reversed(grades: int, seed: int) -> None:
     apart = least_difference(grades) * 1.01
     low = np.random.default_rng(seed).uniform(0, grades - 1 - apart)
     assert tau_of([0, 0], [low, low + apart], [low, low - 1e-6], least_difference(grades)) == -1.0

@@ -185,7 +185,7 @@ def test_a_claim_of_a_process_that_is_gone_counts_no_more(one_shard: OpenRun) ->
     ("price", "run", "helps"),
     [(None, {}, True), (0.1, {}, False), (0.1, {"help": True}, True), (None, {"help": False}, False)],
 )
-def test_where_an_engine_is_paid_by_the_token_nobody_helps_unless_reported_to(
+def test_where_an_engine_is_paid_by_the_token_nobody_helps_unless_asked_to(
     folder: Path,
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],

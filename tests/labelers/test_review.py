@@ -178,7 +178,7 @@ def asked(pair: Pair) -> Ask:
     return next(labeler("review").label(pair))
 
 
-def test_rows_of_one_query_ask_the_very_same_and_another_reported_asks_another() -> None:
+def test_rows_of_one_query_ask_the_very_same_and_other_columns_ask_another() -> None:
     rows = query_of(["a", "b"])
     subject = labeler("review")
     first, second = (next(subject.label(row)) for row in rows)

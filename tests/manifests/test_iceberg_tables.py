@@ -139,7 +139,7 @@ def test_a_column_that_was_added_is_read_where_all_files_hold_it(table: Iceberg)
     assert open_dataset(InputSpec.model_validate(spec), Storage()).rows == 8
 
 
-def test_files_without_field_ids_are_reported_by_the_name_mapping(table: Iceberg) -> None:
+def test_files_without_field_ids_are_read_by_the_name_mapping(table: Iceberg) -> None:
     path = Path(table.path, "data", "imported.parquet")
     pq.write_table(pairs(16, 24), path)
     table.table().add_files([f"file://{path}"])

@@ -235,7 +235,7 @@ def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
     assert roll_back(bundle_store, "ecom", "stable", None).head.version == one
 
 
-def test_of_two_movers_one_wins_and_the_other_is_reported(
+def test_of_two_movers_one_wins_and_the_other_gets_an_error(
     bundle_store: BundleStore, bundle: Callable[..., Path]
 ) -> None:
     publish_to(bundle_store, bundle("one"))

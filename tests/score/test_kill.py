@@ -92,7 +92,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
     assert run(line).returncode == 10
 
 
-def test_a_run_that_is_reported_to_stop_commits_what_it_began_and_goes_on_to_the_same_bytes(
+def test_a_run_that_is_asked_to_stop_commits_what_it_began_and_goes_on_to_the_same_bytes(
     undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path
 ) -> None:
     pairs, files = undisturbed

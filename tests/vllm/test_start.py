@@ -121,7 +121,7 @@ def _own(model: Any, row: Any) -> list[float]:
     return torch.softmax(logits[list(place.label_ids)], -1).tolist()  # type: ignore[no-any-return]
 
 
-def test_the_chat_template_is_reported_whether_to_think(tmp_path, running, finished):
+def test_the_chat_template_is_given_whether_to_think(tmp_path, running, finished):
     from labelers.engines.vllm import Vllm
 
     folder = save_model(tmp_path / "thinker")
