@@ -15,6 +15,7 @@ from distill.students.distilling import distill
 from distill.students.logistic import LogisticStudent
 from distill.students.specs import DistillSpec
 from distill.students.students import load_student
+from export import tensorrt_engines
 from export.bench.workloads import blank_row, fixed_batch
 from export.exporting import export_bundle
 from export.loader import Student
@@ -124,3 +125,20 @@ def test_an_engine_and_another_exporter_are_refused(logistic: Path, tmp_path: Pa
 
     with pytest.raises(ModelError, match="takes no counts"):
         _fit_inputs(None, Graph(), ["input_ids", "attention_mask", "counts"], logistic)
+
+
+def test_a_tensorrt_engine_of_its_counts_is_refused_and_its_onnx_stays(
+    logistic: Path,
+    logistic_bundle: Path,
+    relabel: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = ["counts of a logistic student", "Serve its ONNX"]
+    target = tmp_path / "engine"
+    relabel("build-engine", str(logistic_bundle), "--to", str(target)).refused(4, *refused)
+    assert not target.exists()
+    monkeypatch.setattr(tensorrt_engines, "find_tensorrt", lambda: ("tensorrt", object()))
+    monkeypatch.setattr(tensorrt_engines, "capability_here", lambda: ("a GPU", "9.0"))
+    relabel("export", str(logistic), "--to", str(target), "--formats", "onnx,tensorrt").refused(4, *refused)
+    assert Student(target).encoder.contract["kind"] == "logistic"
