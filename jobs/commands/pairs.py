@@ -1,5 +1,5 @@
-"""`pairs`: build pairs from citations, give pairs their context documents, cut documents into chunks, and compare them
-with their queries (`pairs_similar.py`)."""
+"""`pairs`: build pairs from citations, give pairs their context documents, cut documents into chunks, give them a tree
+(`pairs_tree.py`), and compare them with their queries (`pairs_similar.py`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from jobs.commands.options import Number, output_option
 from jobs.commands.pairs_similar import similar
+from jobs.commands.pairs_tree import tree
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
@@ -22,14 +23,15 @@ FORCE_HELP = "Replace the file if it is there."
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
 def pairs() -> None:
-    """Build query-document pairs: from the citations of generated answers, their context by BM25, the chunks of their
-    documents, and how similar these are to the query.
+    """Build query-document pairs: from the citations of generated answers, their context by BM25, the chunks or the
+    structure tree of their documents, and how similar these are to the query.
 
-    Needs the extra `pairs` (polars, bm25s, lxml, markdown-it-py).
+    Needs the extra `pairs` (polars, bm25s, lxml, markdown-it-py, mwparserfromhell).
     """
 
 
 pairs.add_command(similar)
+pairs.add_command(tree)
 
 
 @pairs.command(
@@ -209,7 +211,7 @@ def context(
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["html", "markdown", "text"]),
+    type=click.Choice(["html", "markdown", "wikitext", "text"]),
     default="html",
     show_default=True,
     help="What the documents are.",

@@ -286,6 +286,8 @@ CALLS = [
     ("pairs context pairs.parquet --to pairs.parquet", _nothing, 2),
     ("pairs chunk pairs.parquet --to chunked.parquet", _nothing, 0),
     ("pairs chunk absent.parquet --to chunked.parquet", _nothing, 3),
+    ("pairs tree pairs.parquet --to trees.parquet", _nothing, 0),
+    ("pairs tree absent.parquet --to trees.parquet", _nothing, 3),
     ("pairs similar absent.parquet --to similar.parquet --model absent", _nothing, 3),
     ("pairs cited pairs.parquet --docs pairs.parquet --to out.parquet", _nothing, 3),
     ("pairs", _nothing, 2),

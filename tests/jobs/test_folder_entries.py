@@ -45,6 +45,7 @@ LINES = {
     ),
     "pairs context pairs_file": ("pairs context {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs chunk pairs_file": ("pairs chunk {folder} --to {out}.parquet", "Wrote {rows} pairs"),
+    "pairs tree pairs_file": ("pairs tree {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "{rows} distinct"),
 }
 LATER = {
@@ -89,8 +90,8 @@ NO_PATHS |= {
 }
 NO_TABLES = {
     "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench "
-    "to, merge to, "
-    "export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, pairs similar to, convert target",
+    "to, merge to, export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, pairs tree to, "
+    "pairs similar to, convert target",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),
@@ -135,6 +136,18 @@ def folder_of_data(path: Path) -> None:
     data(path / "part.parquet", 4)
 
 
+def table_of_delta(path: Path) -> None:
+    folder_of_data(path)
+    (path / "_delta_log").mkdir()
+    (path / "_delta_log" / f"{0:020}.json").touch()
+
+
+def table_of_iceberg(path: Path) -> None:
+    folder_of_data(path)
+    (path / "metadata").mkdir()
+    (path / "metadata/00000-1.metadata.json").touch()
+
+
 def bound_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as held:
         here = Path.cwd()
@@ -172,6 +185,8 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any], bool | str]] = {
     "truncated": ("x.parquet", truncated, "x.parquet"),
     "unreadable": ("x.parquet", unreadable, "x.parquet"),
     "not UTF-8": ("caf\udce9.parquet", lambda path: data(path, 4), "caf\\xe9.parquet"),
+    "Delta table": ("x", table_of_delta, "x"),
+    "Iceberg table": ("x", table_of_iceberg, "x"),
     "hidden by _": ("_x.parquet", lambda path: data(path, 4), False),
     "hidden by .": (".x.parquet", os.mkfifo, False),
     "other suffix": ("x.csv", os.mkfifo, False),

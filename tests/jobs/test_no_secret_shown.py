@@ -89,6 +89,7 @@ BASES = {
     "pairs cited": "pairs.parquet --docs pairs.parquet --to made/{n}.parquet",
     "pairs context": "pairs.parquet --to made/{n}.parquet",
     "pairs chunk": "pairs.parquet --to made/{n}.parquet",
+    "pairs tree": "pairs.parquet --to made/{n}.parquet",
     "pairs similar": "pairs.parquet --to made/{n}.parquet --model absent",
     "publish": "bundle store",
     "pull": "store/ecom made/{n}",

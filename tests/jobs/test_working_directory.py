@@ -53,6 +53,10 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
         ("pairs chunk cited.parquet --to chunked.parquet", DONE),
         ("pairs chunk cited.parquet --to chunked.parquet --force --format markdown --tokenizer encoder", DONE),
     ],
+    "pairs tree": [
+        ("pairs tree cited.parquet --to trees.parquet", DONE),
+        ("pairs tree cited.parquet --to trees.parquet --force --format markdown", DONE),
+    ],
     "pairs similar": [("pairs similar chunked.parquet --to similar.parquet --model encoder", DONE)],
     "publish": [
         ("publish out/bundle models --channel stable", DONE),

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("lxml")
 
-from jobs.pairs import chunking
+from jobs.pairs import page_columns
 from manifests.inputs.dataset import open_dataset
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
@@ -174,7 +174,7 @@ def test_rows_are_written_in_groups_of_so_many_bytes(
     relabel: Callable[..., Any], write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("p.parquet", [{"html": f"<p>{number}"} for number in range(200)])
-    monkeypatch.setattr(chunking, "_GROUP_BYTES", 6000)
+    monkeypatch.setattr(page_columns, "_GROUP_BYTES", 6000)
     assert relabel("pairs", "chunk", "p.parquet", "--to", "out.parquet").code == 0
     file = pq.ParquetFile("out.parquet")
     assert 1 < file.num_row_groups < 200

@@ -367,7 +367,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     done.refused(4, "relabel pairs needs the package polars", "relabel[pairs]")
 
 
-@pytest.mark.parametrize("command", ["cited", "context", "chunk"])
+@pytest.mark.parametrize("command", ["cited", "context", "chunk", "tree"])
 def test_help_is_the_one_reviewed(
     relabel: Callable[..., Any], golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
