@@ -27,6 +27,7 @@ LABELERS: dict[str, str] = {
     "r1": "labelers.r1:R1",
     "r3a": "labelers.r3a:R3A",
     "review": "labelers.review:Review",
+    "route": "labelers.route:Route",
     "umbrela": "labelers.umbrela:Umbrela",
     "variants": "labelers.variants:Variants",
 }

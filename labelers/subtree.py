@@ -50,7 +50,11 @@ class Subtree:
     @cached_property
     def visible(self) -> tuple[Node, ...]:
         """All headings and what is lit, in document order."""
-        return tuple(node for node in self.tree.nodes if not node.is_content or node.id in self.lit)
+        return tuple(node for node in self.tree.nodes if self.is_visible(node.id))
+
+    def is_visible(self, id: int) -> bool:
+        """Whether there is such a node, and it is a heading or lit."""
+        return 0 <= id < len(self.tree.nodes) and (not self.tree.nodes[id].is_content or id in self.lit)
 
     @cached_property
     def collapsed(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from manifests.formats import (
     Indices,
     JsonIndices,
     Lines,
+    OptionLines,
     Section,
     Text,
     closing_of,
@@ -74,39 +75,36 @@ class Reader:
         require_generated(answer)
         text = self._prefill + answer.text
         if self._first is not None and not self._first.tag:
-            try:
-                index_lists_of(text, self._first)
-            except ValueError as exc:
-                raise _unreadable(answer, f"no JSON object as was wanted: {exc}") from exc
+            _check_untagged(answer, text, self._first)
             return {"": text.strip()}
         sections: dict[str, str] = {}
         at = 0
         for tag, opening, closing, fault_in in self._steps:
             start = text.find(opening)
             if start < 0:
-                raise _unreadable(answer, f"{opening} is missing")
+                raise unreadable(answer, f"{opening} is missing")
             if start < at:
-                raise _unreadable(answer, f"{opening} is before the section that should come first")
+                raise unreadable(answer, f"{opening} is before the section that should come first")
             if start > at and not text[at:start].isspace():
-                raise _unreadable(answer, f"text is outside the tags, before {opening}")
+                raise unreadable(answer, f"text is outside the tags, before {opening}")
             start += len(opening)
             if text.find(opening, start) >= 0:
-                raise _unreadable(answer, f"{opening} occurs more than once")
+                raise unreadable(answer, f"{opening} occurs more than once")
             end = text.find(closing)
             if end < 0:
-                raise _unreadable(answer, f"{closing} is missing")
+                raise unreadable(answer, f"{closing} is missing")
             if end < start:
-                raise _unreadable(answer, f"{closing} comes before {opening}")
+                raise unreadable(answer, f"{closing} comes before {opening}")
             at = end + len(closing)
             if text.find(closing, at) >= 0:
-                raise _unreadable(answer, f"{closing} occurs more than once")
+                raise unreadable(answer, f"{closing} occurs more than once")
             content = text[start:end].strip()
             fault = fault_in(content, sections)
             if fault is not None:
-                raise _unreadable(answer, f"{tag} {fault}")
+                raise unreadable(answer, f"{tag} {fault}")
             sections[tag] = content
         if at < len(text) and not text[at:].isspace():
-            raise _unreadable(answer, "text is after the last section")
+            raise unreadable(answer, "text is after the last section")
         return sections
 
     def turn_parts(self, text: str) -> tuple[str, ...]:
@@ -164,6 +162,17 @@ def _fault_of_text(content: str, section: Text, before: Mapping[str, str]) -> st
     if is_wanted is bool(content):
         return None
     return f"is {'empty' if is_wanted else 'not empty'} where {other} is {_shown(before[other])}"
+
+
+def _check_untagged(answer: Answer, text: str, section: Section) -> None:
+    if isinstance(section, OptionLines):
+        if answer.finish != "stop":
+            raise unreadable(answer, "lines may be missing at its end")
+        return
+    try:
+        index_lists_of(text, section)
+    except ValueError as exc:
+        raise unreadable(answer, f"no JSON object as was wanted: {exc}") from exc
 
 
 def require_generated(answer: Answer) -> None:
@@ -228,7 +237,8 @@ def is_none(content: str) -> bool:
     return len(content) == 4 and content.lower() == "none"
 
 
-def _unreadable(answer: Answer, reason: str) -> VerdictError:
+def unreadable(answer: Answer, reason: str) -> VerdictError:
+    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`."""
     if answer.finish == "refused":
         return VerdictError("refused", answer.detail or "the server refused to answer")
     if answer.finish == "length":

@@ -95,7 +95,27 @@ class JsonIndices:
         return sum(8 + len(key) + (most + 1) * (len(str(most)) + 2) for key, most in each)
 
 
-Section = Text | Fragment | Choice | Lines | Indices | JsonIndices
+@dataclass(frozen=True, slots=True)
+class OptionLines:
+    """`alone`, or one of `options` a line. The whole answer, without a tag. While decoding, `MOST_OPTION_LINES` at
+    most; a reader leaves the lines to its labeler.
+    """
+
+    options: tuple[str, ...]
+    alone: str
+    tag: str = field(default="", init=False)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest lines, two bytes of UTF-8 taken for one."""
+        longest = sorted((len(one.encode()) for one in (*self.options, self.alone)), reverse=True)[:MOST_OPTION_LINES]
+        return sum(size // 2 + 4 for size in longest)
+
+
+MOST_OPTION_LINES = 16
+"""So that an answer ends."""
+
+Section = Text | Fragment | Choice | Lines | Indices | JsonIndices | OptionLines
 
 
 def opening_of(section: Section) -> str:

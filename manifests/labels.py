@@ -85,7 +85,7 @@ class LabelColumn(NamedTuple):
 
     Args:
         name: of lower-case letters, digits and `_`; none of the columns that all label files have.
-        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>`, `list<int16>` or
+        kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>`, `list<int16>`, `list<int32>` or
             `list<string>`. Null stands for no value.
         about: what it holds, in a line; `relabel schema labels --labeler NAME` prints it.
     """

@@ -39,6 +39,7 @@ KINDS: dict[str, pa.DataType] = {
     "string": pa.string(),
     "list<float32>": _PROBS,
     "list<int16>": pa.list_(pa.int16()),
+    "list<int32>": pa.list_(pa.int32()),
     "list<string>": pa.list_(pa.string()),
 }
 """Of which kinds a labeler's own columns can be, and how they lie in Arrow."""

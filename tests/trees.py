@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
-from manifests.trees import CONTENT, NO_PARENT, STRUCTURE, Node, Tree, read_tree
+from manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 
 
 class Sketch(NamedTuple):
@@ -35,6 +36,19 @@ def tree_of(root: Sketch) -> tuple[str, Tree]:
     add(root, NO_PARENT, 0)
     document = "\n".join(lines)
     return document, read_tree([node._asdict() for node in nodes], document)
+
+
+def with_trees(table: pa.Table) -> pa.Table:
+    """The pairs, with each document as content under two headings, and half of it as a passage."""
+    documents, trees, passages = [], [], []
+    for text in table["document"].to_pylist():
+        halves = [text[: len(text) // 2] + ".", text[len(text) // 2 :] + "."]
+        document, tree = tree_of(Sketch("Page", [Sketch(f"Part {half[:9]}!", [Sketch(half, [])]) for half in halves]))
+        documents.append(document)
+        trees.append(tree.values())
+        passages.append(halves[:1])
+    table = table.set_column(table.schema.get_field_index("document"), "document", pa.array(documents))
+    return table.append_column(COLUMN, pa.array(trees, NODES)).append_column("passages", pa.array(passages))
 
 
 _WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=12)

@@ -24,7 +24,7 @@ from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.engine_options import gpus_of
 from manifests.errors import VerdictError
-from manifests.formats import Choice, Indices, JsonIndices, Lines, Text, closing_of, opening_of
+from manifests.formats import Choice, Indices, JsonIndices, Lines, OptionLines, Text, closing_of, opening_of
 from manifests.labels import Pair
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
@@ -320,6 +320,8 @@ def _made_up(ask: Ask, num_tokens: float) -> Answer:
             content = section.options[0]
         elif isinstance(section, JsonIndices):
             content = json.dumps({key: [] for key in section.keys})
+        elif isinstance(section, OptionLines):
+            content = section.alone
         elif isinstance(section, Indices) or (
             isinstance(section, Text)
             and section.only_with is not None

@@ -67,7 +67,13 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float32": (_is_number, "a finite number"),
     "list<float32>": (_are_numbers, "a list of finite numbers"),
     "string": (_is_text, "a text that UTF-8 can write"),
-    "list<int16>": (_is_list_of(_is_int_of(16)), "a list of whole numbers from -32768 to 32767"),
+    **{
+        f"list<int{bits}>": (
+            _is_list_of(_is_int_of(bits)),
+            f"a list of whole numbers from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}",
+        )
+        for bits in (16, 32)
+    },
     "list<string>": (_is_list_of(_is_text), "a list of texts that UTF-8 can write"),
     "bool": (lambda value: value is True or value is False or isinstance(value, np.bool_), "true or false"),
 }

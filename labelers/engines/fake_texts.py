@@ -14,6 +14,7 @@ from manifests.formats import (
     Indices,
     JsonIndices,
     Lines,
+    OptionLines,
     Section,
     Text,
     closing_of,
@@ -75,6 +76,8 @@ def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
         elif isinstance(section, JsonIndices):
             content = _json_indices(section, bits)
+        elif isinstance(section, OptionLines):
+            content = _option_lines(section, bits)
         elif isinstance(section, Indices):
             content = _indices(section, bits)
         elif isinstance(section, Lines):
@@ -128,6 +131,14 @@ def _indices(section: Indices, bits: int) -> str:
     return ", ".join(map(str, list(chosen)[: bits % 4]))
 
 
+def _option_lines(section: OptionLines, bits: int) -> str:
+    """Up to three options, none twice; now and then what stands alone."""
+    if not section.options or bits & 3 == 0:
+        return section.alone
+    chosen = dict.fromkeys((bits >> shift) % len(section.options) for shift in (3, 17, 31))
+    return "\n".join(section.options[place] for place in list(chosen)[: 1 + (bits >> 48) % 3])
+
+
 def _lines(section: Lines, query: str, bits: int) -> str:
     """What is asked, said in several ways."""
     words = " ".join(query.replace("<", " ").split()) or "this"
@@ -139,8 +150,9 @@ def _lines(section: Lines, query: str, bits: int) -> str:
 def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
     """An answer that no reader may take for a verdict."""
     if isinstance(plan.format.sections[0], JsonIndices):
-        made = _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)]
-        return made(text)
+        return _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)](text)
+    if isinstance(plan.format.sections[0], OptionLines):
+        return _LINES_GARBAGE[(bits >> 8) % len(_LINES_GARBAGE)](text)
     return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
 
 
@@ -177,6 +189,19 @@ _JSON_GARBAGE: tuple[Callable[[str], str], ...] = (
     lambda text: text.replace("Document_", "Doc_", 1),
     lambda text: text.replace("{", '{"Document_0": [], ', 1),
     lambda _text: "[]",
+)
+_LINES_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda _text: " \n\t\u00a0 \n",
+    lambda text: f"Here you are:\n{text}",
+    lambda text: f"{text}\nHope this helps!",
+    lambda text: f"```\n{text}\n```",
+    lambda text: f"- {text}",
+    lambda text: text.replace("]", "", 1),
+    lambda text: f"{text}\n[ANSWER] 999999999: nothing of this document",
+    lambda text: f"{text}\n[EXPAND]",
+    lambda text: text.lower(),
+    lambda text: json.dumps({"answer": text}),
 )
 _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
     lambda _sections, _contents, _text, _bits: "",

@@ -20,12 +20,14 @@ from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.formats import (
     MOST_INDICES,
+    MOST_OPTION_LINES,
     AnswerFormat,
     Choice,
     Fragment,
     Indices,
     JsonIndices,
     Lines,
+    OptionLines,
     Section,
     Text,
     closing_of,
@@ -62,7 +64,7 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
         is_open = number == 0 and open_content is not None
         content = open_content if is_open and open_content is not None else ""
         name = f"s{number}"
-        if isinstance(section, JsonIndices):
+        if not section.tag:
             row.append(name)
         else:
             row += ([] if is_open else [_literal(opening_of(section))]) + [name, _literal(closing_of(section))]
@@ -91,6 +93,13 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
             ]
         rules = [f"{name}k{n}: {_number_list(most, most + 1)}" for n, most in enumerate(section.mosts) if most]
         return [f"{name}: {' '.join(row)} {_literal('}')}", *rules]
+    if isinstance(section, OptionLines):
+        if not section.options:
+            return [f"{name}: {_literal(section.alone)}"]
+        return [
+            f'{name}: {_literal(section.alone)} | {name}l ("\\n" {name}l){{0,{MOST_OPTION_LINES - 1}}}',
+            f"{name}l: " + " | ".join(map(_literal, section.options)),
+        ]
     if isinstance(section, Indices):
         if content:
             raise ConfigError(f"the prefill begins the numbers of <{section.tag}>; it may open them and no more.")
@@ -145,7 +154,7 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     rest = prefill
     tags = {section.tag for section in answer_format.sections}
     if prefill and "" in tags:
-        raise ConfigError(f"the prefill {prefill!r} begins no answer that is a JSON object.")
+        raise ConfigError(f"the prefill {prefill!r} begins no answer without tags.")
     if "think" not in tags:  # an empty thought put before the answer, as templates of thinking models do
         rest = re.sub(r"\A\s*<think>.*?</think>", "", rest, flags=re.DOTALL)
     sections = answer_format.sections

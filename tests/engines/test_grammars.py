@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from labelers.actions import options_of, read_actions
 from labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
+from labelers.subtree import Subtree
 from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer
 from manifests.errors import ConfigError
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, Text
+from manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, OptionLines, Text
+from tests.strategies import SNARES
+from tests.trees import Sketch, tree_of
 
 from .conftest import QUOTE_SCORE, THINK_SCORE, make_tokenizer
 
@@ -101,6 +105,26 @@ def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokeniz
             assert reader.read(Answer(0, text, "stop")) == {"": text}
             seen.add(text)
     assert len(seen) > 3000
+
+
+def test_random_walks_of_actions_on_a_tree_are_all_legal(compiler, tokenizer):
+    """Texts with quotes, line breaks, control characters and tags; a page without content has only a refusal."""
+    rng = np.random.default_rng(11)
+    seen = set()
+    for shape in range(len(SNARES)):
+        words = [SNARES[shape - back] for back in range(1 + shape % 7)]
+        content = [Sketch(f"{' '.join(words[place:])}.", []) for place in range(shape % 4)]
+        _, tree = tree_of(Sketch("Page", [Sketch("Open!", content), Sketch("Folded! " + words[0] + "!", content)]))
+        subtree = Subtree(tree).light([2] if content else [])
+        form = AnswerFormat((OptionLines(options_of(subtree), "[REFUSE]"),))
+        for _ in range(20):
+            text, num_tokens = random_walk(compiler, form, rng, tokenizer.eos_token_id)
+            assert num_tokens <= token_budget(form) * 4
+            actions = read_actions(Reader(form).read(Answer(0, text, "stop"))[""], subtree)
+            assert (actions.fault, actions.expelled) == (None, 0)
+            assert content or text == "[REFUSE]"
+            seen.add(text)
+    assert len(seen) > 200
 
 
 def random_walk(compiler: GrammarCompiler, form: AnswerFormat, rng: Any, end: int) -> tuple[str, int]:

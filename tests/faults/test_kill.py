@@ -25,7 +25,8 @@ import yaml
 from manifests.failpoints import FAILPOINTS
 from tests.faults.conftest import IS_FULL, Places, Sweep, count, instants, seconds_of_a_run, some, undisturbed
 from tests.faults.forks import Setup
-from tests.faults.places import FAULTY, SLOW, Place
+from tests.faults.places import FAULTY, ROWS, SLOW, Place, pairs
+from tests.trees import with_trees
 
 ATTEMPTS_TO_FINISH = 40
 
@@ -167,13 +168,15 @@ def test_a_killed_retry_called_again_equals_an_undisturbed_retry(new_place: Plac
 
 @pytest.mark.parametrize(
     ("labeler", "samples"),
-    [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1), ("review", 1)],
+    [("direct", 1), ("graph-grpo", 1), ("r3a", 3), ("umbrela", 1), ("complexity", 1), ("review", 1), ("route", 2)],
 )
 def test_every_labeler_and_many_samples_survive_a_kill(local_place: Places, labeler: str, samples: int) -> None:
     options = {"name": labeler, "attempts": 2, "samples": samples, "temperature": 0.0 if samples == 1 else 0.8}
     whole, place = local_place(), local_place()
     for one in (whole, place):
         one.write(labeler=options)
+        if labeler == "route":
+            pq.write_table(with_trees(pairs(ROWS)), f"{one.root}/pairs.parquet")
     assert whole.call().codes == [0]
     assert place.call(setup=armed("after_receipt:4")).code == -signal.SIGKILL
     assert place.finish(whole.committed()) is None

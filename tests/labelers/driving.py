@@ -16,14 +16,18 @@ from manifests.labels import Label, Pair
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import EngineSpec, validate_spec
+from manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 
 def chunked(pair: Pair, token_len: int | None = None) -> Pair:
-    """The pair with its document as one chunk, for the labeler that reads chunks."""
+    """The pair with its document as one chunk, and as one node below a title, for the labelers that read those."""
     whole = pair.document
     size = len(whole) // 4 if token_len is None else token_len
     chunk = {"n": 1, "heading_path": [], "text": whole, "token_len": size, "start": 0, "end": len(whole)}
-    return pair._replace(columns={**pair.columns, "chunks": (chunk,) if whole else ()})
+    nodes = (Node(0, STRUCTURE, 0, "Title", 0, 0, NO_PARENT), Node(1, CONTENT, 1, whole, 0, len(whole), ROOT))
+    tree = tuple(node._asdict() for node in nodes[: 2 if whole else 1])
+    columns = {"chunks": (chunk,) if whole else (), COLUMN: tree, "passages": (whole,) if whole else ()}
+    return pair._replace(columns={**pair.columns, **columns})
 
 
 ROSES = Pair(

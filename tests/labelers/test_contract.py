@@ -30,9 +30,14 @@ UNGRADED = {"variants"}
 """Labelers whose label is no grade."""
 SIBLINGS = {"evidence-set", "review"}
 """Labelers that are asked about all documents of a query at once: a row's grade is its part of the answer."""
+NODES_ONLY = {"route"}
+"""Labelers that show a document as the nodes of its tree, and whose grade says what was said of them."""
+UNDISTRIBUTED = UNGRADED | SIBLINGS | NODES_ONLY
+"""Labelers whose grade comes without a distribution."""
 YES_NO = {"complexity", "pointwise", "review"}
 """Labelers whose two grades are no and yes, whatever `grades` might ask for."""
-TWO_GRADES = {*YES_NO, "evidence-set"}
+FIXED_GRADES = {**dict.fromkeys({*YES_NO, "evidence-set"}, 2), "route": 3}
+"""Labelers whose number of grades is no option."""
 CHUNKS_ONLY = {"evidence-set"}
 """Labelers that show chunks whole or not at all."""
 
@@ -58,12 +63,9 @@ def test_probe_has_the_shape_of_every_ask_of_a_label(name: str) -> None:
     probes = subject.probe()
     assert [probe.stage for probe in probes] == [ask.stage for ask in asks]
     for probe, ask in zip(probes, asks, strict=True):
-        assert (probe.format, probe.decisions, probe.prefill, probe.max_tokens) == (
-            ask.format,
-            ask.decisions,
-            ask.prefill,
-            ask.max_tokens,
-        )
+        assert (probe.decisions, probe.prefill) == (ask.decisions, ask.prefill)
+        if name not in NODES_ONLY:  # theirs names the nodes
+            assert (probe.format, probe.max_tokens) == (ask.format, ask.max_tokens)
         assert [m.role for m in probe.messages] == [m.role for m in ask.messages]
     assert isinstance(fake().prepare(probes), list)
 
@@ -74,13 +76,13 @@ def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pai
     assert json.loads(as_json(label))["grade"] == label.grade
     check_written(label, declared_columns(labeler(name), name=name))
     check_grade(name, label)
-    if name not in UNGRADED | SIBLINGS:
+    if name not in UNDISTRIBUTED:
         assert isinstance(label.distribution, Distribution)
         assert sum(label.distribution.probs) == pytest.approx(1.0)
     assert all(flag.replace("_", "").isalpha() and flag.islower() for flag in label.flags)
     for span in label.evidence:
         assert pair.document[span.start : span.end] == span.text
-    check_messages(asks, pair, reads_document=name not in QUERY_ONLY | SIBLINGS)
+    check_messages(asks, pair, reads_document=name not in QUERY_ONLY | SIBLINGS | NODES_ONLY)
 
 
 def check_grade(name: str, label: Label) -> None:
@@ -218,7 +220,7 @@ def test_flags_of_the_answer_reach_the_label(name: str) -> None:
 
 def test_a_prompt_too_long_to_cut_is_overlong(name: str) -> None:
     long = "roses " * 4000
-    pair = ROSES._replace(query=long) if name in QUERY_ONLY | SIBLINGS else ROSES._replace(document=long)
+    pair = ROSES._replace(query=long) if name in QUERY_ONLY | SIBLINGS | NODES_ONLY else ROSES._replace(document=long)
     with pytest.raises(VerdictError) as caught:
         walk(labeler(name), pair, fake(max_prompt_tokens=900, overlong="quarantine"))
     assert caught.value.status == "overlong"
@@ -230,8 +232,8 @@ def test_the_number_of_grades_is_an_option(name: str, grades: int) -> None:
         with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
             labeler(name, grades=grades)
         return
-    if name in TWO_GRADES:
-        if grades != 2:
+    if name in FIXED_GRADES:
+        if grades != FIXED_GRADES[name]:
             with pytest.raises(ConfigError, match=f"`grades` = {grades}"):
                 labeler(name, grades=grades)
             return

@@ -18,6 +18,7 @@ from labelers.registry import LABELERS, labeler_class
 from labelers.verdicts import Reader
 from manifests.asks import Ask
 from manifests.errors import VerdictError
+from manifests.formats import OptionLines
 from manifests.labels import Pair
 from manifests.specs import LabelerOptions
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
@@ -29,7 +30,7 @@ COMPARED = ("direct", "graph-grpo", "r1", "r3a", "umbrela")
 nothing else may hint.
 """
 YES_NO = ("complexity", "pointwise")
-ABOUT_QUERIES = ("evidence-set", "review", "variants")
+ABOUT_QUERIES = ("evidence-set", "review", "route", "variants")
 """Labelers that answer another question."""
 TAG = re.compile(r"<([a-z_-]+)>")
 HINTS = re.compile(
@@ -123,6 +124,12 @@ def test_prompt_and_format_name_the_same_tags_in_the_same_order(name: str, optio
         assert named == tags(ask)
 
 
+def shape(ask: Ask) -> tuple[Any, ...]:
+    """An ask without its messages. Lines to choose from are those of the pair's own document."""
+    is_free = ask.format is None or not any(isinstance(section, OptionLines) for section in ask.format.sections)
+    return (ask.stage, ask.decisions, ask.prefill, *((ask.format, ask.max_tokens) if is_free else ()))
+
+
 @each_variant
 def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is_shared(
     name: str, options: Options
@@ -130,9 +137,7 @@ def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is
     subject = labeler(name, **options)
     label, asks, _ = walk(subject, ROSES, fake())
     probes = subject.probe()
-    assert [(ask.stage, ask.format, ask.decisions, ask.max_tokens, ask.prefill) for ask in probes] == [
-        (ask.stage, ask.format, ask.decisions, ask.max_tokens, ask.prefill) for ask in asks
-    ]
+    assert [shape(ask) for ask in probes] == [shape(ask) for ask in asks]
     stages = [ask.stage for ask in asks]
     assert len(set(stages)) == len(stages)
     if name == "r3a":
@@ -142,7 +147,7 @@ def test_probe_and_walk_are_of_the_same_stages_and_only_what_sees_no_document_is
             options.get("context", "use") == "use"
         )
     for ask in asks:
-        sees_document = any("document" in message.fields for message in ask.messages)
+        sees_document = any({"document", "nodes"} & {*message.fields} for message in ask.messages)
         assert (ask.shared_by is None) == sees_document
     for earlier, later in itertools.pairwise(asks):
         assert later.messages[: len(earlier.messages)] == earlier.messages
@@ -161,8 +166,12 @@ def test_what_the_fake_engine_answers_is_read_and_its_garbage_is_not(name: str, 
             if ask.format is None:
                 continue
             assert list(filter(None, Reader(ask.format, ask.prefill).read(answer))) == tags(ask)
+            garbage = answer_of(bad, ask, seed)
+            if isinstance(ask.format.sections[0], OptionLines):  # which the labeler reads, not the format's reader
+                assert refused(subject, ROSES, [], garbage.text, garbage) is (options.get("expelled") != "keep")
+                continue
             with pytest.raises(VerdictError):
-                Reader(ask.format, ask.prefill).read(answer_of(bad, ask, seed))
+                Reader(ask.format, ask.prefill).read(garbage)
 
 
 @each_variant
@@ -180,7 +189,8 @@ def test_one_tag_more_or_less_is_no_verdict(name: str, options: Options) -> None
             text + text,
             "hm " + text,
         ):
-            assert refused(subject, ROSES, answers[:stage], wrong, answers[stage])
+            keeps = options.get("expelled") == "keep"  # what is no action is left out and counted
+            assert refused(subject, ROSES, answers[:stage], wrong, answers[stage]) is not keeps
 
 
 def refused(subject: Any, pair: Pair, earlier: list[Any], text: str, answer: Any) -> bool:

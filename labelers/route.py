@@ -1,0 +1,205 @@
+"""`route`: which passages of a document answer a question, and which headings to unfold next; for each retrieved
+passage, and again for what each unfolded heading brings to light.
+
+Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
+from labelers.alignment import align, content_at
+from labelers.prompts import BUILT_IN, Prompts
+from labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
+from labelers.subtree import Subtree, one_line
+from labelers.verdicts import Reader, token_budget, unreadable
+from manifests.asks import Answer, Ask, Sampling
+from manifests.errors import InputError, VerdictError
+from manifests.formats import AnswerFormat, OptionLines
+from manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from manifests.specs import LabelerOptions
+from manifests.trees import COLUMN, Node, Tree, read_tree
+
+TREE = InputColumn(COLUMN, "list<node>", "The document's tree, as `relabel pairs tree` writes it.", True)
+PASSAGES = InputColumn("passages", "list<string>", "Passages of the document that were retrieved, the best first.")
+
+
+class RouteOptions(LabelerOptions):
+    """Options of `route`. `max_think_tokens` and `max_text_tokens` have no effect."""
+
+    name: str = "route"
+    """A registered labeler."""
+    grades: Literal[3] = 3
+    """Three: some node answers (2), none does and a heading was to be unfolded (1), neither (0)."""
+    passages: int = Field(5, ge=1, le=100)
+    """Most passages of a document that are looked at, each with a subtree of its own."""
+    expansions: int = Field(5, ge=0, le=100)
+    """Most headings of a document that are unfolded, each asked about anew; 0 asks once a passage."""
+    expelled: Literal["quarantine", "keep"] = "quarantine"
+    """What becomes of an answer with a line that is no legal action: it is asked again and in the end quarantined; or
+    the line is left out and counted.
+    """
+    window_tokens: int = Field(7000, ge=256)
+    """Room for nodes, at four characters a token; longer texts are cut. Where `engine.max_prompt_tokens` is less, that
+    is the limit.
+    """
+
+
+class View(NamedTuple):
+    """The texts of a subtree's nodes as they are shown, the room that they take, and whether one was cut."""
+
+    texts: tuple[str, ...]
+    num_chars: int
+    is_cut: bool
+
+
+class Route:
+    """Asks for actions on a document's tree. Flags: `passage_not_found`, `document_truncated` (a node's text),
+    `expelled`, `collapsed` (an answer without a line that is an action), and the answer's own.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = RouteOptions
+    columns = (
+        LabelColumn("answer_ids", "list<int32>", "Ids of the nodes that answer, in the order given."),
+        LabelColumn("expand_ids", "list<int32>", "Ids of the headings that were to be unfolded, in the order given."),
+        LabelColumn("refused", "bool", "Whether it was said that nothing answers, and nothing was to be unfolded."),
+        LabelColumn("expelled", "int32", "Lines meant as an action that were not legal, where those are kept."),
+        LabelColumn("steps", "list<string>", "Each ask as JSON: what was unfolded, lit, answered and to be unfolded."),
+    )
+    input_columns = (TREE, PASSAGES)
+    uses_context = False
+
+    def __init__(self, options: RouteOptions) -> None:
+        self._options = options
+        self._prompts = Prompts(BUILT_IN / "route", options.templates)
+        self._system = self._prompts.turn("system", "system.j2", data=(), settings={"words": OPTION_WORDS}).message()
+        self._sampling = Sampling(options.temperature, options.top_p)
+        self.probe()  # a bad template fails here
+        self._digests = self._prompts.digests
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        return self._digests
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """An ask for each passage that lights other content than those before, and one for each heading unfolded.
+
+        Raises:
+            VerdictError: the tree is not of the document; an answer has a line that is no legal action, where those
+                are not kept, or nothing else.
+        """
+        try:
+            subtree = Subtree(read_tree(pair.columns.get(TREE.name, ()), pair.document))
+        except InputError as exc:
+            raise VerdictError("format", str(exc)) from exc
+        flags: dict[str, None] = {}
+        said: list[Actions] = []
+        steps: list[str] = []
+        left = self._options.expansions
+        for matched in self._matches(pair, subtree.tree, flags):
+            subtree = subtree.light(matched)
+            waiting: list[int | None] = [None]
+            while waiting:
+                if (heading := waiting.pop(0)) is not None:
+                    unfolded = subtree.expand(heading)
+                    if unfolded is subtree or not left:
+                        continue
+                    subtree, left = unfolded, left - 1
+                actions = yield from self._step(pair, subtree, flags)
+                waiting += actions.expands
+                said.append(actions)
+                steps.append(_step_json(heading, subtree, actions))
+        return _label(subtree.tree, said, steps, flags)
+
+    def probe(self) -> list[Ask]:
+        text = "Cut back to an outward bud in late winter."
+        nodes = (Node(0, "structure", 0, "Roses", 0, 0, -1), Node(1, "content", 1, text, 0, len(text), 0))
+        subtree = Subtree(read_tree([node._asdict() for node in nodes], text)).light([1])
+        return [self._ask("how to prune roses", subtree, _view(subtree, self._room))]
+
+    @property
+    def _room(self) -> int:
+        return self._options.window_tokens * CHARS_PER_TOKEN
+
+    def _matches(self, pair: Pair, tree: Tree, flags: dict[str, None]) -> Iterator[list[int]]:
+        """Content that each passage lies in, none twice; nothing once where there is no such content."""
+        found: dict[tuple[int, ...], None] = {}
+        for passage in pair.columns.get(PASSAGES.name, ())[: self._options.passages]:
+            place = align(passage, pair.document)
+            matched = content_at(tree, place) if place is not None else []
+            if matched:
+                found[tuple(matched)] = None
+            else:
+                flags["passage_not_found"] = None
+        yield from map(list, found or {(): None})
+
+    def _step(self, pair: Pair, subtree: Subtree, flags: dict[str, None]) -> Generator[Ask, Answer, Actions]:
+        """One ask; another with shorter texts while the engine finds it too long."""
+        view = _view(subtree, self._room)
+        while (answer := (yield self._ask(pair.query, subtree, view))).finish == "overlong":
+            before, view = view, _view(subtree, int(view.num_chars * SHRINK))
+            if view == before:
+                break
+        content = Reader(_format(subtree)).read(answer)[""]
+        actions = read_actions(content, subtree)
+        if actions.fault is not None and self._options.expelled == "quarantine":
+            raise unreadable(answer, actions.fault)
+        held = {"document_truncated": view.is_cut, "expelled": actions.expelled, "collapsed": actions.is_collapsed}
+        flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
+        return actions
+
+    def _ask(self, query: str, subtree: Subtree, view: View) -> Ask:
+        marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
+        counts = {"nodes": len(marks)}
+        turn = self._prompts.turn("user", "user.j2", data=("query", "nodes"), settings={"marks": marks}, counts=counts)
+        format = _format(subtree)
+        messages = (self._system, turn.message(query, *view.texts))
+        return Ask("route", messages, format, token_budget(format), sampling=self._sampling)
+
+
+def _view(subtree: Subtree, room: int) -> View:
+    """Texts cut to one length, so that all fit; what an action's prefix needs stays in any case."""
+    lines = [one_line(node.text) for node in subtree.visible]
+    most_chars = longest = max(map(len, lines))
+    while True:
+        texts = tuple(line[:most_chars] for line in lines)
+        num_chars = sum(map(len, texts)) + CHARS_PER_DOCUMENT * len(texts)
+        if num_chars <= room or most_chars <= OPTION_CHARS:
+            return View(texts, num_chars, most_chars < longest)
+        most_chars = max(OPTION_CHARS, int(most_chars * SHRINK))
+
+
+def _format(subtree: Subtree) -> AnswerFormat:
+    return AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
+
+
+def _step_json(heading: int | None, subtree: Subtree, actions: Actions) -> str:
+    held: dict[str, Any] = {
+        "expanded": heading,
+        "lit": sorted(subtree.lit),
+        "answers": actions.answers,
+        "expands": actions.expands,
+        "refused": actions.refused,
+        "expelled": actions.expelled,
+    }
+    return json.dumps(held)
+
+
+def _label(tree: Tree, said: list[Actions], steps: list[str], flags: dict[str, None]) -> Label:
+    answers = list(dict.fromkeys(id for actions in said for id in actions.answers))
+    expands = list(dict.fromkeys(id for actions in said for id in actions.expands))
+    columns = {
+        "answer_ids": answers,
+        "expand_ids": expands,
+        "refused": not answers and not expands and any(actions.refused for actions in said),
+        "expelled": sum(actions.expelled for actions in said),
+        "steps": steps,
+    }
+    nodes = (tree.nodes[id] for id in answers)
+    evidence = tuple(Span(node.start, node.end, node.text) for node in nodes)
+    return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))

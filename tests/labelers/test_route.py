@@ -1,0 +1,242 @@
+"""`route`: what is asked of which subtree, what an answer may say, and what becomes of lines that it may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labelers.actions import options_of, read_actions
+from labelers.subtree import Subtree
+from labelers.verdicts import Reader
+from manifests.asks import Answer, Ask
+from manifests.errors import VerdictError
+from manifests.formats import MOST_OPTION_LINES, AnswerFormat, OptionLines
+from manifests.labels import Label, Pair
+from manifests.trees import COLUMN
+from tests.labelers.driving import fake, labeler, reply, walk
+from tests.labelers.test_subtree import park, section
+from tests.trees import Sketch, sketches, tree_of
+
+SKETCH = section(
+    "A park",
+    section("Introduction", "It lies in Texas.", "A company runs it."),
+    section(
+        "History",
+        section("1990s", "It was a rough decade."),
+        section("2000s", "The tallest coaster opened in 2001."),
+    ),
+    section("Records", "Tallest coaster: Titan.", "Tallest swing ride in the world: SkyScreamer."),
+)
+DOCUMENT, TREE = tree_of(SKETCH)
+IDS = {node.text: node.id for node in TREE.nodes}
+PASSAGE = "The tallest coaster opened in 2001."
+PAIR = Pair(
+    0, "q", "What is the tallest ride?", "d", DOCUMENT, (), {COLUMN: tuple(TREE.values()), "passages": (PASSAGE,)}
+)
+
+
+def say(*actions: str) -> str:
+    """`+text` answers by the node of this text, `>text` expands it; all else as it stands."""
+    kinds = {"+": "[ANSWER]", ">": "[EXPAND]"}
+    return "\n".join(f"{kinds[one[0]]} {IDS[one[1:]]}: {one[1:]}" if one[0] in kinds else one for one in actions)
+
+
+def label_of(answers: Sequence[str], pair: Pair = PAIR, **options: Any) -> tuple[Label, list[Ask]]:
+    walked = labeler("route", **options).label(pair)
+    asks = [next(walked)]
+    for text in answers:
+        try:
+            asks.append(walked.send(reply(text)))
+        except StopIteration as end:
+            return end.value, asks
+    raise AssertionError("it asks on")
+
+
+def as_it_is(pair: Pair) -> Pair:
+    """With a sibling, so that `walk` leaves its columns alone."""
+    return pair._replace(siblings=(pair,))
+
+
+def lit(ask: Ask) -> set[str]:
+    """Content that a prompt shows."""
+    shown = dict(zip(ask.messages[1].fields, ask.messages[1].parts[1::2], strict=True))
+    assert shown["query"] == PAIR.query
+    return {text for text in ask.messages[1].parts[1::2] if text.endswith(".")}
+
+
+def test_one_answer_of_the_paper_s_kind_step_by_step() -> None:
+    """A passage, an expansion, two answers: the evidence is theirs in the order given."""
+    last = "Tallest swing ride in the world: SkyScreamer."
+    label, asks = label_of([say(f"+{PASSAGE}", ">Records"), say(f"+{last}")])
+    assert [lit(ask) for ask in asks] == [{PASSAGE}, {"Tallest coaster: Titan.", last}]
+    assert label.grade == 2
+    assert [span.text for span in label.evidence] == [PASSAGE, last]
+    assert all(DOCUMENT[span.start : span.end] == span.text for span in label.evidence)
+    assert label.columns["answer_ids"] == [IDS[PASSAGE], IDS[last]]
+    assert label.columns["expand_ids"] == [IDS["Records"]]
+    assert (label.columns["refused"], label.columns["expelled"], label.flags) == (False, 0, [])
+    first, second = map(json.loads, label.columns["steps"])
+    assert first == {
+        "expanded": None, "lit": [IDS[PASSAGE]], "answers": [IDS[PASSAGE]], "expands": [IDS["Records"]],
+        "refused": False, "expelled": 0,
+    }  # fmt: skip
+    assert (second["expanded"], len(second["lit"])) == (IDS["Records"], 2)
+
+
+def test_the_grade_is_two_with_an_answer_one_with_expansions_alone_and_else_zero() -> None:
+    assert label_of([say(f"+{PASSAGE}")])[0].grade == 2
+    label, asks = label_of([say(">Records"), "[REFUSE]"])
+    assert (label.grade, label.columns["refused"], len(asks)) == (1, False, 2)
+    label, _ = label_of(["[REFUSE]"])
+    assert (label.grade, label.columns["refused"]) == (0, True)
+
+
+def test_expansions_end_at_their_number_and_are_all_noted() -> None:
+    said = say(">Introduction", ">1990s", ">Records")
+    label, asks = label_of([said], expansions=0)
+    assert (len(asks), label.columns["expand_ids"]) == (1, [IDS["Introduction"], IDS["1990s"], IDS["Records"]])
+    label, asks = label_of([said, "[REFUSE]", "[REFUSE]"], expansions=2)
+    assert [lit(ask) for ask in asks[1:]] == [{"It lies in Texas.", "A company runs it."}, {"It was a rough decade."}]
+
+
+def test_each_passage_has_a_subtree_and_what_was_shown_is_not_expanded_again() -> None:
+    second = "It lies in Texas."
+    pair = PAIR._replace(columns={**PAIR.columns, "passages": (PASSAGE, PASSAGE[1:], second, "1990s")})
+    label, asks = label_of([say(">Introduction"), say(">2000s"), "[REFUSE]"], pair)
+    assert [lit(ask) for ask in asks] == [{PASSAGE}, {second, "A company runs it."}, {second, "A company runs it."}]
+    assert label.flags == ["passage_not_found"], "a heading holds no content"
+    assert len(label_of(["[REFUSE]"], pair, passages=2)[1]) == 1
+
+
+def test_without_a_passage_the_headings_are_shown_alone() -> None:
+    pair = PAIR._replace(columns={COLUMN: PAIR.columns[COLUMN]})
+    label, asks = label_of([say(">Records"), "[REFUSE]"], pair)
+    assert lit(asks[0]) == set()
+    assert label.columns["expand_ids"] == [IDS["Records"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[ANSWER] 99: The tallest coaster", "node 99 is not visible"),
+        ("[ANSWER] 2: It lies in Texas.", "node 2 is not visible"),
+        ("[ANSWER] 1: Introduction", "node 1 is a heading"),
+        ("[EXPAND] 8: The tallest coaster opened", "node 8 is no collapsed heading"),
+        ("[EXPAND] 7: 2000s", "node 7 is no collapsed heading"),
+        ("[EXPAND] 4: History", "node 4 is no collapsed heading"),
+        ("[EXPAND] 0: A park", "node 0 is no collapsed heading"),
+        ("[ANSWER] 8: The tallest", "the text does not begin that of node 8"),
+        ("[ANSWER] 8: The tallest coaster closed", "the text does not begin that of node 8"),
+        ("[ANSWER] 8:", "the text does not begin that of node 8"),
+        ("[EXPAND] 9: Records of 1990", "the text does not begin that of node 9"),
+        ("[ANSWER] 08: The tallest coaster", "no action"),
+        ("[ANSWER]", "no action"),
+    ],
+)
+def test_a_line_that_is_not_legal_is_quarantined_or_kept_and_counted(line: str, why: str) -> None:
+    with pytest.raises(VerdictError, match="format") as caught:
+        label_of([say(f"+{PASSAGE}", line)])
+    assert why in caught.value.reason
+    label, _ = label_of([say(f"+{PASSAGE}", line)], expelled="keep")
+    assert (label.grade, label.columns["expelled"], label.flags) == (2, 1, ["expelled"])
+    label, _ = label_of([line], expelled="keep")
+    assert (label.grade, label.columns["expelled"], label.columns["refused"]) == (0, 1, False)
+
+
+@pytest.mark.parametrize(
+    "line", ["[ANSWER] 8: the TALLEST  coaster", "[ANSWER] 8: <The tallest< coaster", "[EXPAND] 9:  records"]
+)
+def test_case_white_space_and_what_begins_a_control_token_do_not_count_in_a_prefix(line: str) -> None:
+    assert read_actions(line, Subtree(TREE).light([8])).fault is None
+
+
+def test_a_refusal_stands_alone_and_prose_is_no_action() -> None:
+    both = say(f"+{PASSAGE}", "[REFUSE]")
+    with pytest.raises(VerdictError, match="stands beside"):
+        label_of([both])
+    label, _ = label_of([both], expelled="keep")
+    assert (label.grade, label.columns["refused"], label.columns["expelled"]) == (2, False, 1)
+    for text in ("I would take the second.", "", " \n"):
+        with pytest.raises(VerdictError):
+            label_of([text])
+        label, _ = label_of([text], expelled="keep")
+        assert (label.grade, label.columns["refused"], label.columns["expelled"]) == (0, False, 0)
+        assert label.flags == ["collapsed"]
+    assert label_of(["[REFUSE]\n[REFUSE]"])[0].columns["refused"]
+
+
+@pytest.mark.parametrize("expelled", ["keep", "quarantine"])
+def test_an_answer_that_ran_into_its_limit_is_truncated(expelled: str) -> None:
+    walked = labeler("route", expelled=expelled).label(PAIR)
+    next(walked)
+    with pytest.raises(VerdictError) as caught:
+        walked.send(reply(say(f"+{PASSAGE}"), finish="length"))
+    assert caught.value.status == "truncated"
+
+
+def test_a_tree_of_another_document_is_no_verdict() -> None:
+    for pair in (PAIR._replace(document=DOCUMENT[1:]), PAIR._replace(columns={})):
+        with pytest.raises(VerdictError, match="tree"):
+            next(labeler("route").label(pair))
+
+
+def test_texts_are_cut_until_they_fit_and_ids_stay() -> None:
+    long = "word " * 4000 + "end."
+    document, tree = tree_of(section("A page", section("One", long, "Short text."), section("Two", long)))
+    columns = {COLUMN: tuple(tree.values()), "passages": ("Short text.",)}
+    pair = PAIR._replace(document=document, columns=columns)
+    label, asks, answers = walk(labeler("route", window_tokens=1000), as_it_is(pair), fake(max_prompt_tokens=700))
+    assert "document_truncated" in label.flags
+    assert answers[0].finish == "overlong"
+    assert len(asks[1].messages[1].text) < len(asks[0].messages[1].text) < 4000
+    tries = [answer.finish for answer in answers].index("stop") + 1
+    for ask in asks[:tries]:
+        assert "Short text." in ask.messages[1].parts
+        assert "\t\t3: " in ask.messages[1].text
+
+
+def test_an_action_that_was_said_twice_is_one_and_nodes_are_those_of_the_case_in_the_paper() -> None:
+    subtree = Subtree(park()).light([20]).expand(41)
+    actions = read_actions("[ANSWER] 42: Tallest coaster.\n[ANSWER] 45: Tallest swing ride.\n" * 2, subtree)
+    assert (actions.answers, actions.expelled, actions.fault) == ((42, 45), 0, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sketch=sketches(), data=st.data())
+def test_every_option_is_a_legal_action_and_every_legal_action_is_an_option(
+    sketch: Sketch, data: st.DataObject
+) -> None:
+    _, tree = tree_of(sketch)
+    content = [node.id for node in tree.nodes if node.is_content]
+    subtree = Subtree(tree).light(data.draw(st.lists(st.sampled_from(content), max_size=3)) if content else [])
+    options = options_of(subtree)
+    found = read_actions("\n".join(options), subtree)
+    assert (found.expelled, found.fault) == (0, None if options else "there is no action")
+    assert set(found.answers) == subtree.lit
+    assert set(found.expands) == subtree.collapsed
+
+
+@settings(max_examples=60, deadline=None)
+@given(sketch=sketches(), seed=st.integers(0, 2**63 - 1))
+def test_whatever_the_fake_engine_says_is_legal_and_ends(sketch: Sketch, seed: int) -> None:
+    document, tree = tree_of(sketch)
+    passages = tuple(node.text for node in tree.nodes if node.is_content)[:3]
+    pair = PAIR._replace(document=document, columns={COLUMN: tuple(tree.values()), "passages": passages})
+    label, asks, _ = walk(labeler("route"), as_it_is(pair), fake(), seed)
+    assert len(asks) <= max(1, len(passages)) + 5
+    assert label.columns["expelled"] == 0
+    assert all(tree.nodes[id].is_content for id in label.columns["answer_ids"])
+    assert label.grade == (2 if label.evidence else int(bool(label.columns["expand_ids"])))
+    json.dumps(label.columns)
+
+
+def test_an_answer_takes_no_more_tokens_than_its_budget_in_two_bytes_each() -> None:
+    form = OptionLines(tuple(f"[ANSWER] {number}: some words of it" for number in range(100)), "[REFUSE]")
+    longest = "\n".join(form.options[-MOST_OPTION_LINES:])
+    assert form.max_tokens >= len(longest.encode()) / 2
+    assert Reader(AnswerFormat((form,))).read(Answer(0, longest, "stop")) == {"": longest}
