@@ -20,7 +20,7 @@ itself without end, all windows are near, and the search stops at the nearest so
 """
 
 
-class Place(NamedTuple):
+class PassagePlace(NamedTuple):
     """A piece of the document, `document[start:end]`, and its edit distance to the passage, or to its first
     `MOST_CHARS` characters; 0 where it is all of the document.
     """
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     distance: int
 
 
-def align(passage: str, document: str) -> Place | None:
+def align(passage: str, document: str) -> PassagePlace | None:
     """The window of the passage's length that is nearest to it; the first of equals. All of the document for a passage
     that is as long or longer; None where more than half of the passage would have to be changed: two texts of one
     language that have nothing to do with each other are at about three quarters.
@@ -39,12 +39,12 @@ def align(passage: str, document: str) -> Place | None:
         MissingExtraError: the passage is not in the document verbatim, and rapidfuzz is not installed.
     """
     if len(passage) >= len(document):
-        return Place(0, len(document), 0)
+        return PassagePlace(0, len(document), 0)
     start = document.find(passage)
     if start >= 0:
-        return Place(start, start + len(passage), 0)
+        return PassagePlace(start, start + len(passage), 0)
     found = _nearest(passage[:MOST_CHARS], document, last=len(document) - len(passage))
-    return Place(found[0], found[0] + len(passage), found[1]) if found else None
+    return PassagePlace(found[0], found[0] + len(passage), found[1]) if found else None
 
 
 def _nearest(passage: str, document: str, *, last: int) -> tuple[int, int] | None:
@@ -69,7 +69,7 @@ def _nearest(passage: str, document: str, *, last: int) -> tuple[int, int] | Non
     return (best_start, best) if best_start >= 0 else None
 
 
-def content_at(tree: Tree, place: Place) -> list[int]:
+def content_at(tree: Tree, place: PassagePlace) -> list[int]:
     """Ids of the content nodes that a place lies in, in order: of which more lies there than the edits explain; where
     there is none, the one of which most does.
 

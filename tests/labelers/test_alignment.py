@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from labelers.alignment import MOST_CHARS, Place, align, content_at
+from labelers.alignment import MOST_CHARS, PassagePlace, align, content_at
 from manifests.errors import MissingExtraError
 from tests.trees import Sketch, sketches, tree_of
 
@@ -37,7 +37,7 @@ def test_the_place_is_the_first_window_at_the_least_distance(passage: str, docum
     starts = range(len(document) - len(passage) + 1)
     found = [distance(passage, document[at : at + len(passage)]) for at in starts]
     least = min(found)
-    wanted = Place(found.index(least), found.index(least) + len(passage), least)
+    wanted = PassagePlace(found.index(least), found.index(least) + len(passage), least)
     assert align(passage, document) == (wanted if least <= len(passage) // 2 else None)
 
 
@@ -56,7 +56,7 @@ def test_a_passage_that_was_cleaned_otherwise_is_found_in_a_long_document_in_tim
     assert found is not None
     assert abs(found.start - 300_000) <= found.distance < 60
     assert align(words(100, 2), document) is None
-    assert align("a" * 500 + "b" * 500, "a" * 450_000) == Place(0, 1000, 500)
+    assert align("a" * 500 + "b" * 500, "a" * 450_000) == PassagePlace(0, 1000, 500)
     assert time.process_time() - started < 10.0
 
 
@@ -64,14 +64,14 @@ def test_a_long_passage_is_looked_for_by_its_beginning() -> None:
     pytest.importorskip("rapidfuzz")
     document = words(2000, 3)
     passage = document[500:900] + "#" + document[901:4000] + "~" * 50
-    assert align(passage, document) == Place(500, 500 + len(passage), 1)
+    assert align(passage, document) == PassagePlace(500, 500 + len(passage), 1)
     assert len(passage) > MOST_CHARS
 
 
 def test_verbatim_text_needs_no_package_and_other_text_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    assert align("b a", "a b a b a b") == Place(2, 5, 0)
-    assert align("longer than it", "a document") == Place(0, 10, 0)
+    assert align("b a", "a b a b a b") == PassagePlace(2, 5, 0)
+    assert align("longer than it", "a document") == PassagePlace(0, 10, 0)
     with pytest.raises(MissingExtraError, match=r"pip install 'relabel\[pairs\]'"):
         align("a c a b", "a b a b a b")
 
@@ -84,7 +84,7 @@ def test_a_node_is_found_by_its_text_and_a_character_to_either_side(sketch: Sket
     node = data.draw(st.sampled_from(long))
     shift = data.draw(st.sampled_from([-1, 0, 1]))
     start, end = max(0, node.start + shift), min(len(document), node.end + shift)
-    assert content_at(tree, Place(start, end, 0)) == [node.id]
+    assert content_at(tree, PassagePlace(start, end, 0)) == [node.id]
 
 
 def test_all_content_is_found_by_the_whole_document_and_none_by_a_heading() -> None:
@@ -92,5 +92,5 @@ def test_all_content_is_found_by_the_whole_document_and_none_by_a_heading() -> N
     place = align(document, document)
     assert place is not None
     assert content_at(tree, place) == [2, 3]
-    assert content_at(tree, Place(0, 7, 0)) == []
-    assert content_at(tree, Place(8, 12, 9)) == [2], "the one of which most lies there"
+    assert content_at(tree, PassagePlace(0, 7, 0)) == []
+    assert content_at(tree, PassagePlace(8, 12, 9)) == [2], "the one of which most lies there"
