@@ -83,13 +83,12 @@ def _answers(name: str) -> GoldColumn:
     )
 
 
-GOLD_CHUNKS = GoldColumn(
-    CHUNKS,
-    pa.large_list(pa.int64()),
-    "a list of whole numbers",
-    _is_list_of(pa.types.is_signed_integer),
-    _is_list_with(_is_whole),
-)
+def _numbers(name: str) -> GoldColumn:
+    is_kind, is_value = _is_list_of(pa.types.is_signed_integer), _is_list_with(_is_whole)
+    return GoldColumn(name, pa.large_list(pa.int64()), "a list of whole numbers", is_kind, is_value)
+
+
+GOLD_CHUNKS = _numbers(CHUNKS)
 GOLD_SUFFICIENT = GoldColumn(
     "gold_sufficient", pa.bool_(), "true or false", pa.types.is_boolean, lambda value: isinstance(value, bool)
 )
@@ -105,8 +104,14 @@ _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
         (GOLD_CHUNKS, _answers("answers"), _answers("gold_answers")),
     ),
     ({"sufficient_probs": "list<float32>"}, (GOLD_SUFFICIENT,)),
+    (
+        {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "refused": "bool", "expelled": "int32"},
+        (_numbers("gold_answer_ids"), _numbers("gold_expand_ids")),
+    ),
 )
-"""Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`."""
+"""Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`, of
+`route`.
+"""
 
 
 def label_columns(own: Mapping[str, str]) -> list[str]:

@@ -16,6 +16,7 @@ from manifests.metrics.calibration import at_least, reliability_by_group
 from manifests.metrics.judged import Judged
 from manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery, evidence_by_query, review_by_query
 from manifests.metrics.ranking import QueryRanking, cut_names, rank_queries
+from manifests.metrics.routing import RoutingByRow, routing_by_row
 from manifests.metrics.statistics import Order, Sums, mean_of_rows
 
 
@@ -93,6 +94,11 @@ class JudgedStatistics:
     def review(self) -> ReviewByQuery | None:
         """Useful documents and sufficiency, of each query; None where labels are no reviews."""
         return review_by_query(self.judged)
+
+    @cached_property
+    def routing(self) -> RoutingByRow | None:
+        """Actions on a document's tree, of each row; None where labels are no routes."""
+        return routing_by_row(self.judged)
 
     @cached_property
     def passes(self) -> dict[str, Sums]:

@@ -1,5 +1,6 @@
 """The metrics of judged labels, in the order in which they are shown. To add one, add it here (one of whole queries in
-`query_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md follow.
+`query_metrics.py`, one of routes in `routing_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md
+follow.
 
 In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 """
@@ -29,6 +30,7 @@ from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import Formula, Measured, Metric, mean
 from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
+from manifests.metrics.routing_metrics import ROUTING_METRICS
 from manifests.metrics.statistics import Order, mean_of_queries
 
 
@@ -264,6 +266,7 @@ METRICS: tuple[Metric, ...] = (
         "S, or `--pass-at 1,2,5` (at most the fewest samples of a row)",
     ),
     *QUERY_METRICS,
+    *ROUTING_METRICS,
 )
 
 CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brier"))

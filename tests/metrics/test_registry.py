@@ -75,6 +75,23 @@ def query_columns(query: np.ndarray, queries: int, random: np.random.Generator) 
         "gold_answers": pa.array([wanted[one] for one in query], pa.large_list(pa.string())),
         "sufficient_probs": pa.array([[1 - yes[one], yes[one]] for one in query], pa.list_(pa.float32())),
         "gold_sufficient": pa.array([one % 2 == 0 for one in query.tolist()]),
+        **routing_columns(len(query), random),
+    }
+
+
+def routing_columns(rows: int, random: np.random.Generator) -> dict[str, pa.Array]:
+    """What `route` says of the rows, and gold of it."""
+
+    def ids() -> list[list[int]]:
+        return [random.choice(9, random.integers(0, 4), replace=False).tolist() for _ in range(rows)]
+
+    return {
+        "answer_ids": pa.array(ids(), pa.list_(pa.int32())),
+        "expand_ids": pa.array(ids(), pa.list_(pa.int32())),
+        "refused": pa.array(random.integers(0, 2, rows) > 0),
+        "expelled": pa.array(random.integers(0, 3, rows), pa.int32()),
+        "gold_answer_ids": pa.array(ids(), pa.large_list(pa.int64())),
+        "gold_expand_ids": pa.array(ids(), pa.large_list(pa.int64())),
     }
 
 
@@ -213,6 +230,28 @@ def sufficient_auc(judged: Judged) -> float:
     )
 
 
+def over_rows(
+    value: Callable[[dict[str, Any]], float], is_counted: Callable[[dict[str, Any]], Any] = lambda row: True
+) -> Callable[[Judged], float]:
+    """The mean over the rows that count."""
+
+    def mean(judged: Judged) -> float:
+        held = [value(row) for rows in rows_by_query(judged) for row in rows if is_counted(row)]
+        return float(np.mean(held)) if held else np.nan
+
+    return mean
+
+
+def node_f1(row: dict[str, Any]) -> float:
+    chosen, wanted = ([id in row[name] for id in range(9)] for name in ("answer_ids", "gold_answer_ids"))
+    return float(metrics.f1_score(wanted, chosen, zero_division=0.0))
+
+
+def heading_precision(row: dict[str, Any]) -> float:
+    chosen, wanted = ([id in row[name] for id in range(9)] for name in ("expand_ids", "gold_expand_ids"))
+    return float(metrics.precision_score(wanted, chosen, zero_division=0.0))
+
+
 REFERENCES: dict[str, Callable[[Judged], float]] = {
     "accuracy": lambda one: metrics.accuracy_score(one.gold, one.labels),
     "f1_{}": lambda one: metrics.f1_score(one.gold, one.labels, labels=[1], average=None)[0],
@@ -244,6 +283,16 @@ REFERENCES: dict[str, Callable[[Judged], float]] = {
     "sufficient_auc": sufficient_auc,
     "useful_precision": over_queries(lambda rows: share_of(rows, "gold", "label")),
     "useful_recall": over_queries(lambda rows: share_of(rows, "label", "gold")),
+    "answer_f1": over_rows(node_f1, lambda row: row["gold_answer_ids"]),
+    "expand_precision": over_rows(heading_precision, lambda row: row["gold_expand_ids"]),
+    "refusal_accuracy": over_rows(
+        lambda row: not row["answer_ids"] + row["expand_ids"],
+        lambda row: not row["gold_answer_ids"] + row["gold_expand_ids"],
+    ),
+    "expelled_mean": over_rows(lambda row: row["expelled"]),
+    "collapse_rate": over_rows(
+        lambda row: not (row["answer_ids"] or row["expand_ids"] or row["refused"] or row["expelled"])
+    ),
 }
 """Each metric by a library, or written out; of a metric with `{}` the one of `MEMBERS`."""
 MEMBERS = {"f1_{}": "1", "auc_{}": "0/12", "pass@{}": "1"}
