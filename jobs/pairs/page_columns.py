@@ -16,6 +16,7 @@ from jobs.pairs.pages import CleanedPage
 from jobs.pairs.reading import Form, read_page
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_parquet
+from manifests.inputs.text_values import values_of
 from manifests.storage.context import Storage
 
 DOCUMENT, TITLE = "document", "title"
@@ -73,7 +74,11 @@ def add_page_columns(
         waiting = [schema.empty_table()]
         for table in stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS):
             found = table.select([one.name for one in kept])
-            rows = [values(_read(row, columns, form, column)) for row in table.select(sorted(read)).to_pylist()]
+            texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
+            rows = [
+                values(_read(dict(zip(texts, row, strict=True)), columns, form, column))
+                for row in zip(*texts.values(), strict=True)
+            ]
             for place, (name, kind) in enumerate(added.items()):
                 found = found.append_column(name, pa.array([row[place] for row in rows], type=kind))
             waiting.append(found)

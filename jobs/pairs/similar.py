@@ -21,6 +21,7 @@ from manifests.digests import digest_of
 from manifests.errors import InputError, StaleRunError
 from manifests.inputs.column_types import INPUT_KINDS
 from manifests.inputs.dataset import open_parquet
+from manifests.inputs.text_values import values_of
 from manifests.storage.context import Storage
 
 COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
@@ -153,7 +154,7 @@ class SimilarPairs:
         )
 
     def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: SimilarCounts) -> pa.Table:
-        queries = [text or "" for text in table["query"].cast(pa.large_string()).to_pylist()]
+        queries = [text or "" for text in values_of(table["query"], self.path)]
         texts = self._texts(table)
         cosines = cosines_of(queries, texts, embedder)
         best = [max((one for one in row if one is not None), default=None) for row in cosines]
@@ -174,7 +175,7 @@ class SimilarPairs:
         """The texts of each row that are compared with its query."""
         if self.has_chunks:
             return [[chunk["text"] or "" for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
-        parts = zip(*(table[name].cast(pa.large_string()).to_pylist() for name in self._documents), strict=True)
+        parts = zip(*(values_of(table[name], self.path) for name in self._documents), strict=True)
         return [["\n\n".join(part for part in row if part)] for row in parts]
 
 

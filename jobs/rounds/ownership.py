@@ -10,12 +10,11 @@ from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
 from manifests.records import checked
 from manifests.runs.fingerprints import differences
-from manifests.runs.plans import PLAN_NAME
+from manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
 from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.specs import RoundsSpec
 from manifests.storage.run_store_ports import RunStore, read_if_there
 
-LOOP_NAME = "rounds.json"
 LOOP_VERSION = 1
 
 
@@ -37,7 +36,7 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
     Raises:
         StaleRunError: it is for something else; names what differs.
     """
-    held = read_if_there(store, LOOP_NAME)
+    held = read_if_there(store, ROUNDS_NAME)
     if held is None:
         for name in (PLAN_NAME, MANIFEST_NAME):
             if read_if_there(store, name) is not None:
@@ -47,9 +46,9 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
                 )
         store.check_conditional_writes()
         store.sweep("")
-        store.create(LOOP_NAME, readable_json(parts))
-        held = store.read(LOOP_NAME)
-    where = f"{store.root}/{LOOP_NAME}"
+        store.create(ROUNDS_NAME, readable_json(parts))
+        held = store.read(ROUNDS_NAME)
+    where = f"{store.root}/{ROUNDS_NAME}"
     try:
         was = checked(dict[str, Any], json.loads(held))
     except ValueError as exc:

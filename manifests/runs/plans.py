@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from manifests import failpoints
 from manifests.digests import digest_of, readable_json, sha256_bytes
-from manifests.errors import ManifestError
+from manifests.errors import ManifestError, StaleRunError
 from manifests.inputs.dataset import InputFile
 from manifests.phi import PhiTable
 from manifests.records import checked, fault_of, plain, version_of
@@ -26,6 +26,8 @@ from manifests.storage.run_store_ports import RunStore, read_if_there
 
 PLAN_NAME = "plan.json"
 PLAN_VERSION = 1
+ROUNDS_NAME = "rounds.json"
+"""What the output of `relabel rounds` holds; each of its rounds is a run in a folder below."""
 
 
 class RowIdFile(NamedTuple):
@@ -164,7 +166,15 @@ class Plan:
 def write_plan(store: RunStore, plan: Plan, beside: dict[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
     one).
+
+    Raises:
+        StaleRunError: the place is that of a search in rounds; nothing was written.
     """
+    if read_if_there(store, ROUNDS_NAME) is not None:
+        raise StaleRunError(
+            f"{store.root}: belongs to a search in rounds ({ROUNDS_NAME}), each of which is a run in a folder below. "
+            "Name another `output`."
+        )
     failpoints.hit("before_plan_rows")
     for name, data in beside.items():
         store.put(name, data)

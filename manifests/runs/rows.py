@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,11 +24,10 @@ from manifests.inputs.column_types import STRUCT_KINDS
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import stamp_of
+from manifests.inputs.text_values import values_of
 from manifests.labels import Pair
 from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings, blocks_of
-
-logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 2048
 """Rows decoded at a time: a few megabytes of ordinary text."""
@@ -291,7 +289,7 @@ def _pairs(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset)
     held: dict[str, list[Any]] = {}
     with reading(path):
         for name in dataset.text_columns:
-            held[name] = _values(batch.column(name), path)
+            held[name] = values_of(batch.column(name), path)
     query_ids, doc_ids = _as_text(held[names.query_id]), _as_text(held[names.doc_id])
     queries = [query or "" for query in held[names.query]]
     texts = [held[name] for name in names.document]
@@ -336,30 +334,3 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 
 def _as_text(values: list[Any]) -> list[str]:
     return [value if type(value) is str else "" if value is None else str(value) for value in values]
-
-
-def _values(column: pa.Array, path: str) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        # bytes that are not UTF-8: one bad document must not stop its shard, so they become replacement characters, and
-        # it is said
-        logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
-        return [_decoded(value) for value in _as_bytes(column).to_pylist()]
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _as_bytes(column.cast(kind.value_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return column.cast(pa.large_list(pa.large_binary()))
-    return column.cast(pa.large_binary())
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, list):
-        return [_decoded(inner) for inner in value]
-    return value

@@ -170,6 +170,19 @@ def test_files_of_a_folder_are_read_in_order_and_have_to_agree(
     relabel("pairs", "chunk", "in", "--to", "o.parquet").refused(3, "in/d.parquet", "Make the files agree")
 
 
+@pytest.mark.parametrize("command", ["chunk", "tree"])
+def test_bytes_that_are_not_utf8_are_read_as_replacement_characters(
+    relabel: Callable[..., Any], folder: Path, command: str
+) -> None:
+    texts = pa.array([b"# Roses\n\ncut \xed\xa0\x80 back", b"oak"], pa.binary()).view(pa.string())
+    ids = {"query_id": ["q", "q"], "query": ["roses", "roses"], "doc_id": ["a", "b"]}
+    pq.write_table(pa.table({**ids, "document": texts}), "p.parquet")
+    assert relabel("pairs", command, "p.parquet", "--to", "out.parquet", "--format", "markdown").code == 0
+    first, second = pq.read_table("out.parquet").column("document").to_pylist()
+    assert "cut \ufffd" in first
+    assert second == "oak"
+
+
 def test_rows_are_written_in_groups_of_so_many_bytes(
     relabel: Callable[..., Any], write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,13 @@ def test_cosines_are_those_of_each_text_by_itself_and_chunks_above_the_threshold
     assert relabel(*call).code == 2, "it is there already"
 
 
+def test_bytes_that_are_not_utf8_cost_no_row(relabel: Callable[..., Any], folder: Path, encoder: Path) -> None:
+    texts = pa.array([b"prune \xed\xa0\x80 roses", b"oak"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"query": texts, "document": ["roses", "oak chair"]}), "p.parquet")
+    assert relabel("pairs", "similar", "p.parquet", "--to", "out.parquet", "--model", str(encoder)).code == 0
+    assert None not in pq.read_table("out.parquet").column("cosine").to_pylist()
+
+
 def test_documents_without_chunks_have_one_cosine(
     relabel: Callable[..., Any], write: Callable[..., str], folder: Path, encoder: Path
 ) -> None:

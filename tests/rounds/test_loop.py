@@ -385,6 +385,18 @@ def test_an_output_of_something_else_is_left_alone(relabel: Callable[..., Any], 
     assert [path.name for path in Path("out/search").iterdir()] == ["manifest.json"]
 
 
+def test_a_search_is_no_output_for_a_run_or_a_merge(relabel: Callable[..., Any], world: Callable[..., None]) -> None:
+    world()
+    assert relabel("rounds", "job.yaml").code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("out/search").rglob("*")}
+    job = {key: value for key, value in JOB.items() if key != "rounds"}
+    Path("run.yaml").write_text(json.dumps({**job, "labeler": {"name": "direct"}, "input": {"path": "docs.parquet"}}))
+    columns = ("--set", "input.columns.query=document", "--set", "input.columns.query_id=doc_id")
+    relabel("run", "run.yaml", *columns).refused(3, "belongs to a search in rounds", "Name another")
+    relabel("merge", "out/search/round-1", "--to", "out/search").refused(3, "belongs to a search in rounds")
+    assert before == {path: path.stat().st_mtime_ns for path in Path("out/search").rglob("*")}
+
+
 def test_questions_and_documents_that_contradict_themselves_are_named(
     relabel: Callable[..., Any], world: Callable[..., None]
 ) -> None:
