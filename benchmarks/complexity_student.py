@@ -103,7 +103,13 @@ class Work:
         """Teacher and students by hand labels, with intervals over queries."""
         found = self.call("evaluate", "labels-hand", *scores, "--qrels", "hand.parquet")
         (self.folder / "evaluate.json").write_text(json.dumps(found, indent=2))
-        print(json.dumps(found["against_gold"], indent=1))
+        for one in found["comparisons"]:
+            print(f"{one['student']}: KL from its teacher {one['against_teacher']['kl']['value']:.3f}")
+            for side in ("teacher", "student"):
+                figures = one["against_gold"][side]["figures"]
+                for name in ("auc_0/1", "ece", "brier"):
+                    value, low, high = (figures[name][key] for key in ("value", "low", "high"))
+                    print(f"  {side} {name}: {value:.3f} [{low:.3f}, {high:.3f}]")
 
     def call(self, *arguments: str) -> dict[str, Any]:
         """What a command said in JSON."""

@@ -44,7 +44,7 @@ from manifests.digests import readable_json
 from manifests.errors import ConfigError, InputError, StaleRunError
 from manifests.extras import installed_versions
 from manifests.interruptions import check_interrupted
-from manifests.metrics.calibration import fit_calibrator
+from manifests.metrics.calibration import fit_temperature
 from manifests.metrics.gates import judge_gate, judge_gates
 from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.records import plain
@@ -380,8 +380,9 @@ def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray
 
 
 def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float]:
-    """One temperature a head, fitted on dev against the grades that judge (nodes: against the labels); 1 where dev has
-    none.
+    """One temperature a head, fitted on dev against gold, or where there is none, and for nodes, against what the head
+    learned from: distributions where the labels have them, for the most probable grade alone would ask for certainty
+    that the teacher never had. 1 where dev has neither.
     """
     found = dict.fromkeys(work.record.heads, 1.0)
     rows = work.examples.rows_of(DEV)
@@ -391,15 +392,17 @@ def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float
         work.notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
         return found
     for name in found:
-        grade_N = _judge(work.examples)[0] if name == "relevance" else head_grades(work.examples, name)
-        kept = rows[grade_N[rows] != NO_GRADE]
+        target_NK = work.examples.targets[name]
+        kept = rows[work.examples.weights[name][rows] > 0]
+        if name == "relevance" and (work.examples.gold != NO_GRADE).any():
+            kept = rows[work.examples.gold[rows] != NO_GRADE]
+            target_NK = np.eye(target_NK.shape[1])[work.examples.gold]
         if not len(kept):
             work.notes.append(
                 f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by"
             )
         else:
-            fitted = fit_calibrator("temperature", softmax(logits[name][kept].astype(np.float64)), grade_N[kept])
-            wished = float(str(fitted.parameters["temperature"]))
+            wished = fit_temperature(softmax(logits[name][kept].astype(np.float64)), target_NK[kept])
             found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
             if found[name] != wished:
                 work.notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")

@@ -98,18 +98,28 @@ def tempered(probs_NK: np.ndarray, temperature: float) -> np.ndarray:
     return np.asarray(raised_NK / raised_NK.sum(1, keepdims=True))
 
 
-def _fit_temperature(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
-    """One temperature, least negative log-likelihood (Guo et al. 2017, section 4.2), sought between 1/100 and 100."""
+def fit_temperature(probs_NK: np.ndarray, target_NK: np.ndarray) -> float:
+    """One temperature, least cross-entropy (Guo et al. 2017, section 4.2), sought between 1/100 and 100.
+
+    Args:
+        target_NK: what the distributions should be; 1 at the grade where a row has one.
+    Raises:
+        MissingExtraError: scipy is absent.
+    """
     optimize = require("scipy.optimize", extra=EXTRA, purpose=PURPOSE)
-    rows = np.arange(len(gold_N))
 
     def loss(log_temperature: float) -> float:
-        return float(-np.log(np.maximum(tempered(probs_NK, np.exp(log_temperature))[rows, gold_N], TINY)).mean())
+        logs_NK = np.log(np.maximum(tempered(probs_NK, np.exp(log_temperature)), TINY))
+        return float(-(target_NK * logs_NK).sum(1).mean())
 
     found = optimize.minimize_scalar(
         loss, bounds=(np.log(0.01), np.log(100.0)), method="bounded", options={"xatol": 1e-6}
     )
-    temperature = float(np.exp(found.x))
+    return float(np.exp(found.x))
+
+
+def _fit_temperature(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
+    temperature = fit_temperature(probs_NK, np.eye(probs_NK.shape[1])[gold_N])
     return Calibrator("temperature", {"temperature": temperature}, lambda probs: tempered(probs, temperature))
 
 

@@ -178,6 +178,15 @@ def test_it_learns_from_distributions_and_writes_what_every_student_writes(logis
     assert logistic().was_done
 
 
+def test_a_teacher_that_always_says_yes_is_followed_in_how_sure_it_is(run: Callable[..., Any], tmp_path: Path) -> None:
+    """The most probable grade alone, which is one for all, would ask for a temperature of 0."""
+    rows = [{**row, "grade": 1} for row in query_rows()]
+    report = run(**bare({"labels": [write_queries(tmp_path, rows)]}))
+    assert 0.5 < read_student(report.output).temperature["relevance"] < 2
+    assert report.manifest.metrics.test.to_teacher["kl"] < 0.05
+    assert not [note for note in report.manifest.notes if "asks for temperature" in note]
+
+
 def test_a_query_is_all_that_it_reads_and_its_vector_is_the_models_own(
     logistic: Callable[..., Any], encoder_dir: Callable[..., Path]
 ) -> None:

@@ -13,6 +13,7 @@ from manifests.metrics.calibration import (
     brier_rows,
     ece,
     fit_calibrator,
+    fit_temperature,
     split_groups,
     tempered,
 )
@@ -96,6 +97,11 @@ def test_a_temperature_of_one_leaves_distributions_alone_and_never_turns_their_o
     probs, _ = world(50)
     assert np.allclose(tempered(probs, 1.0), probs)
     assert (tempered(probs, 3.0).argmax(1) == probs.argmax(1)).all()
+
+
+def test_a_temperature_fitted_to_distributions_finds_the_one_that_they_were_flattened_by() -> None:
+    target_NK = np.random.default_rng(5).dirichlet([2.0, 1.0, 0.5], 500)
+    assert fit_temperature(tempered(target_NK, 3.0), target_NK) == pytest.approx(1 / 3, rel=1e-3)
 
 
 def test_at_least_sums_the_upper_grades() -> None:
