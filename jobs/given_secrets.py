@@ -23,6 +23,8 @@ _HOLDS_ITSELF = re.compile(r"PASS|PWD|SECRET|TOKEN|JWT|PAT", re.IGNORECASE)
 _FILE_SUFFIX = re.compile(
     r"[\w./~ @+-]*\.(?:pem|key|pub|crt|cer|p12|pfx|jks|asc|gpg|json|ya?ml|txt|toml|ini|cfg|conf|sock)"
 )
+_KEY_OR_OPTION = re.compile(r"(?:--)?[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)*")
+"""What is shown of what was typed; any other name may hold a secret itself."""
 _SHORT_PATH = re.compile(r"[\w./~-]{1,39}")
 
 
@@ -40,10 +42,14 @@ def keep_arguments(arguments: Sequence[str]) -> None:
     for before, argument in zip(("", *arguments), arguments, strict=False):
         for typed in (argument, argument.partition("=")[2]):  # `KEY=VALUE`, and `--set=KEY=VALUE`
             name, _, value = typed.partition("=")
-            _keep_named(name.rpartition(".")[2], value, "a secret on the command line")
+            _keep_named(name.rpartition(".")[2], value, _typed_at(name))
         if before.startswith("--"):
-            _keep_named(before, argument, "a secret on the command line")
+            _keep_named(before, argument, _typed_at(before))
         _keep_url(argument, "a URL on the command line")
+
+
+def _typed_at(name: str) -> str:
+    return f"{name if _KEY_OR_OPTION.fullmatch(name) else 'a secret'} on the command line"
 
 
 def _keep_named(name: str, value: str, what: str) -> None:

@@ -18,15 +18,20 @@ _TELLING = re.compile(
     r"|CONN(?!ECTION(?!_?STR))|DSN|NETRC|(?:^|_)(?:SIG|SAS)\d*(?:_|$)|PAT\d*(?:_|$)"
 )
 _COUNTS = re.compile(r"(?:TOKENS|KEYS|CONNS)\d*(?:_|$)")
+_LIMITS = re.compile(r"(?:^|_)(?:MAX|WINDOW|BATCH|PREFILL)(?:_[A-Z]+)*?_TOKENS$|^TOKENS_PER_")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 
 def names_secret(name: str, value: str = "") -> bool:
     """Whether a name (`PGPASSWORD`, `x-amz-signature`, `accountKey`) is that of a secret.
 
     Args:
-        value: what it holds; a short number beside a name such as `MAX_TOKENS` is a count.
+        value: what it holds; a short number beside a plural (`API_KEYS`) is a count, and any number beside a limit
+            (`max_prompt_tokens`).
     """
     parts = _INNOCENT.sub("_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper())
     if len(value) < 8 and value.isdecimal():
         parts = _COUNTS.sub("_", parts)
+    if _NUMBER.fullmatch(value):
+        parts = _LIMITS.sub("_", parts)
     return _TELLING.search(parts) is not None

@@ -29,8 +29,10 @@ from pydantic import BaseModel
 from distill.students.specs import DistillSpec
 from jobs.cli import main
 from jobs.cli import relabel as root
+from jobs.given_secrets import keep_arguments, refuse_secret_arguments
 from labelers.engines.registry import ENGINES
 from labelers.registry import LABELERS
+from manifests.secrets.redaction import forget_secrets
 from manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
 from tests.jobs.test_cli import SEARCH, STUDENT
@@ -332,11 +334,14 @@ def job_keys() -> list[str]:
 
 
 def _option_keys(registry: Any, name: str) -> list[str]:
+    return list(keys_of(_options_model(registry, name)))
+
+
+def _options_model(registry: Any, name: str) -> type[BaseModel]:
     from labelers.engines.registry import engine_class
     from labelers.registry import labeler_class
 
-    model = labeler_class(name).Options if registry is LABELERS else engine_class(name).Args
-    return list(keys_of(model))
+    return labeler_class(name).Options if registry is LABELERS else engine_class(name).Args
 
 
 def spec_probes() -> Iterator[tuple[str, str, str, Callable[[World, str, str], list[str]]]]:
@@ -375,6 +380,47 @@ def test_a_secret_at_any_key_of_a_spec_is_shown_and_recorded_nowhere(world: Worl
         leaks += [f"{command} {key} as {form}: {leak}" for leak in shown.leaks]
     assert not leaks, "\n".join(leaks)
     assert world.calls > 60
+
+
+NUMBER = "10000000"
+
+
+def numeric_keys(model: type[BaseModel], before: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        parts = _parts(field.annotation)
+        if int in parts or float in parts:
+            yield f"{before}.{name}"
+        for inner in parts:
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from numeric_keys(inner, f"{before}.{name}")
+
+
+def numeric_places() -> Iterator[str]:
+    """Every key of a spec, and every option, that a number belongs at."""
+    models: list[type[BaseModel]] = [JobSpec, DistillSpec]
+    for registry in (LABELERS, ENGINES):
+        models += [_options_model(registry, name) for name in registry]
+    for model in models:
+        yield from numeric_keys(model, "x")
+    numbers = (click.IntRange, click.FloatRange, click.types.IntParamType, click.types.FloatParamType)
+    yield from (p.opts[0] for _, command in commands() for p in command.params if isinstance(p.type, numbers))
+
+
+def test_a_number_is_no_secret_at_any_place_where_one_belongs() -> None:
+    places = sorted(set(numeric_places()))
+    assert {"x.engine.max_prompt_tokens", "x.train.tokens_per_batch", "--batch-tokens"} <= set(places)
+    for place in places:
+        line = [place, NUMBER] if place.startswith("-") else ["--set", f"{place}={NUMBER}"]
+        forget_secrets()
+        keep_arguments(line)
+        refuse_secret_arguments(line)
+
+
+def test_a_number_beside_the_name_of_a_secret_is_refused_by_the_key_and_not_shown(world: World) -> None:
+    shown = world.call("plan", "job.yaml", "--set", f"engine.args.api_token={NUMBER}")
+    assert shown.code == 3
+    assert "holds the value of engine.args.api_token on the command line" in shown.text
+    assert NUMBER not in shown.text
 
 
 @pytest.mark.parametrize("name", ["PGPASSWORD", "DBPASSWORD", "GITHUB_PAT2", "MYSECRETS", "CONN_STRING", "SOME_NAME"])

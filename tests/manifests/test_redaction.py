@@ -451,3 +451,15 @@ def test_a_name_of_a_secret_is_known(name: str) -> None:
 def test_an_innocent_name_is_known_too(name: str) -> None:
     assert not names_secret(name)
     assert not names_secret("MAX_TOKENS", "8192")
+
+
+@pytest.mark.parametrize("name", ["max_prompt_tokens", "WINDOW_TOKENS", "--batch-tokens", "tokens_per_batch"])
+def test_a_number_beside_a_limit_is_no_secret_however_long(name: str) -> None:
+    assert not names_secret(name, "10000000")
+    assert not names_secret(name, "-1.5e+10")
+    assert names_secret(name, "10000000x")
+
+
+@pytest.mark.parametrize("name", ["password", "api_token", "API_KEYS", "max_token", "tokens", "max_tokens_key"])
+def test_a_long_number_beside_a_name_of_a_secret_is_one(name: str) -> None:
+    assert names_secret(name, "10000000")
