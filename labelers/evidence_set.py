@@ -78,6 +78,7 @@ class EvidenceSet:
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
         self._sampling = Sampling(options.temperature, options.top_p)
         self._asks: OfOneQuery[tuple[Ask, ShownChunks]] = OfOneQuery()
+        self._faults: OfOneQuery[str | None] = OfOneQuery()
         self.probe()  # a bad template fails here
         self._digests = self._prompts.digests
 
@@ -89,12 +90,13 @@ class EvidenceSet:
         """One ask, the same for all rows of the query; another with fewer chunks while the engine finds it too long.
 
         Raises:
-            VerdictError: the row's chunks are not of its document; the answer is not the JSON object wanted; `overlong`
-                for a row of whose document nothing was shown.
+            VerdictError: a document of the query has chunks that are not its own, which every row would be shown; the
+                answer is not the JSON object wanted; `overlong` for a row of whose document nothing was shown.
         """
         pair = with_siblings(pair)
+        if fault := self._faults.get((pair.siblings,), lambda: _first_fault(self._candidates(pair))):
+            raise VerdictError("format", fault)
         chunks = _chunks_of(pair)
-        _check_chunks(chunks, pair.document)
         ask, shown = self._ask(pair, self._options.window_tokens)
         while (answer := (yield ask)).finish == "overlong" and any(shown.counts):
             ask, shown = self._ask(pair, int(shown.num_tokens * SHRINK))
@@ -123,11 +125,14 @@ class EvidenceSet:
         row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk._asdict(),)})
         return [self._ask(with_siblings(row), self._options.window_tokens)[0]]
 
+    def _candidates(self, pair: Pair) -> tuple[Pair, ...]:
+        return pair.siblings[: self._options.max_documents]
+
     def _ask(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
         return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
-        documents = [_chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
+        documents = [_chunks_of(sibling) for sibling in self._candidates(pair)]
         shown = chunks_within([[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
         texts = [_text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
         ends = list(itertools.accumulate(shown.counts))
@@ -179,13 +184,25 @@ def _text_of(chunk: Chunk) -> str:
     return "\n".join(filter(None, (" > ".join(chunk.heading_path), chunk.text)))
 
 
-def _check_chunks(chunks: Sequence[Chunk], document: str) -> None:
-    """Chunks are numbered from 1, and each is a piece of the document."""
-    for number, one in enumerate(chunks, start=1):
-        start, end = one.start, one.end
-        if one.n != number or not 0 <= start <= end <= len(document) or document[start:end] != one.text:
-            raise VerdictError(
-                "format",
-                f"chunk {number} is not the document's characters {start} to {end}: both must come from one "
-                "`relabel pairs chunk`",
-            )
+def _first_fault(pairs: Sequence[Pair]) -> str | None:
+    """What is wrong with the first chunk that is not of its document; None where all are."""
+    for pair in pairs:
+        for number, one in enumerate(_chunks_of(pair), start=1):
+            if why := _fault(one, number, pair.document):
+                return f"document {pair.doc_id}: chunk {number} {why}"
+    return None
+
+
+def _fault(chunk: Chunk, number: int, document: str) -> str | None:
+    """Chunks are numbered from 1, each is a piece of the document, and none is of less than no tokens. An input may
+    hold null anywhere.
+    """
+    start, end, size = chunk.start, chunk.end, chunk.token_len
+    if None in (chunk.n, start, end, size, *chunk.heading_path):
+        return "is null, or has a null in it"
+    if chunk.n != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk.text:
+        return (
+            f"is not the document's characters {start} to {end}: both must come from one `relabel pairs chunk`, and "
+            "`n` counts from 1"
+        )
+    return f"has a `token_len` of {size}, expected 0 or more" if size < 0 else None

@@ -314,16 +314,21 @@ def _texts(values: list[str | None] | None) -> tuple[str, ...]:
 
 
 def _structs_of(kind: pa.StructType) -> Callable[[Any], tuple[dict[str, Any], ...]]:
-    """With numbers and a text in each: 0 and `""` where it has none."""
+    """With all fields in each: a null text is `""`, and a null number stays null, as all numbers of a null struct do:
+    what one means is for the labeler to refuse.
+    """
     fields: dict[str, Any] = {one.name: _NOTHING[one.type] for one in kind}
 
     def read(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
-        return tuple({name: one[name] or nothing for name, nothing in fields.items()} for one in values or () if one)
+        held = (dict.fromkeys(fields) if one is None else one for one in values or ())
+        return tuple(
+            {name: nothing if one[name] is None else one[name] for name, nothing in fields.items()} for one in held
+        )
 
     return read
 
 
-_NOTHING: dict[pa.DataType, Any] = {pa.int32(): 0, pa.large_string(): "", pa.large_list(pa.large_string()): []}
+_NOTHING: dict[pa.DataType, Any] = {pa.int32(): None, pa.large_string(): "", pa.large_list(pa.large_string()): []}
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "string": lambda value: value or "",
     "list<string>": _texts,

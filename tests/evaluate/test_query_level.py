@@ -271,3 +271,26 @@ def test_two_runs_are_compared_by_their_evidence(
         assert [found[side]["figures"][name] for side in ("teacher", "student")] == [one[name] for one in alone]
         step = alone[1][name]["value"] - alone[0][name]["value"]
         assert found["difference"][name]["value"] == pytest.approx(step)
+
+
+def test_a_null_chunk_of_an_input_is_no_empty_document(
+    folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    text, (chunk,) = document_of(["one piece"])
+    chunks = [[chunk], [None], [], [{**chunk, "token_len": None}], [{**chunk, "token_len": 0}]]
+    queries = ["q0", "q0", "q1", "q2", "q3"]
+    kinds = {"n": pa.int32(), "heading_path": pa.list_(pa.string()), "text": pa.string()}
+    kinds |= dict.fromkeys(("token_len", "start", "end"), pa.int32())
+    table = {
+        "query_id": queries,
+        "query": queries,
+        "doc_id": [f"d{number}" for number in range(5)],
+        "document": [text] * 5,
+        "chunks": pa.array(chunks, pa.list_(pa.struct(list(kinds.items())))),
+    }
+    pq.write_table(pa.table(table), folder / "pairs.parquet")
+    changes = {"labeler": {"name": "evidence-set"}, "input": {"columns": {"document": ["document"]}}}
+    assert relabel("run", write_job({**changes, "run": {"max_failed_fraction": 1.0}})).code == 0
+    files = json.loads((folder / "out/ecom/manifest.json").read_bytes())["labels"]
+    found = [row for file in files for row in pq.read_table(folder / "out/ecom" / file["path"]).to_pylist()]
+    assert {row["doc_id"]: row["num_chunks"] for row in found} == {"d2": 0, "d4": 1}

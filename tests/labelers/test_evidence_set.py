@@ -47,7 +47,13 @@ def query_of(counts: list[int], token_len: int = 10) -> list[Pair]:
     for number, count in enumerate(counts, start=1):
         text, chunks = document_of([f"piece {number}.{place}" for place in range(1, count + 1)], token_len)
         rows.append(Pair(number - 1, "q1", "pruning roses", f"d{number}", text, (), {"chunks": chunks}))
-    return [row._replace(siblings=tuple(rows)) for row in rows]
+    return together(rows)
+
+
+def together(rows: list[Pair]) -> list[Pair]:
+    """The rows as those of one query."""
+    alone = tuple(row._replace(siblings=()) for row in rows)
+    return [row._replace(siblings=alone) for row in alone]
 
 
 def labels_of(rows: list[Pair], answer: Any, **options: Any) -> list[Label]:
@@ -181,6 +187,37 @@ def test_a_query_too_large_stays_within_the_prompt_and_rows_that_were_not_shown_
 
 
 def test_chunks_of_another_document_are_found_out_before_anything_is_asked() -> None:
-    rows, asks = run_loop("evidence-set", [row._replace(document="edited " + row.document) for row in query_of([2])])
+    edited = together([row._replace(document="edited " + row.document) for row in query_of([2])])
+    rows, asks = run_loop("evidence-set", edited)
     assert [row.status for row in rows] == ["format"]
     assert asks == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "another text"},
+        {"start": 0},
+        {"end": 10**6},
+        {"n": 3},
+        {"token_len": -100_000},
+        {"token_len": None},
+        {"n": None},
+        {"start": None},
+        {"end": None},
+        {"heading_path": ["Guide", None]},
+        dict.fromkeys(("n", "text", "token_len", "start", "end"), None),
+    ],
+)
+def test_chunks_that_are_not_their_documents_are_shown_to_no_row_of_the_query(change: dict[str, Any]) -> None:
+    rows = query_of([2, 2, 2])
+    first, second = rows[1].columns["chunks"]
+    rows[1] = rows[1]._replace(columns={"chunks": (first, {**second, **change})})
+    other = together([row._replace(row_id=row.row_id + 3, query_id="q2") for row in query_of([2, 2])])
+    found, asks = run_loop("evidence-set", [*together(rows), *other])
+    assert asks == 1
+    for row in found[:3]:
+        assert isinstance(row, QuarantineRow)
+        assert row.status == "format"
+        assert "document d2: chunk 2" in row.reason
+    assert all(isinstance(row, LabelRow) for row in found[3:])
