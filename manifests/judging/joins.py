@@ -14,7 +14,7 @@ from manifests.judging.label_columns import LabelPart, put_together
 from manifests.judging.pair_grades import PairGrades, taken
 from manifests.judging.qrels import check_scale, grades_seen
 from manifests.memory import release_unused
-from manifests.metrics.judged import Judged, check_widths, distributions, sample_counts
+from manifests.metrics.judged import Judged, RowsBeside, check_widths, distributions, sample_counts
 from manifests.metrics.student_comparison import BY_IDS, Labelled
 
 SHOWN = 3
@@ -49,6 +49,7 @@ class Join:
         self.is_labelled = np.zeros(0 if pairs is None else len(pairs.keys), dtype=bool)
         self._pairs = pairs
         self._parts: list[LabelPart] = []
+        self._beside: list[LabelPart] = []
         self._golds: list[np.ndarray] = []
 
     def add_by_pair(self, part: LabelPart, where: str) -> None:
@@ -95,6 +96,8 @@ class Join:
         self.num_gold_null += int((has_label_N & is_known_N & ~has_gold_N).sum())
         self.num_judged += int(is_judged_N.sum())
         if not is_judged_N.all():
+            if part.columns and part.query_ids is not None:
+                self._beside.append(part.taken(pa.array(np.flatnonzero(~is_judged_N))))
             rows = pa.array(np.flatnonzero(is_judged_N))
             part, golds, place_N = part.taken(rows), golds.take(rows), place_N[is_judged_N]
         check_widths(part.probs, self.grades, where=where)
@@ -111,7 +114,8 @@ class Join:
         """
         has_queries = all(part.query_ids is not None for part in self._parts)
         rows, gold_N = put_together(self._parts), np.concatenate(self._golds)
-        self._parts, self._golds = [], []
+        beside = put_together(self._beside) if self._beside else None
+        self._parts, self._golds, self._beside = [], [], []
         query_N, query_names = _numbered(rows.query_ids, len(gold_N))
         doc_N, doc_names = _numbered(rows.doc_ids, len(gold_N))
         if len(doc_names) < len(gold_N) and any(texts_of(doc_names[:2])):
@@ -130,6 +134,7 @@ class Join:
             sampled_N,
             query_names if has_queries else None,
             rows.columns,
+            None if beside is None else RowsBeside.of(beside.query_ids, query_names, beside.columns),
         )
 
 

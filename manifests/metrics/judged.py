@@ -16,6 +16,28 @@ from manifests.errors import InputError
 
 
 @dataclass(frozen=True)
+class RowsBeside:
+    """Rows without a gold grade, of queries that have judged ones.
+
+    Args:
+        queries: int64 [M], numbered as the judged rows' are.
+        columns: further ones, [M] each.
+    """
+
+    queries: np.ndarray
+    columns: Mapping[str, pa.Array]
+
+    @classmethod
+    def of(cls, queries: pa.Array, judged: pa.Array, columns: Mapping[str, pa.Array]) -> RowsBeside:
+        """Those of such rows whose query is among the judged ones, by its place there."""
+        number_M = pc.index_in(queries, value_set=judged)
+        rows = pa.array(np.flatnonzero(number_M.is_valid().to_numpy(zero_copy_only=False)))
+        return cls(
+            number_M.drop_null().to_numpy().astype(np.int64), {name: one.take(rows) for name, one in columns.items()}
+        )
+
+
+@dataclass(frozen=True)
 class Judged:
     """Rows with a label and a gold grade.
 
@@ -28,6 +50,7 @@ class Judged:
             no row has some.
         query_names: the ids behind `queries`, where whoever made this kept them.
         columns: further ones of the rows, by name: see `manifests.judging.further_columns`.
+        beside: of labelled rows of these queries that have no gold grade, what they say of their query.
     """
 
     grades: int
@@ -41,6 +64,7 @@ class Judged:
     num_samples: np.ndarray | None
     query_names: pa.LargeBinaryArray | None = None
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    beside: RowsBeside | None = None
 
     @property
     def has_probs(self) -> np.ndarray:

@@ -147,16 +147,18 @@ def _of_answers(
 
 
 def of_queries(judged: Judged, name: str) -> list[Any]:
-    """A column's one value a query, [G], None where all of its rows are null.
+    """A column's one value a query, [G], None where all of its rows are null. It is the query's: rows without a gold
+    grade may hold it.
 
     Raises:
         InputError: rows of a query differ; names the query and two values.
     """
     assert judged.queries is not None
     found: list[Any] = [None] * judged.num_queries
-    column = judged.columns[name]
-    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    for query, value in zip(judged.queries[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
+    held = [(judged.queries, judged.columns[name])]
+    if judged.beside is not None and name in judged.beside.columns:
+        held.append((judged.beside.queries, judged.beside.columns[name]))
+    for query, value in itertools.chain.from_iterable(itertools.starmap(_of_rows, held)):
         if found[query] is None:
             found[query] = value
         elif found[query] != value:
@@ -167,6 +169,12 @@ def of_queries(judged: Judged, name: str) -> list[Any]:
                 "same value, or null to all but one."
             )
     return found
+
+
+def _of_rows(query_N: np.ndarray, column: pa.Array) -> zip[tuple[int, Any]]:
+    """Query and value of each row that has one."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    return zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True)
 
 
 def review_by_query(judged: Judged) -> ReviewByQuery | None:

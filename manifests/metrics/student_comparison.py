@@ -10,7 +10,7 @@ Letters: N rows, G queries, K grades.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
 from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.calibration import TINY
 from manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
-from manifests.metrics.judged import Judged, sample_counts
+from manifests.metrics.judged import Judged, RowsBeside, sample_counts
 from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
 from manifests.metrics.ranking import tau_by_query
 from manifests.metrics.statistics import Sums, mean_of_queries, mean_of_rows
@@ -178,9 +178,17 @@ def compare(
     if golds is not None and num_judged:
         judged = golds.is_valid().to_numpy(zero_copy_only=False)
         gold_N = golds.drop_null().to_numpy()
-        wanted = {name: column.take(pa.array(np.flatnonzero(judged))) for name, column in (columns or {}).items()}
-        ours = _judged(teacher, match.teacher[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
-        theirs = _judged(student, match.student[judged], match.teacher[judged], teacher, gold_N, grades, wanted)
+        wanted, unjudged = (
+            {name: column.take(pa.array(np.flatnonzero(rows))) for name, column in (columns or {}).items()}
+            for rows in (judged, ~judged)
+        )
+        ours, theirs = (
+            replace(
+                _judged(one, rows[judged], match.teacher[judged], teacher, gold_N, grades, wanted),
+                beside=_beside(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
+            )
+            for one, rows in ((teacher, match.teacher), (student, match.student))
+        )
         found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
     counts = StudentComparisonCounts(
         teacher=len(teacher.grades),
@@ -323,6 +331,18 @@ def _judged(
         query_names,
         {**own, **wanted},
     )
+
+
+def _beside(
+    labels: Labelled, rows: np.ndarray, query_M: np.ndarray, judged_N: np.ndarray, wanted: Mapping[str, pa.Array]
+) -> RowsBeside:
+    """Rows of a set without a gold grade, by the numbers that `_judged` gives their queries: in the order of ids.
+
+    Args:
+        query_M, judged_N: numbers among all matched rows' queries, of these rows and of the judged ones.
+    """
+    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
+    return RowsBeside.of(pa.array(query_M), pa.array(np.unique(judged_N)), {**own, **wanted})
 
 
 def _match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:

@@ -294,3 +294,29 @@ def test_a_null_chunk_of_an_input_is_no_empty_document(
     files = json.loads((folder / "out/ecom/manifest.json").read_bytes())["labels"]
     found = [row for file in files for row in pq.read_table(folder / "out/ecom" / file["path"]).to_pylist()]
     assert {row["doc_id"]: row["num_chunks"] for row in found} == {"d2": 0, "d4": 1}
+
+
+def test_what_is_of_the_query_counts_in_a_row_without_a_grade(
+    labelled: Callable[..., list[Row]], relabel: Callable[..., Any]
+) -> None:
+    """Answers stand in the first row of each query, which has no gold; two of five are right."""
+    rows = chunked()
+    for row in rows:
+        if row["doc_id"].endswith("-0"):
+            row["gold_chunks"] = None
+        else:
+            row["answers"] = row["gold_answers"] = None
+    labels = labelled("evidence-set", rows)
+    call = ("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json")
+    own = relabel(*call).json
+    assert own["counts"]["judged"] == 10
+    figures = own["figures"]
+    assert {(figures[name]["value"], figures[name]["over"]) for name in ("exact_match", "hit@1")} == {(2 / 5, 5)}
+    sizes = [
+        sum(len(set(label["selected"])) for row, label in held if row["gold_chunks"] is not None)
+        for held in by_query(rows, labels)
+    ]
+    assert figures["chunks_mean"]["value"] == pytest.approx(np.mean(sizes))
+    both = relabel("evaluate", "one=out/ecom", "two=out/ecom", *call[2:]).json["comparisons"][0]["against_gold"]
+    for side in ("teacher", "student"):
+        assert both[side]["figures"]["exact_match"] == figures["exact_match"]
