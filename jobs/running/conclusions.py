@@ -67,6 +67,7 @@ class RunReport:
         shards, busy_shards: the shards asked for, and those of them that other processes held.
         tally: the whole run as it stands, all workers together.
         rows: rows in the plan.
+        settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in.
         over_limit, failed_fraction: None until every chunk is in.
         stopped: why the run was cut short, if it was.
         seconds, engine_start_s: wall time of all, and of starting the engine.
@@ -84,6 +85,7 @@ class RunReport:
     over_limit: bool | None
     failed_fraction: float | None
     did: ThisExecution
+    settled: int = 0
     stopped: str | None = None
     seconds: float = 0.0
     engine_start_s: float = 0.0
@@ -130,6 +132,7 @@ def conclude(session: Session) -> RunReport:
         rows=opened.plan.rows,
         over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
         failed_fraction=failed if is_complete else None,
+        settled=session.left.num_settled() if is_complete and found.tally.num_quarantined else 0,
         stopped=session.stop.reason,
         did=ThisExecution(
             pairs=progress.kept("pairs"),

@@ -43,7 +43,9 @@ def report_text(report: RunReport) -> str:
     if report.exit is Exit.NOTHING_TO_DO:
         share = "all" if report.rows == tally.rows else "these"
         counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
-        return f"{report.name}: nothing to do, {share} shards are done ({counts})."
+        return "\n".join(
+            [f"{report.name}: nothing to do, {share} shards are done ({counts}).", *_settled_lines(report)]
+        )
     seconds = max(did.seconds, 1e-9)
     prompt = did.prompt_tokens
     rows = [
@@ -97,19 +99,28 @@ def verdict(report: RunReport) -> str:
             return "partial; run the same command again"
 
 
+def _settled_lines(report: RunReport) -> list[str]:
+    """Why a retry leaves rows in quarantine, and what to do; nothing where it leaves none."""
+    if not report.settled:
+        return []
+    return [
+        f"{report.settled:,} quarantined rows are not asked again: their queries have labels, and the rows of a query "
+        "take theirs from one answer. To label them, change what their status and reason name (too little room: "
+        "labeler.window_tokens) and run the job into a new output."
+    ]
+
+
 def advise(report: RunReport, job_file: str) -> None:
     """What to do next, on stderr."""
     lines = []
+    askable = report.tally.num_quarantined - report.settled
     if report.exit is Exit.OVER_LIMIT:
-        lines.append(
-            f"See {report.output}/quarantine; after fixing the cause: relabel retry {job_file}. Or raise "
-            "run.max_failed_fraction."
-        )
-    elif report.tally.num_quarantined and report.exit is Exit.DONE:
-        lines.append(
-            f"{report.tally.num_quarantined:,} rows in {report.output}/quarantine; ask them again with: relabel retry "
-            f"{job_file}"
-        )
+        retry = f"; after fixing the cause: relabel retry {job_file}" if askable else ""
+        lines.append(f"See {report.output}/quarantine{retry}. Or raise run.max_failed_fraction.")
+    elif askable and report.exit is Exit.DONE:
+        lines.append(f"{askable:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
+    if report.exit in (Exit.DONE, Exit.OVER_LIMIT):
+        lines += _settled_lines(report)
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     for line in lines:

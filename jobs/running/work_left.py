@@ -99,6 +99,11 @@ class WorkLeft:
             for row in self._settled([one for one in receipts if one.attempt < attempts.get(one.chunk, 0)])
         }
 
+    def num_settled(self) -> int:
+        """Quarantined rows of the whole run that no retry would ask, as `settled_rows` has it."""
+        folder, shards = self.opened.folder, range(len(self.opened.plan.shards))
+        return sum(len(self._settled(receipts)) for shard in shards for receipts in folder.chunk_receipts(shard))
+
     def _settled(self, receipts: list[Receipt]) -> list[QuarantineRow]:
         folder = self.opened.folder
         if not receipts or not self.opened.job.reads.whole_query:

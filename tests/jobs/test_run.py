@@ -171,6 +171,40 @@ def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path
     assert all(after[row_id] == row for row_id, row in before.items())
 
 
+def test_rows_of_queries_that_have_labels_are_not_offered_to_a_retry(tmp_path: Path) -> None:
+    """Documents beside which no other fits are quarantined, and their query has labels of the one answer."""
+    path = job(
+        tmp_path,
+        labeler={"name": "review", "window_tokens": 256},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
+    )
+    table = pq.read_table(tmp_path / "pairs.parquet")
+    longer = [f"{text} {row}. " * 12 for row, text in enumerate(table["document"].to_pylist())]
+    pq.write_table(table.set_column(3, "document", pa.array(longer)), tmp_path / "pairs.parquet")
+    ended = CliRunner().invoke(relabel, ["run", str(path)])
+    tally = json.loads((tmp_path / "out" / "manifest.json").read_bytes())["rows"]
+    assert (ended.exit_code, tally["labelled"] > 0, tally["quarantined"] > 0) == (0, True, True), ended.output
+    said = f"{tally['quarantined']:,} quarantined rows are not asked again"
+    assert said in ended.output
+    assert "relabel retry" not in ended.output
+    again = CliRunner().invoke(relabel, ["retry", str(path)])
+    assert all(part in again.output for part in ("nothing to do", said, "labeler.window_tokens")), again.output
+    assert call("retry", path)[0] == 10
+
+
+def test_rows_that_a_retry_asks_are_offered_to_it(tmp_path: Path) -> None:
+    path = job(
+        tmp_path,
+        labeler={"name": "direct", "attempts": 1},
+        args={"p_garbage": 1.0},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
+    )
+    ended = CliRunner().invoke(relabel, ["run", str(path)])
+    assert "40 rows in" in ended.output
+    assert "ask them again with: relabel retry" in ended.output
+    assert "not asked again" not in ended.output
+
+
 def test_retry_before_any_run_says_to_run_first(tmp_path: Path) -> None:
     code, message = call("retry", job(tmp_path))
     assert code == 3
