@@ -16,7 +16,7 @@ from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.records import plain
-from manifests.runs.plans import PLAN_NAME, load_plan
+from manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
 from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
@@ -139,6 +139,7 @@ def _folder(target: str, day: str | None) -> RunFolder:
     store = open_run_store(root, storage)
     plan = load_plan(store)
     if plan is None:
+        refuse_rounds(store)
         raise ManifestError(
             f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
         )

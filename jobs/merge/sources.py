@@ -16,6 +16,7 @@ from manifests.runs.plans import (
     Plan,
     ShardPlan,
     load_plan,
+    refuse_rounds,
     row_id_file,
     shard_row_ids,
 )
@@ -82,6 +83,7 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         store = open_run_store(path, storage)
         plan = load_plan(store)
         if plan is None:
+            refuse_rounds(store)
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
         folder = RunFolder(store, plan)
         manifest_sha256 = manifest_sha256_of(store)

@@ -21,7 +21,7 @@ from jobs.running.counts import ASKED, asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.records import checked, fault_of
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan
+from manifests.runs.plans import PLAN_NAME, Plan, load_plan, refuse_rounds
 from manifests.runs.receipts import Receipt
 from manifests.runs.run_folder import RunFolder, Snapshot
 from manifests.runs.run_inputs import RunInput, open_run_input
@@ -234,6 +234,7 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
+    refuse_rounds(store)
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no bundle's {MANIFEST_NAME}. "
         "Give an output of `relabel run`, `score`, `distill` or `export`."

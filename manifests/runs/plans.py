@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -193,6 +194,23 @@ def load_plan(store: RunStore) -> Plan | None:
     """
     data = read_if_there(store, PLAN_NAME)
     return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
+
+
+def refuse_rounds(store: RunStore) -> None:
+    """Called where an output has no plan: that of a search in rounds has one for each round.
+
+    Raises:
+        ManifestError: it is such an output; names its rounds.
+    """
+    if read_if_there(store, ROUNDS_NAME) is None:
+        return
+    places = (f"round-{number}" for number in itertools.count(1))
+    begun = list(itertools.takewhile(lambda place: read_if_there(store, f"{place}/{PLAN_NAME}") is not None, places))
+    named = ", ".join(f"{store.root}/{place}" for place in begun)
+    raise ManifestError(
+        f"{store.root}: the output of a search in rounds, each of which is a run of its own. "
+        + (f"Name one: {named}." if named else "None is begun: run `relabel rounds` with its job file.")
+    )
 
 
 def parse_plan(data: bytes, where: str) -> Plan:

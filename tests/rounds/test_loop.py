@@ -397,6 +397,28 @@ def test_a_search_is_no_output_for_a_run_or_a_merge(relabel: Callable[..., Any],
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/search").rglob("*")}
 
 
+@pytest.mark.parametrize("line", ["status {}", "verify {}", "evaluate {} --qrels docs.parquet", "report {}"])
+def test_commands_that_read_a_run_name_the_rounds_of_a_search(
+    relabel: Callable[..., Any], world: Callable[..., None], line: str
+) -> None:
+    world()
+    assert relabel("rounds", "job.yaml").code == 0
+    takes_jobs = line.startswith(("status", "verify"))
+    for path in ("out/search", "job.yaml") if takes_jobs else ("out/search",):
+        relabel(*line.format(path).split()).refused(3, "search in rounds", "out/search/round-1, ", "out/search/round-2")
+    Path("empty").mkdir()
+    shutil.copy("out/search/rounds.json", "empty")
+    relabel(*line.format("empty").split()).refused(3, "empty: the output of a search in rounds", "relabel rounds")
+
+
+def test_a_folder_where_a_job_file_belongs_is_refused_in_words(
+    relabel: Callable[..., Any], world: Callable[..., None]
+) -> None:
+    world()
+    assert relabel("rounds", "job.yaml").code == 0
+    relabel("retry", "out/search/round-1").refused(3, "round-1: is a folder, and a file is wanted")
+
+
 def test_questions_and_documents_that_contradict_themselves_are_named(
     relabel: Callable[..., Any], world: Callable[..., None]
 ) -> None:
