@@ -64,7 +64,9 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
     except FileNotFoundError as exc:
         raise ConfigError(f"{path}: no such file. {beginning}.") from exc
     except IsADirectoryError as exc:
-        raise ConfigError(f"{path}: is a folder, and a file is wanted: the one that its output was made by.") from exc
+        raise ConfigError(
+            f"{path}: can't be read: a folder, and a file is wanted. For an output, give its job file."
+        ) from exc
     except RelabelError:
         raise
     except UnicodeDecodeError as exc:

@@ -416,7 +416,7 @@ def test_a_folder_where_a_job_file_belongs_is_refused_in_words(
 ) -> None:
     world()
     assert relabel("rounds", "job.yaml").code == 0
-    relabel("retry", "out/search/round-1").refused(3, "round-1: is a folder, and a file is wanted")
+    relabel("retry", "out/search/round-1").refused(3, "round-1: can't be read: a folder, and a file is wanted")
 
 
 def test_questions_and_documents_that_contradict_themselves_are_named(
