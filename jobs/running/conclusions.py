@@ -67,7 +67,8 @@ class RunReport:
         shards, busy_shards: the shards asked for, and those of them that other processes held.
         tally: the whole run as it stands, all workers together.
         rows: rows in the plan.
-        settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in.
+        settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in, and
+            where a run had nothing to do.
         over_limit, failed_fraction: None until every chunk is in.
         stopped: why the run was cut short, if it was.
         seconds, engine_start_s: wall time of all, and of starting the engine.
@@ -122,6 +123,8 @@ def conclude(session: Session) -> RunReport:
     failed = found.tally.num_quarantined / opened.plan.rows
     progress.settle(session.own_receipts(found))
     in_vain = AskedInVain(**progress.in_vain())
+    # a run that finds nothing to do reads no receipt
+    may_settle = is_complete and found.tally.num_quarantined > 0 and (session.is_retry or bool(session.taken))
     report = RunReport(
         exit=Exit.DONE,
         name=spec.name,
@@ -132,7 +135,7 @@ def conclude(session: Session) -> RunReport:
         rows=opened.plan.rows,
         over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
         failed_fraction=failed if is_complete else None,
-        settled=session.left.num_settled() if is_complete and found.tally.num_quarantined else 0,
+        settled=session.left.num_settled() if may_settle else 0,
         stopped=session.stop.reason,
         did=ThisExecution(
             pairs=progress.kept("pairs"),

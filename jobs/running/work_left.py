@@ -101,6 +101,8 @@ class WorkLeft:
 
     def num_settled(self) -> int:
         """Quarantined rows of the whole run that no retry would ask, as `settled_rows` has it."""
+        if not self.opened.job.reads.whole_query:
+            return 0
         folder, shards = self.opened.folder, range(len(self.opened.plan.shards))
         return sum(len(self._settled(receipts)) for shard in shards for receipts in folder.chunk_receipts(shard))
 

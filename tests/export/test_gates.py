@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from export.bundle_cards import render_bundle_card, undecided_lines, verdict
@@ -320,6 +321,21 @@ def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_reported() -> N
     assert "share of flipped grades is" in text
 
 
+def shifted(bundle: Path, path: Path) -> dict[str, Any]:
+    """The bundle's fp32 graph, its first probability a hundredth higher and its second as much lower."""
+    graph = onnx.load(bundle / "model.onnx")
+    for node in graph.graph.node:
+        node.output[:] = ["before" if name == "relevance" else name for name in node.output]
+        node.input[:] = ["before" if name == "relevance" else name for name in node.input]
+    (head,) = (one for one in graph.graph.output if one.name == "relevance")
+    by = np.zeros(head.type.tensor_type.shape.dim[1].dim_value, dtype=np.float32)
+    by[:2] = 0.01, -0.01
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(by, "by"))
+    graph.graph.node.append(onnx.helper.make_node("Add", ["before", "by"], ["relevance"]))
+    onnx.save(graph, path)
+    return {"shifted": 0.01}
+
+
 def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one(
     student: Path, bundle: Path, graded_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,10 +346,7 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
     with pytest.raises(StaleRunError, match="holds another bundle"):
         export_bundle(student, target, ExportSpec(), Storage(), pairs=PairsFile(str(graded_file)), provider="cpu")
 
-    def wrong(_: str) -> Any:
-        return lambda loaded, path, options: {"copied": shutil.copyfile(bundle / "model.int8.onnx", path).name}
-
-    monkeypatch.setattr(precisions, "load_exporter", wrong)
+    monkeypatch.setattr(precisions, "load_exporter", lambda _: lambda _student, path, _options: shifted(bundle, path))
     with pytest.raises(GateError, match=r"fp32: max \|Δp\| is .*, the bound 0.0001") as refused:
         export_bundle(
             student,
