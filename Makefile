@@ -76,15 +76,13 @@ docs: $(STAMP) ## The pages of docs/ as a site, in build/site
 FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/jobs/test_folder_entries.py tests/publish/test_repairs.py tests/publish/test_going_back.py tests/export/test_long_texts.py
 
 # Sweeps that take minutes each and kill nothing.
-LONG_TESTS := tests/jobs/test_odd_paths.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
-# Most of a fault test is waiting: for a process that starts, a lease that ends.
-FAULT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -le 4 ] && echo $$((n * 2)) || echo 8)
+LONG_TESTS := tests/jobs/test_folder_entries.py tests/jobs/test_odd_paths.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
-	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
+	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
-	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(FAULT_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0
+	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0
 
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py

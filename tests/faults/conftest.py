@@ -32,7 +32,7 @@ IS_LONG = LEVEL == "long"
 IS_FULL = LEVEL == "full" or IS_LONG
 AT_A_TIME = 2
 SHOWN = 3
-TOTAL_S = 240.0
+TOTAL_S = 200.0
 """What the sweeps of the full suite may take of each process, seconds, so that all of it ends within fifteen
 minutes."""
 ALL_SHARES = 3.6
