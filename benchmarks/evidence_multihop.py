@@ -15,12 +15,8 @@ chosen; their number is printed.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +24,9 @@ import bm25s
 import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import Table
+from real_runs import interval, label, labels, relabel
 from sklearn.metrics import roc_auc_score
 
-RESAMPLES = 1000
 THRESHOLD = 0.4
 LESS = "-less"
 
@@ -63,7 +59,7 @@ def main() -> None:
     relabel("pairs", "similar", chunked, "--to", similar, "--model", asked.encoder, "--force")
     inputs = pq.read_table(similar).to_pylist()
     for labeler in ("review", "evidence-set"):
-        label(labeler, chunked, asked.model, asked.to, asked.set)
+        label(labeler, chunked, asked.model, asked.to, asked.set, chunk_rows=64)
     print(f"{len(ids)} questions, {len(certain)} of them with certain gold; model {asked.model.name}\n")
     for name, wanted in (("all questions", set(ids)), ("certain gold", certain)):
         print(f"## {name} (n = {len(wanted)})\n")
@@ -95,23 +91,6 @@ def with_and_without(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     }
                 )
     return made
-
-
-def label(labeler: str, pairs: Path, model: Path, folder: Path, options: Sequence[str]) -> None:
-    """One run; the time that it took on stderr."""
-    spec = {
-        "name": labeler,
-        "input": {"path": str(pairs)},
-        "labeler": {"name": labeler},
-        "engine": {"name": "transformers", "model": str(model)},
-        "run": {"max_failed_fraction": 1.0, "chunk_rows": 64},
-        "output": str(folder / labeler),
-    }
-    job = folder / f"{labeler}.yaml"
-    job.write_text(json.dumps(spec))
-    started = time.perf_counter()
-    relabel("run", job, "--done-ok", *(part for one in options for part in ("--set", f"engine.{one}")))
-    print(f"{labeler}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 
 def print_sufficiency(run: Path, wanted: set[str]) -> None:
@@ -203,30 +182,6 @@ def lexical(query: str, texts: Sequence[str]) -> np.ndarray:
     index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     index.index(bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
     return np.asarray(index.get_scores(bm25s.tokenize(query, return_ids=False, show_progress=False)[0]))
-
-
-def interval(rows: np.ndarray, statistic: Callable[[np.ndarray], float]) -> str:
-    """The statistic of all rows with 95 % percentile bootstrap bounds over rows."""
-    if not len(rows):
-        return "–"
-    rng = np.random.default_rng(7)
-    drawn = [statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return f"{statistic(rows):.3f} [{low:.3f}, {high:.3f}]"
-
-
-def labels(run: Path, *columns: str) -> list[dict[str, Any]]:
-    """Rows of all label files of a run."""
-    tables = [pq.read_table(path, columns=list(columns)) for path in sorted(run.glob("labels/**/*.parquet"))]
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def relabel(*arguments: object) -> None:
-    """A command of relabel, which has to end well or with nothing left to do."""
-    command = [sys.executable, "-P", "-m", "jobs", *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode not in (0, 10):
-        raise SystemExit(f"relabel {arguments[0]}: exit {done.returncode}")
 
 
 if __name__ == "__main__":

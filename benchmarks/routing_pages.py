@@ -17,9 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
-import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,12 +26,12 @@ import bm25s
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from real_runs import interval, label, labels, relabel
 from transformers import AutoTokenizer
 
 QUESTIONS = Path(__file__).with_name("routing_questions.jsonl")
 PASSAGE_WORDS = 100
 TOP = 5
-RESAMPLES = 1000
 
 
 class Passage(NamedTuple):
@@ -115,26 +112,14 @@ def route(
             texts = [document[one.start : one.end] for one in held if one.page == page]
             query = {"query_id": str(number), "query": questions[number]["question"]}
             rows.append({**query, **trees[page], "passages": texts})
-    pairs, job, output = asked.to / "pairs.parquet", asked.to / "route.yaml", asked.to / "route"
+    pairs = asked.to / "pairs.parquet"
     tree = pq.read_schema(asked.to / "trees.parquet").field("tree")
     columns = [(name, pa.large_string()) for name in ("query_id", "query", "doc_id", "document")]
     schema = pa.schema([*columns, tree, ("passages", pa.list_(pa.large_string()))])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), pairs)
-    spec = {
-        "name": "route",
-        "input": {"path": str(pairs)},
-        "labeler": {"name": "route"},
-        "engine": {"name": "transformers", "model": str(asked.model)},
-        "run": {"max_failed_fraction": 1.0, "chunk_rows": 16},
-        "output": str(output),
-    }
-    job.write_text(json.dumps(spec))
-    started = time.perf_counter()
-    relabel("run", job, "--done-ok", *(part for one in asked.set for part in ("--set", f"engine.{one}")))
-    print(f"route: {len(rows)} rows, {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    wanted = ["query_id", "doc_id", "evidence", "prompt_tokens", "output_tokens"]
-    tables = [pq.read_table(path, columns=wanted) for path in sorted(output.glob("labels/**/*.parquet"))]
-    return {(int(row["query_id"]), row["doc_id"]): row for table in tables for row in table.to_pylist()}
+    run = label("route", pairs, asked.model, asked.to, asked.set, chunk_rows=16)
+    wanted = labels(run, "query_id", "doc_id", "evidence", "prompt_tokens", "output_tokens")
+    return {(int(row["query_id"]), row["doc_id"]): row for row in wanted}
 
 
 def texts_read(
@@ -202,22 +187,6 @@ def print_figures(
         print(f"| {name} | {interval(there)} | {interval(tokens, digits=0)} |")
     ours, theirs = ([one.is_there for one in found[name]] for name in ("route", "windows, equal tokens"))
     print(f"\nroute less windows at equal tokens: {interval(np.array(ours, float) - np.array(theirs, float))}")
-
-
-def interval(values: np.ndarray, digits: int = 3) -> str:
-    """The mean with 95 % percentile bootstrap bounds over questions."""
-    rng = np.random.default_rng(7)
-    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def relabel(*arguments: object) -> None:
-    """A command of relabel, which has to end well or with nothing left to do."""
-    command = [sys.executable, "-P", "-m", "jobs", *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode not in (0, 10):
-        raise SystemExit(f"relabel {arguments[0]}: exit {done.returncode}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ def emit(result: dict[str, Any], text: str, output: str) -> None:
     click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
 
 
+def note(text: str) -> None:
+    """A remark on stderr."""
+    click.echo(f"note: {text}", err=True)
+
+
 def table(rows: list[tuple[str, str]]) -> str:
     """Two columns, the first padded."""
     width = max(len(name) for name, _ in rows)

@@ -120,7 +120,7 @@ class Route:
         text = "Cut back to an outward bud in late winter."
         nodes = (Node(0, "structure", 0, "Roses", 0, 0, -1), Node(1, "content", 1, text, 0, len(text), 0))
         subtree = Subtree(read_tree([node._asdict() for node in nodes], text)).light([1])
-        return [self._ask("how to prune roses", subtree, _view(subtree, self._room))]
+        return [self._ask("how to prune roses", subtree, _view(subtree, self._room), _format(subtree))]
 
     @property
     def _room(self) -> int:
@@ -141,11 +141,12 @@ class Route:
     def _step(self, pair: Pair, subtree: Subtree, flags: dict[str, None]) -> Generator[Ask, Answer, Actions]:
         """One ask; another with shorter texts while the engine finds it too long."""
         view = _view(subtree, self._room)
-        while (answer := (yield self._ask(pair.query, subtree, view))).finish == "overlong":
+        format = _format(subtree)
+        while (answer := (yield self._ask(pair.query, subtree, view, format))).finish == "overlong":
             before, view = view, _view(subtree, int(view.num_chars * SHRINK))
             if view == before:
                 break
-        content = Reader(_format(subtree)).read(answer)[""]
+        content = Reader(format).read(answer)[""]
         actions = read_actions(content, subtree)
         if actions.fault is not None and self._options.expelled == "quarantine":
             raise unreadable(answer, actions.fault)
@@ -153,11 +154,10 @@ class Route:
         flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
         return actions
 
-    def _ask(self, query: str, subtree: Subtree, view: View) -> Ask:
+    def _ask(self, query: str, subtree: Subtree, view: View, format: AnswerFormat) -> Ask:
         marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
         counts = {"nodes": len(marks)}
         turn = self._prompts.turn("user", "user.j2", data=("query", "nodes"), settings={"marks": marks}, counts=counts)
-        format = _format(subtree)
         messages = (self._system, turn.message(query, *view.texts))
         return Ask("route", messages, format, token_budget(format), sampling=self._sampling)
 

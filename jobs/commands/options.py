@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+FORCE_HELP = "Replace the file if it is there."
+
 
 class Number(click.FloatRange):
     """A number within bounds, and finite: every comparison with NaN is false, so click lets it through any bounds."""

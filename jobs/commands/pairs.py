@@ -1,24 +1,18 @@
-"""`pairs`: build pairs from citations, give pairs their context documents, cut documents into chunks, give them a tree
-(`pairs_tree.py`), and compare them with their queries (`pairs_similar.py`)."""
+"""`pairs`: build pairs from citations, and give pairs their context documents; `pairs_pages.py` and `pairs_similar.py`
+hold the commands that prepare documents."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import click
 
-from jobs.commands.options import Number, output_option
+from jobs.commands.options import FORCE_HELP, Number, output_option
+from jobs.commands.pairs_pages import chunk, tree
 from jobs.commands.pairs_similar import similar
-from jobs.commands.pairs_tree import tree
 from jobs.exits import Exit
-from jobs.output import emit, table
+from jobs.output import emit, note, table
 from manifests.storage.context import Storage
-
-FORCE_HELP = "Replace the file if it is there."
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
@@ -30,6 +24,7 @@ def pairs() -> None:
     """
 
 
+pairs.add_command(chunk)
 pairs.add_command(similar)
 pairs.add_command(tree)
 
@@ -90,7 +85,7 @@ def cited(
     check_target(to, (answers, docs), storage, force=force)
     frame, counts = cited_pairs(answers, docs, rule, storage)
     if counts.short_queries:
-        _say(
+        note(
             f"{len(counts.short_queries):,} queries have fewer than {answers_per_query} answers, left out: "
             f"{counts.short_names()}"
         )
@@ -102,7 +97,7 @@ def cited(
         (counts.random_short, "random negatives that the corpus is too small for"),
     ):
         if count:
-            _say(f"{count:,} {what}")
+            note(f"{count:,} {what}")
     rows = publish(frame, to, storage, source=docs)
     result = {
         "output": to,
@@ -170,7 +165,7 @@ def context(
     frame, counts = with_context(pairs_file, rule, storage, corpus_path=corpus)
     rows = publish(frame, to, storage, source=pairs_file)
     if counts.queries_without:
-        _say(
+        note(
             f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with "
             "any document"
         )
@@ -200,93 +195,3 @@ def context(
         )
     emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
     return Exit.DONE
-
-
-@pairs.command(
-    short_help="Clean the documents and cut them into chunks to choose evidence from.",
-    epilog="Example: relabel pairs chunk pages.parquet --to chunked.parquet --format html",
-)
-@click.argument("pairs_file", metavar="PAIRS")
-@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["html", "markdown", "wikitext", "text"]),
-    default="html",
-    show_default=True,
-    help="What the documents are.",
-)
-@click.option("--column", metavar="NAME", help="Column of the documents. Default: html, document, or title and body.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of a chunk at most."
-)
-@click.option(
-    "--tokenizer",
-    metavar="MODEL",
-    help="Count by this model's tokenizer: a directory, hf:org/name, ... Default: 6 letters are a token, and any other "
-    "character.",
-)
-@click.option("--force", is_flag=True, help=FORCE_HELP)
-@output_option
-def chunk(
-    pairs_file: str,
-    to: str,
-    form: Any,
-    column: str | None,
-    max_tokens: int,
-    tokenizer: str | None,
-    force: bool,
-    output: str,
-) -> int:
-    """Write the cleaned text of each document as `document`, its chunks as `chunks`, and its JSON-LD as `jsonld`.
-
-    A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
-    long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
-    """
-    from jobs.files.tables import check_target
-    from jobs.pairs.chunking import ChunkRule, chunk_pairs
-    from jobs.pairs.token_counts import token_counter
-    from jobs.planning.job_files import CACHE_VARIABLE
-
-    started, storage = time.perf_counter(), Storage()
-    check_target(to, (pairs_file,), storage, force=force)
-    cache = os.environ.get(CACHE_VARIABLE)
-    count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
-    counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
-    for number, what in (
-        (counts.without_chunks, "documents hold no text, so no chunk"),
-        (counts.unreadable_json_ld, "scripts of JSON-LD can't be read, left out"),
-    ):
-        if number:
-            _say(f"{number:,} {what}")
-    num_chunks = sum(counts.chunks.values())
-    result = {
-        "output": to,
-        "pairs": counts.pairs,
-        "format": form,
-        "max_tokens": max_tokens,
-        "tokenizer": tokenizer,
-        "chunks": num_chunks,
-        **{f"{kind}_chunks": count for kind, count in counts.chunks.items()},
-        "tokens": counts.tokens,
-        "duplicates_left_out": counts.duplicates,
-        "documents_without_chunks": counts.without_chunks,
-        "json_ld": counts.json_ld,
-        "json_ld_unreadable": counts.unreadable_json_ld,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.chunks.items())
-    lines = [
-        ("chunks", f"{num_chunks:,}: {kinds}; {counts.duplicates:,} duplicates left out"),
-        (
-            "tokens",
-            f"{counts.tokens:,}, by {tokenizer or 'the rule without a tokenizer'}",
-        ),
-        ("JSON-LD", f"{counts.json_ld:,} objects"),
-    ]
-    emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
-    return Exit.DONE
-
-
-def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201

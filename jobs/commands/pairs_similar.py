@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import click
 
-from jobs.commands.options import Number, output_option
+from jobs.commands.options import FORCE_HELP, Number, output_option
 from jobs.exits import Exit
-from jobs.output import emit, table
+from jobs.output import emit, note, table
 from manifests.storage.context import Storage
 
 
@@ -31,7 +30,7 @@ from manifests.storage.context import Storage
     "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
 )
 @click.option("--shard", metavar="I/N|auto", help="Take part I (from 0) of N of the rows; auto: as a scheduler says.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def similar(
     pairs_file: str,
@@ -74,10 +73,10 @@ def similar(
         emit({"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output)
         return Exit.NOTHING_TO_DO
     if not embedder.settings.is_stated:
-        _note(f"{model} does not say how it pools: the mean over its tokens is taken")
+        note(f"{model} does not say how it pools: the mean over its tokens is taken")
     counts = compared.write(target, embedder, fingerprint)
     if counts.without:
-        _note(f"{counts.without:,} pairs have no cosine: their query or all of their document is blank")
+        note(f"{counts.without:,} pairs have no cosine: their query or all of their document is blank")
     result = {
         "output": target,
         "pairs": counts.pairs,
@@ -96,7 +95,3 @@ def similar(
         lines.append(("chunks", f"{counts.chunks:,}, {counts.similar:,} above {threshold:g}"))
     emit(result, f"Wrote {counts.pairs:,} pairs with their cosines to {target}\n" + table(lines), output)
     return Exit.DONE
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.options import output_option
+from jobs.commands.options import FORCE_HELP, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.errors import StoreError, UsageError
@@ -27,7 +27,7 @@ class FileColumn:
 
 @click.command(epilog="Example: relabel init job.yaml")
 @click.argument("path", default="job.yaml")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def init(path: str, force: bool, output: str) -> int:
     """Write a job file to start from, with a comment for each key."""
