@@ -141,10 +141,11 @@ def test_what_may_not_be_cut_is_overlong(tokenizer, encoder):
 
 def test_a_document_of_450000_characters_is_cut_at_once(encoder):
     ask = ask_for("q", "red shoes, " * 41_000)
+    encoder.encode(ask_for("q", "red shoes"), max_prompt_tokens=2048)  # the first one compiles the chat template
     started = time.process_time()
     prompt = encoder.encode(ask, max_prompt_tokens=2048)
     assert len(prompt.ids) > 2000
-    assert time.process_time() - started < 1.0  # of CPU; 0.54 s were seen beside two other test processes
+    assert time.process_time() - started < 0.25  # of CPU; 0.025 s were seen
 
 
 def test_extends_says_whether_a_turn_builds_on_the_one_before():
