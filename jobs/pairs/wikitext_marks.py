@@ -48,21 +48,21 @@ def _changes(text: str) -> Iterator[tuple[int, int, str]]:
     waiting: list[_Open] = []
     endless: set[str] = set()
     """What has no end behind the last place where one was looked for."""
-    lower, at = text.lower(), 0
+    at = 0
     while (mark := _MARK.search(text, at)) is not None:
         start, at = mark.span()
         name = (mark["tag"] or mark[0]).lower()
         if name == "<!--" or (name in _RAW and not mark["end"] and not mark[0].endswith("/>")):
             closing = "-->" if name == "<!--" else f"</{name}"
-            end = -1 if name in endless else lower.find(closing, at)
-            if end < 0:
+            found = None if name in endless else re.compile(closing, re.IGNORECASE | re.ASCII).search(text, at)
+            if found is None:
                 endless.add(name)
                 yield _plain(mark.start(), mark.end(), text)
             elif name == "<!--":
-                at = end + len(closing)
+                at = found.end()
                 yield start, at, ""
             else:
-                at = end + len(closing)
+                at = found.end()
         elif name in _SINGLE or (mark["tag"] and mark[0].endswith("/>")):
             continue
         elif name == "]]" and waiting and waiting[-1].name == "[":

@@ -77,6 +77,7 @@ def test_a_page_by_hand() -> None:
         ("''a'' '''b''' '''''c'''''", "a b c"),
         ("a\0b\r\nc", "a\ufffdb c"),
         ("<nowiki>[[a]] '''b'''</nowiki>", "[[a]] '''b'''"),
+        ("\u0130\u0130<!--a--><NOWIKI>[[</nowiki>b", "\u0130\u0130[[b"),  # which lower() makes longer
         ("{|\n| a\n* b\n|-\n| c || d\n|}", "| a b | |\n| c | d |".replace(" | |", " |")),
     ],
 )
