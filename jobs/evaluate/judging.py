@@ -32,8 +32,8 @@ from manifests.judging.qrels import (
     check_scale,
     graded,
     grades_seen,
-    is_graded_by_chunks,
     load_qrels,
+    tells_grades,
 )
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged
@@ -201,8 +201,8 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
         return Gold(None, BY_IDS)
     files, column = own
     columns = further_of_input(files, gold_columns(labels.columns), storage, where=options.qrels)
-    is_by_chunks = columns and is_graded_by_chunks(column, column_names(files[0], storage), columns)
-    written = None if is_by_chunks else load_gold_by_row(files, column, storage)
+    is_told = columns and tells_grades(column, column_names(files[0], storage), columns)
+    written = None if is_told else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)
     return Gold(grades, BY_INPUT_ROW, columns)
 

@@ -19,6 +19,9 @@ from manifests.ids import texts_of
 from manifests.inputs.table_files import Column
 
 CHUNKS = "gold_chunks"
+ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"
+GRADING = (CHUNKS, ANSWER_IDS)
+"""Columns of gold that tell a grade where gold has no column of grades."""
 SHOWN_CHARS = 60
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -106,7 +109,7 @@ _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
     ({"sufficient_probs": "list<float32>"}, (GOLD_SUFFICIENT,)),
     (
         {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "refused": "bool", "expelled": "int32"},
-        (_numbers("gold_answer_ids"), _numbers("gold_expand_ids")),
+        (_numbers(ANSWER_IDS), _numbers(EXPAND_IDS)),
     ),
 )
 """Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`, of
@@ -134,9 +137,21 @@ def columns_taken(columns: Mapping[str, pa.Array], rows: pa.Array) -> dict[str, 
     return {name: column.take(rows) for name, column in columns.items()}
 
 
-def grades_of_chunks(chunks: pa.LargeListArray) -> pa.Int64Array:
-    """The gold grade of a document that says no more than its chunks: 1 where any is wanted; null stays null."""
-    return pc.greater(pc.list_value_length(chunks), 0).cast(pa.int64())
+def grades_told(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
+    """Gold grades of rows that say no more than what is wanted, by the first column of `GRADING` that is there.
+
+    A document with a wanted chunk is 1, one with none 0. A row with a node that answers is 2; one with none is 1 where
+    a heading is to be unfolded, 0 where none is, and null where the headings are not known. Null stays null.
+    """
+    if CHUNKS in columns:
+        return _has_any(columns[CHUNKS]).cast(pa.int64())
+    answers = columns[ANSWER_IDS]
+    is_answered, expands = _has_any(answers), columns.get(EXPAND_IDS, pa.nulls(len(answers), answers.type))
+    return pc.if_else(is_answered, 2, _has_any(expands).cast(pa.int64()))
+
+
+def _has_any(lists: pa.LargeListArray) -> pa.BooleanArray:
+    return pc.greater(pc.list_value_length(lists), 0)
 
 
 def check_chunks(

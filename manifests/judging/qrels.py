@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from manifests.errors import InputError, UsageError
 from manifests.inputs.table_files import Column, as_ids, load_columns, read_grades, require_column
-from manifests.judging.further_columns import CHUNKS, GoldColumn, grades_of_chunks
+from manifests.judging.further_columns import GRADING, GoldColumn, grades_told
 from manifests.storage.context import Storage
 
 Duplicates = Literal["error", "mean", "first"]
@@ -64,7 +64,7 @@ def load_qrels(
 
     def choose(names: list[str]) -> list[str]:
         held = [one.name for one in further if one.name in names]
-        if not is_graded_by_chunks(grade, names, held):
+        if not tells_grades(grade, names, held):
             held.append(require_column(grade, names, path=path, role="the gold grade", option="--grade"))
         if is_by_row:
             return held
@@ -81,21 +81,21 @@ def load_qrels(
     return Qrels(path, query_ids, doc_ids, grades, held)
 
 
-def is_graded_by_chunks(grade: str, names: Collection[str], further: Collection[str]) -> bool:
-    """Whether grades come from gold chunks: a file has these, and no grade under the default name."""
-    return grade == DEFAULT_GRADE and grade not in names and CHUNKS in further
+def tells_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
+    """Whether grades come from further columns: a file has one that tells them, and no grade under the default name."""
+    return grade == DEFAULT_GRADE and grade not in names and any(name in further for name in GRADING)
 
 
 def graded(
     column: Column | None, further: Mapping[str, pa.Array], name: str, grade_map: GradeMap | None, *, path: str
 ) -> pa.Int64Array:
-    """Gold grades, after `--map`, of the column of that name; without it (`is_graded_by_chunks`) of the gold chunks.
+    """Gold grades, after `--map`, of the column of that name; without it (`tells_grades`) of the others.
 
     Raises:
         InputError: one is no whole number, or `grade_map` does not map it.
     """
     if column is None:
-        return grades_of_chunks(further[CHUNKS])
+        return grades_told(further)
     advice = " Name another column with --grade, or leave those rows empty."
     found = read_grades(column).readable(path, name, advice=advice)
     return mapped(found, grade_map, where=f"{path}, column `{name}`", option="--map")
