@@ -35,7 +35,7 @@ import torch
 from sklearn.metrics import f1_score
 
 from distill.students.bases import build_module, check_base, make_record, texts_of
-from distill.students.batches import BatchPlan, Collator
+from distill.students.collator import Collator
 from distill.students.distilling import distill
 from distill.students.examples import Examples, load_examples
 from distill.students.figures import graded_figures
@@ -43,6 +43,7 @@ from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.students import logits_of_rows, softmax
+from distill.training.batches import BatchPlan
 from jobs.fetching.models import fetch_model
 from manifests.metrics.ranking import auc
 from manifests.models.references import resolve_model
@@ -211,10 +212,10 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from distill.students.training import Feed, StudentTrainer, training_arguments
+    from distill.students.training import Feed, StudentTrainer, student_arguments
 
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = training_arguments(spec.train, Path(scratch), has_dev=False, halvings=0)
+        arguments = student_arguments(spec.train, Path(scratch), has_dev=False, halvings=0)
         arguments.save_strategy = "no"
         module, texts, tokens, objective, plan = parts_of(spec, examples)
         feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=1), None, examples.names)

@@ -56,17 +56,17 @@ PULL_FAILPOINTS = (
 )
 """Places of `relabel publish` and `relabel pull`; tests/publish loops over them."""
 
-DISTILL_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_student")
-"""Places of `relabel distill`; tests/distill loops over them."""
-DELIVERY_FAILPOINTS = ("before_student_upload", "before_student_manifest", "after_student_manifest")
-"""Places of a student's way to a URL; tests/s3 loops over them."""
+TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_model")
+"""Places of `relabel distill` and `relabel train`; tests/distill and tests/teachers loop over them."""
+DELIVERY_FAILPOINTS = ("before_model_upload", "before_model_manifest", "after_model_manifest")
+"""Places of a trained model's way to a URL; tests/s3 loops over them."""
 
 _known = (
     *FAILPOINTS,
     *ROUNDS_FAILPOINTS,
     *PUBLISH_FAILPOINTS,
     *PULL_FAILPOINTS,
-    *DISTILL_FAILPOINTS,
+    *TRAINING_FAILPOINTS,
     *DELIVERY_FAILPOINTS,
 )
 _armed = ""

@@ -10,52 +10,49 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from distill.students.bases import check_base, make_record, texts_of
 from distill.students.cards import CARD_NAME, render_card
-from distill.students.curves import Curve, write_curves
-from distill.students.disk_errors import writing
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
+from distill.students.fingerprints import fingerprint_of
 from distill.students.kinds import KINDS
-from distill.students.output_locations import OutputLocation, output_location_of
-from distill.students.ownership import claim, claimed, fingerprint_of, finished, note_claim, tidy
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
 from distill.students.student_manifest import (
     STUDENT_MANIFEST_VERSION,
-    BaseModelUsed,
     Figures,
     GateCheck,
     JudgedGates,
     SideFigures,
-    StoredManifest,
     StudentFigures,
     StudentManifest,
     TrainingFacts,
+    read_student_manifest,
 )
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
 from distill.students.trainers import Trainer, TrainingInputs
-from manifests import failpoints
-from manifests.digests import readable_json
-from manifests.errors import ConfigError, InputError, StaleRunError
+from distill.training.curves import Curve, write_curves
+from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
+from distill.training.model_manifests import BaseModelUsed, Product
+from distill.training.output_locations import OutputLocation, output_location_of
+from distill.training.ownership import claimed
+from manifests.errors import InputError
 from manifests.extras import installed_versions
-from manifests.interruptions import check_interrupted
 from manifests.metrics.calibration import fit_temperature
 from manifests.metrics.gates import judge_gate, judge_gates
-from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
-from manifests.records import plain
+from manifests.models.references import default_cache_dir, resolve_model
 from manifests.registered import imported
-from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
 
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+
+STUDENT = Product("student", "distill")
 
 Say = Callable[[str], None]
 
@@ -83,22 +80,6 @@ class Report:
         return self.gate.has_passed
 
 
-@dataclass(frozen=True)
-class _Left:
-    """What earlier calls left.
-
-    Args:
-        done: manifest of this spec's student where it belongs.
-        waiting: manifest of this spec's student where it was trained, if it goes elsewhere and that is still to be
-            done.
-        is_replacing: whether another student may be replaced, because this call is a --restart or goes on with one.
-    """
-
-    done: StoredManifest | None
-    waiting: StoredManifest | None
-    is_replacing: bool
-
-
 @dataclass
 class _Work(TrainingInputs):
     """What all steps share."""
@@ -121,7 +102,7 @@ def distill(
     spec: DistillSpec,
     storage: Storage,
     *,
-    start: Literal["new", "resume", "restart"] = "new",
+    start: Start = "new",
     cache_dir: Path | None = None,
     say: Say = lambda _: None,
     is_writer: bool = True,
@@ -131,8 +112,6 @@ def distill(
     Args:
         storage: how labels, gold and output are reached. The model is looked up in the cache alone
             (`jobs/fetching/models.py` brings it there).
-        start: `new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is
-            nothing; `restart` throws it away.
         say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
@@ -141,18 +120,19 @@ def distill(
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
     """
-    location = output_location_of(
-        spec.output, storage, cache_dir=cache_dir if cache_dir is not None else default_cache_dir()
-    )
+    location = _location(spec, storage, cache_dir)
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # of several processes the others may come when the first one has begun to write
         location.check_free()
-        _refuse_own_base(location, resolved)
+        refuse_own_base(location, resolved, key="student.model")
     examples = load_examples(spec, storage)
     fingerprint = fingerprint_of(spec, examples, resolved.digest)
-    left = _look(location, fingerprint, start)
-    if left.done is not None or left.waiting is not None:
-        return _conclude(spec, location, left, fingerprint, start, is_writer=is_writer)
+    left = look(location, fingerprint, start)
+    if left.found is not None:
+        left = conclude(location, left, fingerprint, start, is_writer=is_writer)
+        assert left.found is not None
+        manifest = read_student_manifest(left.found.data, left.found.where)
+        return _report(spec, location, manifest, was_done=left.done is not None)
     base = check_base(spec, resolved)
     _check_gates(spec, examples)
     _check_stopping(spec, examples)
@@ -167,16 +147,9 @@ def distill(
     work = _Work(spec, base, record, examples, tokens, texts, location.checkpoints, say, notes)
     if not is_writer:
         return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
-    with location.locked() as make_sure:
-        left = _look(location, fingerprint, start)  # again: somebody may have finished one while the texts were encoded
-        if left.done is not None or left.waiting is not None:
-            raise StaleRunError(
-                f"{location.output}: another call finished this student meanwhile. The same command again finds it."
-            )
-        claim(location, fingerprint, start, is_replacing=left.is_replacing)
-        manifest = _write(work, _train(work), location, fingerprint)
-        make_sure()
-        location.deliver(is_replacing=left.is_replacing)
+    with making(location, fingerprint, start):
+        trained = _train(work)
+        manifest = finish(location, fingerprint, lambda folder: _write(work, trained, folder, fingerprint))
     return _report(spec, location, manifest, was_done=False)
 
 
@@ -187,9 +160,7 @@ def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None
     Raises:
         RelabelError: they can't be read.
     """
-    location = output_location_of(
-        spec.output, storage, cache_dir=cache_dir if cache_dir is not None else default_cache_dir()
-    )
+    location = _location(spec, storage, cache_dir)
     fingerprint = fingerprint_of(
         spec, load_examples(spec, storage), resolve_model(spec.student.model, cache_dir=cache_dir).digest
     )
@@ -198,60 +169,13 @@ def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None
     return is_finished or claimed(location.checkpoints)[0] == fingerprint
 
 
+def _location(spec: DistillSpec, storage: Storage, cache_dir: Path | None) -> OutputLocation:
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    return output_location_of(STUDENT, spec.output, storage, cache_dir=cache)
+
+
 def _report(spec: DistillSpec, location: OutputLocation, manifest: StudentManifest, *, was_done: bool) -> Report:
     return Report(manifest, location.folder, was_done, location.output, _judged_gates(spec, manifest.metrics.test))
-
-
-def _refuse_own_base(location: OutputLocation, base: ResolvedModel) -> None:
-    """
-    Raises:
-        ConfigError: the student would be written over the model that it starts from; killed on the way, neither would
-            be left.
-    """
-    if location.folder.resolve() == base.path.resolve():
-        raise ConfigError(
-            f"`output` and `student.model` are the same folder ({location.output}). Name another `output`."
-        )
-
-
-def _look(location: OutputLocation, fingerprint: str, start: str) -> _Left:
-    """See what an earlier call left.
-
-    Raises:
-        StaleRunError: the student of another spec, which this call may not replace.
-    """
-    # here first: what is delivered between the two looks is found by the second
-    waiting = finished(location.local_manifest(), fingerprint, start, str(location.folder)) if location.url else None
-    is_ours = claimed(location.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
-    done = location.manifest()
-    if is_ours and done is not None and (waiting is None or done.data != waiting.data):
-        done = None  # the one that a --restart is to replace: it was killed, and goes on
-    return _Left(
-        finished(done, fingerprint, start, location.output), waiting, is_replacing=is_ours or start == "restart"
-    )
-
-
-def _conclude(
-    spec: DistillSpec, location: OutputLocation, left: _Left, fingerprint: str, start: str, *, is_writer: bool
-) -> Report:
-    """End without training: the student is where it belongs, or only waits here to be copied there."""
-    if left.waiting is not None and is_writer:
-        with location.locked():
-            now = _look(location, fingerprint, start)  # again: somebody may have had the lock until now
-            if now.waiting is None and now.done is None:
-                raise StaleRunError(
-                    f"{location.folder}: another call started over there meanwhile. Try again when it has ended."
-                )
-            if now.waiting is not None and now.done is None:
-                location.deliver(is_replacing=now.is_replacing)
-            elif now.waiting is not None:
-                location.forget()
-        left = now
-    elif is_writer:
-        tidy(location, fingerprint)
-    found = left.done or left.waiting
-    assert found is not None
-    return _report(spec, location, found.read(), was_done=left.done is not None)
 
 
 def _check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -324,20 +248,12 @@ def _train(work: _Work) -> _Trained:
     return _Trained(module, replace(work.record, temperature=temperature), metrics, training, outcome.curve)
 
 
-def _write(work: _Work, trained: _Trained, location: OutputLocation, fingerprint: str) -> StudentManifest:
-    """Write the folder: the manifest of a student that is replaced goes first, the new one comes last."""
-    failpoints.hit("before_student")
-    output = location.folder
-    (output / MANIFEST_NAME).unlink(missing_ok=True)
-    if location.url is None:  # nothing is left to be replaced: the next manifest here is this student's
-        note_claim(location.checkpoints, fingerprint, is_replacing=False)
-    with writing(output):
-        write_student(output, trained.record, trained.module, work.base.tokenizer)
-        write_curves(output, trained.curve, title=work.spec.name)
-        manifest = replace(_manifest(work, trained, fingerprint), files=student_files(output))
-        (output / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
-    check_interrupted()
-    LocalRunStore(output).put(MANIFEST_NAME, readable_json(plain(manifest)))
+def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
+    """Write all files but the manifest."""
+    write_student(folder, trained.record, trained.module, work.base.tokenizer)
+    write_curves(folder, trained.curve, title=work.spec.name)
+    manifest = replace(_manifest(work, trained, fingerprint), files=student_files(folder))
+    (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
     return manifest
 
 

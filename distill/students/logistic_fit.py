@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from distill.students.bases import build_module
-from distill.students.curves import Curve
 from distill.students.examples import Examples
 from distill.students.logistic import HeadColumns, LogisticStudent
 from distill.students.objective import Objective
@@ -25,7 +24,8 @@ from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
 from distill.students.students import logits_of_rows
 from distill.students.trainers import TrainingInputs
-from distill.students.training import Outcome
+from distill.training.checkpointed import Outcome
+from distill.training.curves import Curve
 from manifests.errors import InputError, TrainingError
 from manifests.extras import require
 

@@ -4,18 +4,13 @@ if memory ends.
 
 from __future__ import annotations
 
-import gc
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from accelerate.utils import parse_flag_from_env
 
-from distill.students import checkpoints, sharding
 from distill.students.bases import build_module
-from distill.students.batches import BatchPlan, Collator
+from distill.students.collator import Collator
 from distill.students.examples import Examples, balance_weights
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
@@ -23,12 +18,12 @@ from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
 from distill.students.texts import PAD_MULTIPLE, pad_multiple_for
 from distill.students.trainers import TrainingInputs
-from distill.students.training import Feed, Outcome, StudentTrainer, train, training_arguments
-from manifests.errors import ConfigError, InputError, TrainingError
-
-logger = logging.getLogger(__name__)
-
-_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+from distill.students.training import Feed, StudentTrainer, student_arguments
+from distill.training import checkpoints, sharding
+from distill.training.batches import BatchPlan
+from distill.training.checkpointed import Outcome, run_to_end
+from distill.training.memory import halving
+from manifests.errors import InputError, TrainingError
 
 
 def train_student(
@@ -41,7 +36,7 @@ def train_student(
         InputError: early stopping without a dev row.
         ConfigError: accelerate's config asks for shards of its own.
     """
-    _refuse_other_sharding()
+    sharding.refuse_other_sharding()
     spec = inputs.spec
     has_dev = len(inputs.examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
@@ -49,30 +44,14 @@ def train_student(
             "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more "
             "queries."
         )
-    notes: list[str] = []
-    for halvings in (0, 1):
-        try:
-            module, outcome, plan = _attempt(inputs, dev_figures if has_dev else None, halvings=halvings)
-        except (RuntimeError, MemoryError) as exc:
-            if not is_out_of_memory(exc):
-                raise
-            if halvings or spec.train.batch_size < 2 or spec.train.tokens_per_batch is not None:
-                raise _no_memory(spec, exc) from exc
-            half = spec.train.batch_size // 2
-            notes.append(
-                f"out of memory with batches of {spec.train.batch_size} rows: going on with {half}, accumulating "
-                "twice as many"
-            )
-            inputs.say(notes[-1])
-            logger.warning(notes[-1])
-            exc.__traceback__ = None  # its frames hold the activations that did not fit
-        else:
-            break
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    outcome.notes += notes
-    return module.cpu(), _training_facts(spec, outcome, plan, halvings), outcome
+    (module, outcome, plan), halved = halving(
+        lambda halvings: _attempt(inputs, dev_figures if has_dev else None, halvings=halvings),
+        batch_size=spec.train.batch_size if spec.train.tokens_per_batch is None else None,
+        say=inputs.say,
+        refusal=lambda words: _no_memory(spec, words),
+    )
+    outcome.notes += halved.notes
+    return module.cpu(), _training_facts(spec, outcome, plan, halved.times), outcome
 
 
 def _attempt(
@@ -81,7 +60,7 @@ def _attempt(
     spec, examples, tokens, folder = inputs.spec, inputs.examples, inputs.tokens, inputs.checkpoints
     settings = spec.train
     # seeds all generators
-    arguments = training_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)
+    arguments = student_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)
     arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
     module = build_module(spec, inputs.base, inputs.record)
     if settings.gradient_checkpointing:
@@ -109,28 +88,13 @@ def _attempt(
     kept = checkpoints.list_checkpoints(folder)
     if kept:
         inputs.say(f"resuming from {kept[-1].name}")
-    outcome = train(trainer, resume_from=kept[-1] if kept else None)
+    outcome = run_to_end(trainer, resume_from=kept[-1] if kept else None)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if sharding.is_sharded(trained):
         shards, trained = trained, build_module(spec, inputs.base, inputs.record)
         sharding.copy_trained(shards, trained)
     trainer.accelerator.free_memory()
     return trained, outcome, plan
-
-
-def _refuse_other_sharding() -> None:
-    """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
-
-    Raises:
-        ConfigError: its config asks for one of them.
-    """
-    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
-        if parse_flag_from_env(variable):
-            raise ConfigError(
-                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain "
-                "multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer are then "
-                "sharded over the same processes."
-            )
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:
@@ -147,22 +111,14 @@ def compile_layers(module: Any, *, max_tokens: int) -> None:
         layer.compile(dynamic=False)
 
 
-def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether an error says that memory ended, on a device or on the host."""
-    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
-        word in str(exc).lower() for word in _MEMORY_WORDS
-    )
-
-
-def _no_memory(spec: DistillSpec, exc: BaseException) -> TrainingError:
-    first = (str(exc).splitlines() or [type(exc).__name__])[0][:150]
+def _no_memory(spec: DistillSpec, words: str) -> TrainingError:
     if spec.train.tokens_per_batch is not None:
         return TrainingError(
-            f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {first}. Lower "
+            f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {words}. Lower "
             "train.tokens_per_batch."
         )
     return TrainingError(
-        f"out of memory, also with half the batch ({max(1, spec.train.batch_size // 2)} rows): {first}. "
+        f"out of memory, also with half the batch ({max(1, spec.train.batch_size // 2)} rows): {words}. "
         "Lower train.batch_size or train.max_tokens, or set train.gradient_checkpointing: true."
     )
 

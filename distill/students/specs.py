@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from distill.students.kinds import KINDS, takers
+from distill.training.sections import LoraSpec, TrainingSection
 from manifests.errors import ConfigError
 from manifests.metrics.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
@@ -75,19 +76,6 @@ class GoldSource(Spec):
     """Columns of the texts and ids."""
     duplicates: Literal["error", "mean", "first"] = "error"
     """A pair whose grades differ, where grades are joined by (query_id, doc_id)."""
-
-
-class LoraSpec(Spec):
-    """Low-rank adapters instead of all weights, through peft; merged into the weights when the student is written."""
-
-    r: int = Field(8, ge=1, le=1024)
-    """Rank."""
-    alpha: float = Field(16.0, gt=0.0)
-    """Scale; the update is multiplied by alpha / r."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """On the adapters' input, in training."""
-    targets: tuple[str, ...] = ()
-    """Names of the layers to adapt. Default: every linear layer but the output matrix."""
 
 
 class PromptSpec(Spec):
@@ -214,59 +202,25 @@ class EarlyStopping(Spec):
     """Evaluations without a new best before training stops."""
 
 
-class TrainSection(Spec):
+class TrainSection(TrainingSection):
     """How it is trained; transformers' Trainer does it."""
 
-    epochs: float = Field(2, gt=0)
-    """Passes over the training rows."""
-    max_steps: int | None = Field(None, ge=1)
-    """Stop after this many optimizer steps, whatever `epochs` says."""
-    batch_size: int = Field(32, ge=1)
-    """Rows of one forward pass on one device."""
     tokens_per_batch: int | None = Field(None, ge=1)
-    """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included."""
-    group_by_length: bool = True
-    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly
-    chance. Always so with `tokens_per_batch`, over the whole epoch.
+    """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included; rows are
+    then always grouped by length, over the whole epoch.
     """
-    accumulation: int = Field(1, ge=1)
-    """Batches for one optimizer step; the loss is the same as of one large batch."""
-    learning_rate: float = Field(2e-4, gt=0.0)
-    """Peak of the schedule."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """After the warm-up."""
-    warmup: float = Field(0.1, ge=0.0, lt=1.0)
-    """Share of the steps in which the rate rises from 0."""
-    weight_decay: float = Field(0.01, ge=0.0)
-    """AdamW's, on weight matrices alone."""
-    max_grad_norm: float = Field(1.0, ge=0.0)
-    """Clip gradients to this norm; 0 is off."""
-    max_tokens: int = Field(256, ge=8)
-    """Longest row in tokens; longer ones are cut."""
-    seed: int = Field(7, ge=0, lt=2**31)
-    """Of fresh heads, dropout and the order of rows."""
     class_balance: Literal["none", "weights", "sampler"] = "none"
     """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
     early_stopping: EarlyStopping | None = None
-    """Default: train to the end and keep the last step."""
+    """Default: train to the end and keep the last step. The best step's checkpoint is kept beside the others."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between looks at dev. Default: once an epoch."""
-    save_every: int | None = Field(None, ge=1)
-    """Steps between checkpoints. Default: once an epoch."""
-    keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints kept while training, the best one beside them; all are removed when the student is written."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 on a GPU that has it, else fp32."""
-    device: Literal["auto", "cpu"] = "auto"
-    """`auto` takes a GPU where torch finds one."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the layers one by one; `auto` does so on a GPU."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the
     optimizer's moments as well.
     """
-    gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, about a third slower."""
 
     @model_validator(mode="after")
     def _options_agree(self) -> TrainSection:

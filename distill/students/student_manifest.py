@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from distill.students.data_facts import ExampleCounts, LearnedGold, LearnedLabels, SplitFacts
+from distill.training.model_manifests import BaseModelUsed
 from manifests.errors import ManifestError
 from manifests.metrics.gates import GateVerdict
 from manifests.phi import PhiTable
@@ -18,15 +19,6 @@ STUDENT_MANIFEST_VERSION = 1
 
 Figures: TypeAlias = dict[str, int | float | None]
 """Figures by name, as `distill/students/figures.py` gives them, with `rows`; None where one is not defined."""
-
-
-@dataclass(frozen=True)
-class BaseModelUsed:
-    """The model that a student starts from."""
-
-    reference: str
-    digest: str
-    type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,27 +124,6 @@ class StudentFiles:
     files: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _Mark:
-    kind: Literal["student"]
-    fingerprint: str
-
-
-class StoredManifest(NamedTuple):
-    """A manifest that lies somewhere, known to be a student's; the rest of it may be of another version."""
-
-    data: bytes
-    where: str
-    fingerprint: str
-
-    def read(self) -> StudentManifest:
-        """
-        Raises:
-            ManifestError: it is damaged, or of another version.
-        """
-        return read_student_manifest(self.data, self.where)
-
-
 def read_student_manifest(data: bytes, where: str) -> StudentManifest:
     """
     Raises:
@@ -164,24 +135,4 @@ def read_student_manifest(data: bytes, where: str) -> StudentManifest:
         raise ManifestError(
             f"{where}: not as this relabel writes a student's manifest ({fault_of(exc)}). Restore it from a copy, or "
             "train again."
-        ) from exc
-
-
-def student_manifest_at(data: bytes, where: str) -> StoredManifest:
-    """What a `manifest.json` is, without a look at more than its kind and fingerprint.
-
-    Raises:
-        ManifestError: it is not a student's.
-    """
-    try:
-        held = json.loads(data)
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not readable as a student's manifest. Move it away, or name another output."
-        ) from exc
-    try:
-        return StoredManifest(data, where, checked(_Mark, held).fingerprint)
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: is not a student's manifest; the folder belongs to something else. Name another output."
         ) from exc

@@ -25,10 +25,10 @@ from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 
-from distill.students.disk_errors import open_to_readers
 from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec, KindName
 from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
+from distill.training.disk_errors import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
 from manifests.extras import require

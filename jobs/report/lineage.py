@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from distill.students.data_facts import LearnedGold, LearnedLabels
-from distill.students.student_manifest import BaseModelUsed
+from distill.training.model_manifests import BaseModelUsed
 from export.student_facts import BaseReference, GoldOrigin, TrainedLabels
 from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
 from jobs.report.blocks import Block, Drawing

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.students.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
 from distill.students.student_manifest import SideFigures, StudentManifest
+from distill.training.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download

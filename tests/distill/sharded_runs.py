@@ -64,7 +64,11 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     """One training, and what this process saw of it."""
     seen: dict[str, Any] = {"died": False}
     said: list[str] = []
-    whole_train, whole_hit, whole_dev = distill.students.loop.train, failpoints.hit, distill.students.distilling._dev
+    whole_train, whole_hit, whole_dev = (
+        distill.students.loop.run_to_end,
+        failpoints.hit,
+        distill.students.distilling._dev,
+    )
 
     def noting(trainer: Any, **options: Any) -> Any:
         outcome = whole_train(trainer, **options)
@@ -78,7 +82,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     def upside_down(*args: Any) -> dict[str, float]:
         return {name: -value for name, value in whole_dev(*args).items()}
 
-    distill.students.loop.train, failpoints.hit = noting, dying_at(entry.get("die_at"))
+    distill.students.loop.run_to_end, failpoints.hit = noting, dying_at(entry.get("die_at"))
     if entry.get("disagrees") and not is_first:
         distill.students.distilling._dev = upside_down
     try:
@@ -92,7 +96,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     except Killed:
         seen["died"] = True
     finally:
-        distill.students.loop.train, failpoints.hit, distill.students.distilling._dev = (
+        distill.students.loop.run_to_end, failpoints.hit, distill.students.distilling._dev = (
             whole_train,
             whole_hit,
             whole_dev,

@@ -151,7 +151,7 @@ def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
 ) -> None:
     from safetensors.numpy import load_file
 
-    from distill.students import checkpoints
+    from distill.training import checkpoints
 
     written: list[set[str]] = []
     save = checkpoints.save_weights

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.data_facts import ExampleCounts
-from distill.students.ownership import note_claim
 from distill.students.student_manifest import read_student_manifest
 from distill.students.students import load_student, read_student, student_digest, student_files
+from distill.training.ownership import note_claim
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
 from manifests.records import plain

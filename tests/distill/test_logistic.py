@@ -213,7 +213,7 @@ def test_one_killed_with_signal_9_and_begun_again_has_the_same_weights(
 ) -> None:
     alone = logistic(output=str(tmp_path / "alone"))
     values = bare({"labels": [queries], "output": str(tmp_path / "killed")})
-    killed = command(spec(**values), tmp_path, failpoint="before_student")
+    killed = command(spec(**values), tmp_path, failpoint="before_model")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = logistic("resume", output=str(tmp_path / "killed"))
     assert same_weights(alone.output, resumed.output)

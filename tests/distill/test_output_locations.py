@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from distill.students import distilling
-from distill.students import output_locations as output_locations
-from distill.students.output_locations import OutputLocation
+from distill.training import output_locations as output_locations
+from distill.training.output_locations import OutputLocation
 from manifests.digests import readable_json
 from manifests.errors import StaleRunError
 from manifests.records import plain
@@ -46,7 +46,7 @@ def trained(tmp_path: Path) -> Callable[..., OutputLocation]:
         for file in ("model.safetensors", "student.json", *more):
             (folder / file).write_text(name)
         (folder / "manifest.json").write_text(json.dumps({"kind": "student", "fingerprint": name}))
-        return OutputLocation(URL, folder, Storage(), URL)
+        return OutputLocation(distilling.STUDENT, URL, folder, Storage(), URL)
 
     return make
 
@@ -86,7 +86,7 @@ def test_a_replacement_killed_between_files_leaves_no_manifest_over_them_and_is_
     trained("old", "of_the_old_one.txt").deliver(is_replacing=False)
     new = trained("new")
     with monkeypatch.context() as patch:
-        die_at(patch, "before_student_upload", count)
+        die_at(patch, "before_model_upload", count)
         with pytest.raises(Killed):
             new.deliver(is_replacing=True)
     assert "manifest.json" not in contents(there)
@@ -102,10 +102,10 @@ def test_a_student_that_was_delivered_already_is_not_sent_again(
 ) -> None:
     student = trained("one")
     with monkeypatch.context() as patch:
-        die_at(patch, "after_student_manifest")
+        die_at(patch, "after_model_manifest")
         with pytest.raises(Killed):
             student.deliver(is_replacing=True)
-    die_at(monkeypatch, "before_student_upload")
+    die_at(monkeypatch, "before_model_upload")
     before = contents(there)
     student.deliver(is_replacing=True)
     assert contents(there) == before
@@ -116,7 +116,7 @@ def test_a_student_put_there_while_another_was_copied_is_not_replaced(
     there: Path, trained: Callable[..., OutputLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hit(name: str) -> None:
-        if name == "before_student_manifest":
+        if name == "before_model_manifest":
             (there / "manifest.json").write_text('{"kind": "student", "fingerprint": "other"}')
 
     trained("old").deliver(is_replacing=False)
@@ -131,7 +131,7 @@ NEW = {"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}
 
 
 @pytest.mark.parametrize("train", [NEW, OLD | {"save_every": 1}], ids=["another spec", "the same spec"])
-@pytest.mark.parametrize("place", ["after_training_step", "after_checkpoint", "before_student"])
+@pytest.mark.parametrize("place", ["after_training_step", "after_checkpoint", "before_model"])
 def test_a_restart_that_was_killed_goes_on_beside_the_student_that_it_replaces(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, train: dict[str, Any]
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_resumed_training_that_no_restart_began_replaces_no_student(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        die_at(patch, "before_student")
+        die_at(patch, "before_model")
         with pytest.raises(Killed):
             run(train=NEW)
     other = tmp_path / "out/manifest.json"

@@ -228,7 +228,7 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
 
-    monkeypatch.setattr("distill.students.checkpoints.save_file", refuse)
+    monkeypatch.setattr("distill.training.checkpoints.save_file", refuse)
     with pytest.raises(error, match=says):
         run(train=SHORT)
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from distill.students import checkpoints
 from distill.students.specs import DistillSpec
 from distill.students.students import load_student
+from distill.training import checkpoints
 from manifests.errors import ConfigError
 from manifests.specs import validate_spec
 from tests.distill.conftest import make_pairs
@@ -97,7 +97,7 @@ def both(
         "killed ddp": entry("killed ddp", strategy="ddp", die_at="after_training_step:5"),
         "resumed": entry("resumed", start="resume", copies=str(folder / "killed")),
         "resumed by ddp": entry("resumed by ddp", strategy="ddp", start="resume", copies=str(folder / "killed")),
-        "not written": entry("written later", die_at="before_student"),
+        "not written": entry("written later", die_at="before_model"),
         "written later": entry("written later", start="resume"),
     }
     return folder, in_processes(2, entries, folder, CUDA_VISIBLE_DEVICES="")

@@ -20,12 +20,12 @@ import torch
 import yaml
 from safetensors.numpy import load_file
 
-from distill.students import checkpoints
-from distill.students.batches import BatchPlan, batch_sizes
 from distill.students.encoder import EncoderStudent
 from distill.students.texts import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
+from distill.training import checkpoints
+from distill.training.batches import BatchPlan, batch_sizes
 from manifests.errors import LockHeldError, StaleRunError, TrainingError
-from manifests.failpoints import DISTILL_FAILPOINTS
+from manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
 
 ROOT = Path(__file__).parent.parent.parent
@@ -109,7 +109,7 @@ class Killed(BaseException):
     """Stands in for a kill where the process has to go on."""
 
 
-@pytest.mark.parametrize("place", DISTILL_FAILPOINTS)
+@pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
 def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
 
     def die(name: str) -> None:
         hits.append(name)
-        if name == place and hits.count(name) == 2 - (place == "before_student"):
+        if name == place and hits.count(name) == 2 - (place == "before_model"):
             raise Killed
 
     train = {"max_steps": 6, "save_every": 2}

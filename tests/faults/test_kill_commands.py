@@ -23,7 +23,7 @@ import pytest
 from distill.students.students import student_files
 from export.bundles import open_bundle
 from manifests.digests import sha256_file
-from manifests.failpoints import DISTILL_FAILPOINTS, FAILPOINTS
+from manifests.failpoints import FAILPOINTS, TRAINING_FAILPOINTS
 from tests.faults import forks
 from tests.faults.command_lines import LINES, inside, tree, write_world
 from tests.faults.conftest import Sweep, count, instants
@@ -94,7 +94,7 @@ CASES = {
         tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
         (".parquet",),
     ),
-    "distill": Case("out/learnt", no_student_is_torn, (*DISTILL_FAILPOINTS, *TEMPORARY), (".safetensors",)),
+    "distill": Case("out/learnt", no_student_is_torn, (*TRAINING_FAILPOINTS, *TEMPORARY), (".safetensors",)),
     "export": Case("out/bundle", no_bundle_is_torn, TEMPORARY),
     "report": Case("report.html", no_page_is_torn, (), ()),
     "convert": Case("labels.qrels", no_table_is_torn),

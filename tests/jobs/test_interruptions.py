@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.students.checkpoints import commit
+from distill.training.checkpoints import commit
 from export.bundle_places import switch
 from jobs.commands.ending import sigterm_ends
 from jobs.files.durable_files import written

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.curves import CURVE_SCHEMA
+from distill.training.curves import CURVE_SCHEMA
 from export.bench.latency_facts import BoundedRate, Finding
 from export.bundles import open_bundle, seal_bundle
 from jobs.report.artifacts import open_artifacts

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill.students import output_locations as homes
-from distill.students.output_locations import output_location_of
+from distill.students.distilling import STUDENT
+from distill.training import output_locations as homes
+from distill.training.output_locations import output_location_of
 from manifests.errors import LockHeldError
 from manifests.failpoints import DELIVERY_FAILPOINTS
 from manifests.storage.context import Storage
@@ -27,11 +28,11 @@ from tests.s3.conftest import Outcome, forked, put_parquet
 from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
-PLACES = ("after_training_step:2", *DELIVERY_FAILPOINTS, "before_student_upload:3")
+PLACES = ("after_training_step:2", *DELIVERY_FAILPOINTS, "before_model_upload:3")
 RESTARTED = (
     PLACES
     if os.environ.get("RELABEL_FAULTS") in ("full", "long")
-    else ("after_training_step:2", "before_student_upload:3")
+    else ("after_training_step:2", "before_model_upload:3")
 )
 """Where a restart is killed: each place takes five commands, so all of them are for `make faults`."""
 
@@ -172,8 +173,8 @@ def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_
 
     spec = student_yaml(output=f"{s3}/student")
     assert distill(spec, RELABEL_FAILPOINT=place) == -signal.SIGKILL
-    assert ("manifest.json" in held_at(f"{s3}/student")) == (place == "after_student_manifest")
-    assert distill(spec, "--resume") == (10 if place == "after_student_manifest" else 0)
+    assert ("manifest.json" in held_at(f"{s3}/student")) == (place == "after_model_manifest")
+    assert distill(spec, "--resume") == (10 if place == "after_model_manifest" else 0)
     assert not list((tmp_path / "cache/training").iterdir())
     if not undisturbed:
         assert distill(student_yaml(output=f"{s3}/undisturbed")) == 0
@@ -207,7 +208,7 @@ def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_g
     if in_training:
         assert held_at(f"{s3}/student") == before | {"of_the_old_one.safetensors": b"w"}
         assert distill() == 3
-    assert distill(*(["--resume"] if in_training else [])) == (10 if place == "after_student_manifest" else 0)
+    assert distill(*(["--resume"] if in_training else [])) == (10 if place == "after_model_manifest" else 0)
     after = held_at(f"{s3}/student")
     assert after.keys() == before.keys()
     assert_whole_or_none()
@@ -228,7 +229,7 @@ def test_a_student_that_only_waits_to_be_copied_gives_way_to_one_that_came_meanw
     values = yaml.safe_load(spec.read_text())
     other_spec.write_text(yaml.safe_dump(values | {"train": {**values["train"], "max_steps": 1}}))
     one, other = ({"RELABEL_CACHE": str(tmp_path / name)} for name in ("one", "other"))
-    killed = forked("distill", spec, **one, RELABEL_FAILPOINT="before_student_upload")
+    killed = forked("distill", spec, **one, RELABEL_FAILPOINT="before_model_upload")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     take = homes._take
 
@@ -290,7 +291,7 @@ def test_a_training_that_lost_its_lease_delivers_only_where_nobody_else_is_at_it
 
     monkeypatch.setattr(homes, "_take", taking)
     sleeper, other = (
-        output_location_of(f"{s3}/student", Storage(), cache_dir=tmp_path / name) for name in ("one", "two")
+        output_location_of(STUDENT, f"{s3}/student", Storage(), cache_dir=tmp_path / name) for name in ("one", "two")
     )
     with monkeypatch.context() as asleep:
         asleep.setattr(LeaseKeeper, "add", lambda *_: None)

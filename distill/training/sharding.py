@@ -14,10 +14,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from manifests.errors import ConfigError
+
+
+def refuse_other_sharding() -> None:
+    """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
+
+    Raises:
+        ConfigError: its config asks for one of them.
+    """
+    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
+        if parse_flag_from_env(variable):
+            raise ConfigError(
+                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain "
+                "multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer are then "
+                "sharded over the same processes."
+            )
 
 
 def shard(module: Any, device: torch.device) -> None:

@@ -1,10 +1,10 @@
-"""Where a student is made and where it goes: one folder, or a folder of work here and a URL that the finished student
+"""Where a model is trained and where it goes: one folder, or a folder of work here and a URL that the finished model
 is copied to.
 
-Training writes checkpoints, and loaders map files: both want a disk. So a student whose `output` is a URL is trained in
+Training writes checkpoints, and loaders map files: both want a disk. So a model whose `output` is a URL is trained in
 the cache, in a folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and
-copied when it is finished: the manifest of the student that it replaces goes first, its own comes last. At the URL lies
-a whole student or, to every reader, none. Then the folder of work is removed.
+copied when it is finished: the manifest of the model that it replaces goes first, its own comes last. At the URL lies
+a whole model or, to every reader, none. Then the folder of work is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distill.students.student_manifest import StoredManifest, student_manifest_at
+from distill.training.model_manifests import Product, StoredManifest, stored_manifest
 from manifests import failpoints
 from manifests.digests import sha256_file
 from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError
@@ -33,7 +33,6 @@ from manifests.storage.run_stores import open_run_store
 CHECKPOINTS = "checkpoints"
 CLAIM_NAME = "training.json"
 """In the checkpoints' folder: whose they are, and whether a --restart began them."""
-LOCK_NAME = "distill.lock"
 LOCKS = ".locks"
 LEASE_S = 10.0
 """A killed training's lease is dead so soon that the next call waits for it."""
@@ -42,19 +41,26 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """A student's place.
+    """A trained model's place.
 
     Args:
+        product: what is trained there.
         output: as the spec names it.
         folder: where it is trained, and where it stays unless `url` says otherwise.
         storage: how the URL is reached.
         url: where it goes in the end.
     """
 
+    product: Product
     output: str
     folder: Path
     storage: Storage
     url: str | None = None
+
+    @property
+    def lock_name(self) -> str:
+        """Of the file that whoever trains there holds."""
+        return f"{self.product.command}.lock"
 
     @property
     def checkpoints(self) -> Path:
@@ -77,27 +83,27 @@ class OutputLocation:
         ):
             return
         held = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {LOCK_NAME}:
+        if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {self.lock_name}:
             return  # one that was killed before it began
         if held:
             named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
             raise StaleRunError(
-                f"{self.output}: holds {named}, which no student of ours left there. Name another `output`, or empty "
-                "it."
+                f"{self.output}: holds {named}, which no {self.product.kind} of ours left there. Name another "
+                "`output`, or empty it."
             )
 
     @contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
-        """Nobody else trains this student meanwhile, on this machine or, where it goes to a URL, on any.
+        """Nobody else trains this model meanwhile, on this machine or, where it goes to a URL, on any.
 
         Yields:
-            What makes sure of it again before the student is delivered: a lease may have been lost on the way, to a
+            What makes sure of it again before the model is delivered: a lease may have been lost on the way, to a
             network that was down.
         Raises:
             LockHeldError: somebody does.
         """
-        what = f"the student in {self.output}"
-        lock = FileLock(self.checkpoints / LOCK_NAME, what)
+        what = f"the {self.product.kind} in {self.output}"
+        lock = FileLock(self.checkpoints / self.lock_name, what)
         lock.acquire()
         leases: list[Lock] = []
 
@@ -106,7 +112,7 @@ class OutputLocation:
                 return
             parent, name = _split(self.url)
             lease = open_run_store(f"{parent}/{LOCKS}", replace(self.storage, lease_s=LEASE_S)).lock(
-                f"distill-{name}", what
+                f"{self.product.command}-{name}", what
             )
             _take(lease)
             leases.append(lease)
@@ -120,14 +126,14 @@ class OutputLocation:
             lock.release()
 
     def local_manifest(self) -> StoredManifest | None:
-        """The manifest of a student that is finished here, whether or not it has gone where it goes.
+        """The manifest of a model that is finished here, whether or not it has gone where it goes.
 
         Raises:
-            ManifestError: what is here is not a student's.
+            ManifestError: what is here is not such a model's.
         """
         file = self.folder / MANIFEST_NAME
         try:
-            return student_manifest_at(file.read_bytes(), str(file))
+            return stored_manifest(file.read_bytes(), str(file), kind=self.product.kind)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -136,30 +142,29 @@ class OutputLocation:
             ) from exc
 
     def manifest(self) -> StoredManifest | None:
-        """The manifest of the student that is where it belongs.
+        """The manifest of the model that is where it belongs.
 
         Raises:
-            ManifestError: what is there is no student's.
+            ManifestError: what is there is not such a model's.
         """
         if self.url is None:
             return self.local_manifest()
         try:
-            return student_manifest_at(
-                open_bundle_store(self.url, self.storage).read(MANIFEST_NAME).data, f"{self.url}/{MANIFEST_NAME}"
-            )
+            data = open_bundle_store(self.url, self.storage).read(MANIFEST_NAME).data
         except FileNotFoundError:
             return None
+        return stored_manifest(data, f"{self.url}/{MANIFEST_NAME}", kind=self.product.kind)
 
     def deliver(self, *, is_replacing: bool) -> None:
-        """Copy the student that is finished here to where it goes, if that is elsewhere, and remove what there was to
+        """Copy the model that is finished here to where it goes, if that is elsewhere, and remove what there was to
         its making.
 
         Call it while `locked`: what the URL holds is looked at once, before the first file is written.
 
         Args:
-            is_replacing: take the place of another student there.
+            is_replacing: take the place of another one there.
         Raises:
-            StaleRunError: there is another student, which is left as it is; or somebody put one there while this one
+            StaleRunError: there is another one, which is left as it is; or somebody put one there while this one
                 was copied.
         """
         if self.url is None:
@@ -172,13 +177,13 @@ class OutputLocation:
         if held != data:
             if held is not None:
                 if not is_replacing:
-                    raise _is_taken(bundle_store, name)
+                    raise self._is_taken(bundle_store, name)
                 bundle_store.delete(f"{name}/{MANIFEST_NAME}")
             self._copy(bundle_store, name, data, is_replacing=is_replacing)
         self.forget()
 
     def forget(self) -> None:
-        """Remove the folder of work behind a URL; its student last, since checkpoints alone would be gone on with."""
+        """Remove the folder of work behind a URL; its model last, since checkpoints alone would be gone on with."""
         if self.url is not None:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             shutil.rmtree(self.folder)
@@ -188,41 +193,47 @@ class OutputLocation:
         files = sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
         for file in files:
             if file.name != MANIFEST_NAME:
-                failpoints.hit("before_student_upload")
+                failpoints.hit("before_model_upload")
                 bundle_store.upload(
                     f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None
                 )
         if is_replacing:
             _remove_others(bundle_store, name, {file.name for file in files})
-        failpoints.hit("before_student_manifest")
+        failpoints.hit("before_model_manifest")
         if (
             not bundle_store.create(f"{name}/{MANIFEST_NAME}", data)
             and _record(bundle_store, f"{name}/{MANIFEST_NAME}") != data
         ):
-            raise _is_taken(bundle_store, name)
-        failpoints.hit("after_student_manifest")
+            raise self._is_taken(bundle_store, name)
+        failpoints.hit("after_model_manifest")
+
+    def _is_taken(self, bundle_store: BundleStore, name: str) -> StaleRunError:
+        return StaleRunError(
+            f"{bundle_store.url}/{name}/{MANIFEST_NAME}: another {self.product.kind} was put there while this one was "
+            "trained. Look at it; --restart replaces it."
+        )
 
 
-def output_location_of(output: str, storage: Storage, *, cache_dir: Path) -> OutputLocation:
+def output_location_of(product: Product, output: str, storage: Storage, *, cache_dir: Path) -> OutputLocation:
     """The output location behind a spec's `output`.
 
     Raises:
-        ConfigError: a URL that no student can go to.
+        ConfigError: a URL that no model can go to.
     """
     scheme, _, rest = output.partition("://")
     if is_url(output) and scheme.lower() in ("file", "local"):
-        return OutputLocation(output, Path(rest), storage)
+        return OutputLocation(product, output, Path(rest), storage)
     if not is_url(output):
-        return OutputLocation(output, Path(output), storage)
+        return OutputLocation(product, output, Path(output), storage)
     url = output.rstrip("/")
     if scheme_of(url) != "s3":
-        raise ConfigError(f"`output` = {output}: students go to local folders and to s3://. Name one of these.")
+        raise ConfigError(f"`output` = {output}: {product.kind}s go to local folders and to s3://. Name one of these.")
     if not _split(url)[0].partition("://")[2]:
         raise ConfigError(
-            f"`output` = {output}: names a whole bucket. Name a folder in it, which the student then owns."
+            f"`output` = {output}: names a whole bucket. Name a folder in it, which the {product.kind} then owns."
         )
     folder = cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24]
-    return OutputLocation(output, folder, storage, url)
+    return OutputLocation(product, output, folder, storage, url)
 
 
 def _take(lease: Lock) -> None:
@@ -251,15 +262,8 @@ def _record(bundle_store: BundleStore, name: str) -> bytes | None:
         return None
 
 
-def _is_taken(bundle_store: BundleStore, name: str) -> StaleRunError:
-    return StaleRunError(
-        f"{bundle_store.url}/{name}/{MANIFEST_NAME}: another student was put there while this one was trained. "
-        "Look at it; --restart replaces it."
-    )
-
-
 def _remove_others(bundle_store: BundleStore, name: str, kept: set[str]) -> None:
-    """Files of the student that was there and that the new one does not have: a loader would take them for its own."""
+    """Files of the model that was there and that the new one does not have: a loader would take them for its own."""
     for entry in list(bundle_store.entries(name)):
         if entry.name.partition("/")[2] not in kept:
             bundle_store.delete(entry.name)

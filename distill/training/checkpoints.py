@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill.students.disk_errors import open_to_readers
-from distill.students.sharding import cut, own_parameters, trained_parameters, whole
+from distill.training.disk_errors import open_to_readers
+from distill.training.sharding import cut, own_parameters, trained_parameters, whole
 from manifests.errors import ManifestError
 from manifests.interruptions import check_interrupted
 from manifests.records import fault_of

@@ -1,4 +1,4 @@
-"""Which rows make a batch, epoch by epoch, and what a batch holds.
+"""Which rows make a batch, epoch by epoch.
 
 An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number is
 the same in every epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled epoch,
@@ -9,15 +9,9 @@ batches cut elsewhere would differ in number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-
-from distill.students.examples import Examples
-from distill.students.texts import PAD_MULTIPLE, PairTexts, TokenRow
-
-# N rows, B rows of a batch, K grades
 
 STRETCH_BATCHES = 50
 """Batches of a stretch. On crowdflower's pairs, 32 rows a batch, padding falls from 47 to 4.1 % of the tokens with
@@ -135,34 +129,3 @@ class TokenRows(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, row: int) -> int:
         return row
-
-
-class Collator:
-    """Row numbers become a batch of tensors.
-
-    A batch is `{"tokens": …, "targets": {head: [B, K]}, "weights": {head: [B]}, "row_weight": [B], "rows": int64 [B]}`.
-
-    Args:
-        pad_multiple: widths are rounded up to it, see `pad_multiple_for`.
-    """
-
-    def __init__(
-        self, examples: Examples, tokens: Sequence[TokenRow], texts: PairTexts, *, pad_multiple: int = PAD_MULTIPLE
-    ) -> None:
-        self._pad_multiple = pad_multiple
-        self._tokens = tokens
-        self._texts = texts
-        self._targets = {name: torch.from_numpy(values) for name, values in examples.targets.items()}
-        self._weights = {name: torch.from_numpy(values) for name, values in examples.weights.items()}
-        self._row_weight = torch.from_numpy(examples.row_weight)
-
-    def __call__(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The batch of these rows, in their order."""
-        index = torch.tensor(list(rows))
-        return {
-            "tokens": self._texts.collate([self._tokens[row] for row in rows], pad_multiple=self._pad_multiple),
-            "targets": {name: values[index] for name, values in self._targets.items()},
-            "weights": {name: values[index] for name, values in self._weights.items()},
-            "row_weight": self._row_weight[index],
-            "rows": index,
-        }

@@ -1,0 +1,48 @@
+"""What a distillation is known by: the digest of all that its student follows from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from distill.students.examples import Examples
+from distill.students.specs import DistillSpec
+from distill.students.student_manifest import STUDENT_MANIFEST_VERSION
+from manifests.digests import canonical_json, digest_of
+
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
+NOT_IN_FINGERPRINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "output", "labels", "gold", "require"), True),
+    "student": {"model"},
+    "train": set(SPEED_ONLY),
+}
+
+
+def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
+    """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
+    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+    return digest_of(
+        {"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION}
+    )
+
+
+def _data_digest(examples: Examples) -> str:
+    total = hashlib.sha256()
+    for query, document in examples.texts:
+        for text in (query, document):
+            data = text.encode("utf-8", "surrogatepass")
+            total.update(len(data).to_bytes(8, "big") + data)
+    arrays = [
+        *examples.targets.values(),
+        *examples.weights.values(),
+        examples.row_weight,
+        examples.gold,
+        examples.teacher,
+        examples.side,
+    ]
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
+    return total.hexdigest()

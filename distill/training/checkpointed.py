@@ -1,0 +1,360 @@
+"""transformers' Trainer with checkpoints of our own: whole or not there, without pickle, and gone on with bit for bit.
+
+Overridden hooks, and why: `_save_checkpoint` and the `_load_*` methods (Trainer's own write pickle, and a half-written
+one would be taken for whole), `_maybe_log_save_evaluate` (the curve, and a stop at the first loss that is not finite),
+`create_accelerator_and_postprocess` (no DDP around shards). TRL's trainers are Trainers too: put this class before
+theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, TrainerControl
+
+from distill.training import checkpoints, sharding
+from distill.training.batches import BatchPlan
+from distill.training.curves import Curve
+from distill.training.disk_errors import writing
+from distill.training.sections import TrainingSection
+from manifests import failpoints
+from manifests.errors import ConfigError, TrainingError
+
+ROWS_NAMED = 20
+
+
+@dataclass
+class TrainingPlace:
+    """Where a training keeps its checkpoints, and whom it talks to.
+
+    Args:
+        folder: of the checkpoints.
+        keep: how many of them stay, the best one beside them.
+        say: called with progress, a line each.
+        names: where each row comes from, `(source, row_id)`.
+    """
+
+    folder: Path
+    keep: int
+    say: Callable[[str], None]
+    names: Sequence[tuple[str, int]]
+
+
+@dataclass
+class Outcome:
+    """How a training ended.
+
+    Args:
+        best_step: the step that was kept, where early stopping chose one.
+        rows_per_s: rows trained in a second of this process's own steps, looks at dev and checkpoints left out.
+    """
+
+    steps: int
+    epochs: float
+    best_step: int | None
+    rows_per_s: float | None
+    curve: Curve
+    device: str
+    notes: list[str] = field(default_factory=list)
+
+
+class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
+    """A Trainer that writes, finds and names things as this project does. Arguments beside `place` are Trainer's."""
+
+    control: TrainerControl
+
+    def __init__(self, *args: Any, place: TrainingPlace, **kwargs: Any) -> None:
+        self._place = place
+        self.curve = Curve()
+        self.rows_seen = 0
+        self.seconds = 0.0
+        self._step_began: float | None = None
+        self._pending: dict[str, float] = {}
+        self._is_sharded = sharding.is_sharded(kwargs.get("model"))
+        super().__init__(*args, **kwargs)
+        self.remove_callback(PrinterCallback)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Shards reduce their own gradients: accelerate must put autocast around the module and no DDP, as it does for
+        evaluation.
+        """
+        super().create_accelerator_and_postprocess()
+        if self._is_sharded:
+            prepare = self.accelerator.prepare_model
+            self.accelerator.prepare_model = lambda module, **_: prepare(
+                module, device_placement=False, evaluation_mode=True
+            )
+
+    # what is written down
+
+    def note(self, values: dict[str, float], rows: Sequence[int]) -> None:
+        """Add a batch's values to those of its optimizer step; `loss` is among them.
+
+        Args:
+            rows: of the batch.
+        Raises:
+            TrainingError: the loss is not finite; the message names the rows.
+        """
+        if not math.isfinite(values["loss"]):
+            raise TrainingError(self._not_finite(values, rows))
+        for name, value in values.items():
+            if math.isfinite(value):  # 0/0: no row of this step has the label
+                self._pending[name] = self._pending.get(name, 0.0) + value
+
+    def _not_finite(self, values: dict[str, float], rows: Sequence[int]) -> str:
+        named = ", ".join(
+            f"{source}:{row_id}" for source, row_id in (self._place.names[row] for row in rows[:ROWS_NAMED])
+        )
+        more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
+        kept = checkpoints.list_checkpoints(self._place.folder)
+        good = f"The last good checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
+        parts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        return (
+            f"step {self.state.global_step + 1}: the loss is not finite ({parts}). Rows of the batch, as "
+            f"source:row_id: {named}{more}. "
+            f"{good}. Look at these rows; if they are fine, lower train.learning_rate or set train.precision to fp32."
+        )
+
+    def begin_step(self, num_rows: int) -> None:
+        """Start the clock of an optimizer step over so many rows of this process."""
+        self._step_began = time.perf_counter()
+        self.rows_seen += num_rows
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        if self._step_began is not None:
+            self.seconds += time.perf_counter() - self._step_began
+            self._step_began = None
+        if self._pending:
+            rate = kwargs.get("learning_rate")
+            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
+            self.curve.add(
+                self.state.global_step, "train", {**self._pending, **extra, "learning_rate": float(rate or 0.0)}
+            )
+            loss = self._pending["loss"]
+            self._pending = {}
+            self._place.say(f"step {self.state.global_step} of {self.state.max_steps}, loss {loss:.4f}")
+            failpoints.hit("after_training_step")
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Keep Trainer's closing figures; the curve holds the rest."""
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+
+    # checkpoints without pickle
+
+    def own_state(self) -> dict[str, Any]:
+        """What a subclass keeps in a checkpoint beside model, optimizer and generators: plain values and tensors."""
+        return {}
+
+    def load_own_state(self, held: dict[str, Any]) -> None:
+        """Take back what `own_state` gave."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = self._place.folder
+        if self.state.best_global_step:
+            self.state.best_model_checkpoint = str(folder / checkpoints.checkpoint_name(self.state.best_global_step))
+        is_writer = self.args.should_save
+        if not is_writer and not self._is_sharded:
+            return
+        final = folder / checkpoints.checkpoint_name(self.state.global_step)
+        scratch = folder / f".part-{final.name}"
+        with writing(folder):
+            if is_writer:
+                scratch.mkdir(parents=True, exist_ok=True)
+            checkpoints.save_weights(
+                self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None
+            )
+            optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
+            if is_writer:
+                self._finish_checkpoint(scratch, final, optimizer)
+
+    def _finish_checkpoint(self, scratch: Path, final: Path, optimizer: dict[str, Any]) -> None:
+        """Write what is beside the weights, and commit."""
+        tensors, plain = checkpoints.random_states()
+        save_file(tensors, scratch / checkpoints.RANDOM)
+        scaler = getattr(self.accelerator, "scaler", None)
+        checkpoints.save_state(
+            scratch,
+            {
+                "optimizer": optimizer,
+                "scheduler": self.lr_scheduler.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "random": plain,
+                "curve": [list(point) for point in self.curve.points],
+                "own": self.own_state(),
+            },
+        )
+        self.state.save_to_json(str(scratch / "trainer_state.json"))
+        failpoints.hit("before_checkpoint")
+        checkpoints.commit(scratch, final)
+        failpoints.hit("after_checkpoint")
+        best = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
+        checkpoints.drop_old(self._place.folder, keep=self._place.keep, best=best)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        checkpoints.load_weights(
+            self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint) / checkpoints.WEIGHTS
+        )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        held = checkpoints.load_state(Path(checkpoint))
+        self.optimizer.load_state_dict(sharding.cut_moments(held["optimizer"], self.optimizer))
+        self.lr_scheduler.load_state_dict(held["scheduler"])
+        self._take(held)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        scaler = getattr(self.accelerator, "scaler", None)
+        if checkpoint is not None and scaler is not None:
+            state = checkpoints.load_state(Path(checkpoint))["scaler"]
+            if state is not None:
+                scaler.load_state_dict(state)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            folder = Path(checkpoint)
+            checkpoints.restore_random(load_file(folder / checkpoints.RANDOM), checkpoints.load_state(folder)["random"])
+
+    def _take(self, held: dict[str, Any]) -> None:
+        self.curve.points = [(int(step), split, name, value) for step, split, name, value in held["curve"]]
+        self.load_own_state(held.get("own", {}))
+
+    def has_stopped(self) -> bool:
+        """Whether a checkpoint's state says that training ended before its last step."""
+        return False
+
+    def adopt_if_finished(self, checkpoint: Path) -> bool:
+        """Take over a checkpoint after which there is nothing left to train; False if there is. Trainer itself would do
+        one step more.
+        """
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self._take(checkpoints.load_state(checkpoint))
+        if self.state.global_step < self.state.max_steps and not self.has_stopped():
+            return False
+        self._load_from_checkpoint(str(checkpoint))
+        return True
+
+
+class PlannedTrainer(CheckpointedTrainer):
+    """One that is fed batches as planned, epoch by epoch.
+
+    Args:
+        plan: the batches.
+    """
+
+    def __init__(self, *args: Any, plan: BatchPlan, **kwargs: Any) -> None:
+        self._plan = plan
+        super().__init__(*args, **kwargs)
+        self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step, so Trainer must not divide again
+
+    def get_train_dataloader(self) -> Any:
+        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one
+        behind dropout.
+        """
+        loader = DataLoader(
+            self.train_dataset,
+            batch_sampler=self._plan,
+            collate_fn=self.data_collator,
+            generator=torch.Generator().manual_seed(self.args.seed),
+            pin_memory=torch.cuda.is_available() and not self.args.use_cpu,
+        )
+        return self.accelerator.prepare(loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Said before an epoch's first batch."""
+        self._plan.set_epoch(epoch)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        self.set_epoch(kwargs["epoch"])
+        return super()._run_epoch(*args, **kwargs)
+
+
+def training_arguments(
+    settings: TrainingSection, folder: Path, *, halvings: int = 0, **changes: Any
+) -> TrainingArguments:
+    """The spec's `train` section as transformers says it.
+
+    Args:
+        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
+        changes: further arguments of transformers.
+    Raises:
+        ConfigError: fp16 without a GPU.
+    """
+    return TrainingArguments(**argument_values(settings, folder, halvings=halvings) | changes)
+
+
+def argument_values(settings: TrainingSection, folder: Path, *, halvings: int = 0) -> dict[str, Any]:
+    """What `training_arguments` is made of, for trainers with arguments of their own."""
+    is_bf16, is_fp16 = _precision(settings)
+    rhythm = {"save_strategy": "steps", "save_steps": settings.save_every} if settings.save_every else {}
+    return {
+        "output_dir": str(folder),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": max(1, settings.batch_size >> halvings),
+        "gradient_accumulation_steps": settings.accumulation << halvings,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": {"constant": "constant_with_warmup"}.get(settings.schedule, settings.schedule),
+        "warmup_steps": settings.warmup,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "seed": settings.seed,
+        "bf16": is_bf16,
+        "fp16": is_fp16,
+        "use_cpu": settings.device == "cpu" or not torch.cuda.is_available(),
+        "eval_strategy": "no",
+        "logging_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "log_level_replica": "error",  # the first process is the one that speaks
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "average_tokens_across_devices": False,
+        "accelerator_config": {"even_batches": False},
+        "ddp_find_unused_parameters": False,
+        **({"save_strategy": "epoch"} | rhythm),
+    }
+
+
+def _precision(settings: TrainingSection) -> tuple[bool, bool]:
+    on_gpu = settings.device == "auto" and torch.cuda.is_available()
+    if settings.precision == "auto":
+        return on_gpu and torch.cuda.is_bf16_supported(), False
+    if settings.precision == "fp16" and not on_gpu:  # Trainer would compute in float32 and say nothing
+        raise ConfigError(
+            "train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU."
+        )
+    return settings.precision == "bf16", settings.precision == "fp16"
+
+
+def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Outcome:
+    """Run the loop to its end and keep the best step's weights where early stopping chose one."""
+    if resume_from is None or not trainer.adopt_if_finished(resume_from):
+        trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    state: TrainerState = trainer.state
+    best = None
+    trainer.accelerator.wait_for_everyone()  # the first process may still be writing the best step
+    if state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir():
+        best = state.best_global_step
+        module = trainer.accelerator.unwrap_model(trainer.model)
+        checkpoints.load_weights(module, Path(state.best_model_checkpoint) / checkpoints.WEIGHTS)
+        trainer.accelerator.wait_for_everyone()  # the first process removes it soon
+    return Outcome(
+        steps=state.global_step,
+        epochs=round(float(state.epoch or 0.0), 4),
+        best_step=best,
+        rows_per_s=round(trainer.rows_seen / trainer.seconds, 2) if trainer.seconds else None,
+        curve=trainer.curve,
+        device=str(trainer.args.device),
+    )

@@ -1,0 +1,146 @@
+"""Making a model in a place of its own: one that is finished is found, what is another's is refused, and what is made
+is whole or not there. `manifest.json` is written last: a folder without one holds no finished model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from distill.training.disk_errors import writing
+from distill.training.model_manifests import StoredManifest
+from distill.training.output_locations import OutputLocation
+from distill.training.ownership import claim, claimed, finished, note_claim, tidy
+from manifests import failpoints
+from manifests.digests import readable_json
+from manifests.errors import ConfigError, StaleRunError
+from manifests.interruptions import check_interrupted
+from manifests.models.references import ResolvedModel
+from manifests.records import plain
+from manifests.runs.run_manifest import MANIFEST_NAME
+from manifests.storage.local_run_store import LocalRunStore
+
+Start = Literal["new", "resume", "restart"]
+"""`new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is nothing;
+`restart` throws it away.
+"""
+
+ManifestT = TypeVar("ManifestT")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What earlier calls left.
+
+    Args:
+        done: manifest of this spec's model where it belongs.
+        waiting: manifest of this spec's model where it was trained, if it goes elsewhere and that is still to be done.
+        is_replacing: whether another model may be replaced, because this call is a --restart or goes on with one.
+    """
+
+    done: StoredManifest | None
+    waiting: StoredManifest | None
+    is_replacing: bool
+
+    @property
+    def found(self) -> StoredManifest | None:
+        """The manifest of this spec's model, if it is finished."""
+        return self.done or self.waiting
+
+
+def refuse_own_base(location: OutputLocation, base: ResolvedModel, *, key: str) -> None:
+    """
+    Args:
+        key: the spec's, that names the base.
+    Raises:
+        ConfigError: the model would be written over the one that it starts from; killed on the way, neither would be
+            left.
+    """
+    if location.folder.resolve() == base.path.resolve():
+        raise ConfigError(f"`output` and `{key}` are the same folder ({location.output}). Name another `output`.")
+
+
+def look(location: OutputLocation, fingerprint: str, start: Start) -> Left:
+    """See what an earlier call left.
+
+    Raises:
+        StaleRunError: the model of another spec, which this call may not replace.
+    """
+    # here first: what is delivered between the two looks is found by the second
+    here = location.local_manifest() if location.url else None
+    waiting = finished(here, fingerprint, start, location, str(location.folder))
+    is_ours = claimed(location.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    done = location.manifest()
+    if is_ours and done is not None and (waiting is None or done.data != waiting.data):
+        done = None  # the one that a --restart is to replace: it was killed, and goes on
+    done = finished(done, fingerprint, start, location, location.output)
+    return Left(done, waiting, is_replacing=is_ours or start == "restart")
+
+
+def conclude(location: OutputLocation, left: Left, fingerprint: str, start: Start, *, is_writer: bool) -> Left:
+    """End without training: the model is where it belongs, or only waits here to be copied there.
+
+    Args:
+        is_writer: False in all but the first of several processes that train together.
+    Raises:
+        StaleRunError: another call started over meanwhile.
+    """
+    if left.waiting is None:
+        if is_writer:
+            tidy(location, fingerprint)
+        return left
+    if not is_writer:
+        return left
+    with location.locked():
+        now = look(location, fingerprint, start)  # again: somebody may have had the lock until now
+        if now.found is None:
+            raise StaleRunError(
+                f"{location.folder}: another call started over there meanwhile. Try again when it has ended."
+            )
+        if now.waiting is not None and now.done is None:
+            location.deliver(is_replacing=now.is_replacing)
+        elif now.waiting is not None:
+            location.forget()
+    return now
+
+
+@contextmanager
+def making(location: OutputLocation, fingerprint: str, start: Start) -> Iterator[None]:
+    """Hold the place while a model is trained and written there; then bring it to where it goes.
+
+    Raises:
+        LockHeldError: another process trains there.
+        StaleRunError: another call finished this model meanwhile, or checkpoints of another one are there.
+    """
+    with location.locked() as make_sure:
+        left = look(location, fingerprint, start)  # again: somebody may have finished one meanwhile
+        if left.found is not None:
+            raise StaleRunError(
+                f"{location.output}: another call finished this {location.product.kind} meanwhile. The same command "
+                "again finds it."
+            )
+        claim(location, fingerprint, start, is_replacing=left.is_replacing)
+        yield
+        make_sure()
+        location.deliver(is_replacing=left.is_replacing)
+
+
+def finish(location: OutputLocation, fingerprint: str, write: Callable[[Path], ManifestT]) -> ManifestT:
+    """Write the folder: the manifest of a model that is replaced goes first, the new one comes last.
+
+    Args:
+        write: writes all files but the manifest, and returns that as a record.
+    """
+    failpoints.hit("before_model")
+    folder = location.folder
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    if location.url is None:  # nothing is left to be replaced: the next manifest here is this model's
+        note_claim(location.checkpoints, fingerprint, is_replacing=False)
+    with writing(folder):
+        manifest = write(folder)
+    check_interrupted()
+    LocalRunStore(folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
+    return manifest

@@ -1,0 +1,86 @@
+"""Whose a folder is: a training of the same spec, data and model goes on where it was, others are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from distill.training.disk_errors import writing
+from distill.training.model_manifests import StoredManifest
+from distill.training.output_locations import CLAIM_NAME, OutputLocation
+from manifests.errors import LockHeldError, StaleRunError
+from manifests.runs.run_manifest import MANIFEST_NAME
+
+_REPLACING = "restart"
+
+
+def finished(
+    held: StoredManifest | None, fingerprint: str, start: str, location: OutputLocation, where: str
+) -> StoredManifest | None:
+    """The manifest that is there, if it is this very training's.
+
+    Raises:
+        StaleRunError: it is another one's.
+    """
+    if held is None or start == "restart":
+        return None
+    if held.fingerprint != fingerprint:
+        raise StaleRunError(
+            f"{where}: holds a {location.product.kind} of another spec, model or data (fingerprint "
+            f"{held.fingerprint[:12]}, this one's is {fingerprint[:12]}). Name another `output`, or replace it with "
+            "--restart."
+        )
+    return held
+
+
+def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacing: bool) -> None:
+    """Make the checkpoints' folder ours, or say whose it is.
+
+    Args:
+        is_replacing: note that the model which is at the end of the way is to be replaced: a --resume then knows.
+    Raises:
+        StaleRunError: checkpoints of another spec, or of this one and nobody said what to do with them.
+    """
+    folder = location.checkpoints
+    if start == "restart":
+        if location.url is not None:
+            (location.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        # nobody's while they go, and the folder is still known as ours
+        note_claim(folder, "", is_replacing=False)
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+    held, _ = claimed(folder)
+    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
+    if left and start == "new":
+        raise StaleRunError(
+            f"{folder}: an unfinished training left {left[-1]}. Continue with --resume, or start over with --restart."
+        )
+    if left and held != fingerprint:
+        raise StaleRunError(
+            f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or start over with --restart."
+        )
+    note_claim(folder, fingerprint, is_replacing=is_replacing)
+
+
+def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
+    """Write whose checkpoints these are."""
+    with writing(folder):
+        (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{_REPLACING}\n" * is_replacing, encoding="utf-8")
+
+
+def claimed(folder: Path) -> tuple[str, bool]:
+    """The fingerprint that a folder of checkpoints belongs to, if any, and whether its model replaces another one."""
+    file = folder / CLAIM_NAME
+    held, _, rest = file.read_text(encoding="utf-8").partition("\n") if file.is_file() else ("", "", "")
+    return held, rest.strip() == _REPLACING
+
+
+def tidy(location: OutputLocation, fingerprint: str) -> None:
+    """Remove the checkpoints of a model that is finished: whoever made it was killed while it removed them."""
+    if location.url is not None or not location.checkpoints.is_dir():
+        return
+    if claimed(location.checkpoints) in ((fingerprint, False), ("", False)):
+        with contextlib.suppress(LockHeldError), location.locked():
+            shutil.rmtree(location.checkpoints)

@@ -1,0 +1,63 @@
+"""Keys that the specs of students and teachers share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from manifests.specs import Spec
+
+
+class LoraSpec(Spec):
+    """Low-rank adapters instead of all weights, through peft; merged into the weights when the model is written."""
+
+    r: int = Field(8, ge=1, le=1024)
+    """Rank."""
+    alpha: float = Field(16.0, gt=0.0)
+    """Scale; the update is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """On the adapters' input, in training."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers to adapt. Default: every linear layer but the output matrix."""
+
+
+class TrainingSection(Spec):
+    """How a model is trained; transformers' Trainer does it."""
+
+    epochs: float = Field(2, gt=0)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many optimizer steps, whatever `epochs` says."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of one forward pass on one device."""
+    group_by_length: bool = True
+    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly
+    chance.
+    """
+    accumulation: int = Field(1, ge=1)
+    """Batches for one optimizer step; the loss is the same as of one large batch."""
+    learning_rate: float = Field(2e-4, gt=0.0)
+    """Peak of the schedule."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """After the warm-up."""
+    warmup: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the steps in which the rate rises from 0."""
+    weight_decay: float = Field(0.01, ge=0.0)
+    """AdamW's, on weight matrices alone."""
+    max_grad_norm: float = Field(1.0, ge=0.0)
+    """Clip gradients to this norm; 0 is off."""
+    max_tokens: int = Field(256, ge=8)
+    """Longest row in tokens; longer ones are cut."""
+    seed: int = Field(7, ge=0, lt=2**31)
+    """Of all that is drawn: fresh weights, dropout, the order of rows."""
+    save_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints. Default: once an epoch."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept while training; all are removed when the model is written."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """`auto`: bf16 on a GPU that has it, else fp32."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto` takes a GPU where torch finds one."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third slower."""
