@@ -107,6 +107,14 @@ class Reader:
             raise unreadable(answer, "text is after the last section")
         return sections
 
+    def spans(self, text: str) -> dict[str, tuple[int, int]]:
+        """Where the content of each section is, by tag, in a text that `read` has read: [start, end) in characters,
+        white space at both ends included.
+        """
+        return {
+            tag: (text.index(opening) + len(opening), text.index(closing)) for tag, opening, closing, _ in self._steps
+        }
+
     def turn_parts(self, text: str) -> tuple[str, ...]:
         """A text that `read` has read, cut into template text (its tags) and data (what is in them), as
         `Message.parts` wants it.
@@ -117,8 +125,7 @@ class Reader:
         """
         parts = []
         at = 0
-        for _, opening, closing, _ in self._steps:
-            start, end = text.index(opening) + len(opening), text.index(closing)
+        for start, end in self.spans(text).values():
             parts += [text[at:start], text[start:end]]
             at = end
         return (*parts, text[at:])

@@ -1,0 +1,112 @@
+"""Credit in a graph of seven nodes: what the grade, the subject and the attribute earned is passed on to what they rest
+on, along ten edges with coefficients that can be learned.
+
+The coefficients enter the loss through the advantages alone. Standardising takes much of them away: only
+`effective_ratios` of them can be told apart by any loss, so those are what is reported.
+
+Source: Graph-GRPO, equations 5 to 9; methods, section 2, where the factor g and the gates' sink are explained.
+"""
+
+# N prompts, G rollouts of a prompt, V = 7 nodes, E = 10 edges, B rollouts, T tokens
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from distill.teachers.advantages import group_advantages
+
+NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
+"""Grade, subject score, attribute score, and the four texts: of query and product, on subject and attribute."""
+
+TEMPLATE = -1
+"""The segment of tokens that belong to no node: their advantage is 0."""
+
+BRANCHES = (("r>s", "r>a"), ("s>q_s", "s>p_s"), ("a>q_a", "a>p_a"))
+"""Edges that share one node's credit: α = softmax · 2, so that equal logits give 1."""
+
+GATES = ("q_a>q_s", "q_s>q_a", "p_a>p_s", "p_s>p_a")
+"""Edges between twins: α = sigmoid, at first 0.5."""
+
+EDGES = (*(edge for branch in BRANCHES for edge in branch), *GATES)
+
+
+class Credit(nn.Module):  # type: ignore[misc]
+    """The edges' logits w [E], 0 at first.
+
+    Args:
+        consistency: whether twins share credit; without, the gates' α is 0.
+    """
+
+    def __init__(self, *, consistency: bool = True) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(len(EDGES)))
+        self._consistency = consistency
+
+    def coefficients(self) -> dict[str, Tensor]:
+        """α by edge, each a 0-d tensor with its gradient."""
+        count = 2 * len(BRANCHES)
+        branches = self.logits[:count].view(-1, 2).softmax(-1) * 2
+        gates = self.logits[count:].sigmoid() * float(self._consistency)
+        return dict(zip(EDGES, torch.cat([branches.flatten(), gates]), strict=True))
+
+    def node_rewards(self, base_3: Tensor) -> Tensor:
+        """R of all nodes [..., V] from b of r, s, a [..., 3]."""
+        alpha = self.coefficients()
+        r, own_s, own_a = base_3.unbind(-1)
+        s, a = own_s + alpha["r>s"] * r, own_a + alpha["r>a"] * r
+        q_s, p_s = alpha["s>q_s"] * s, alpha["s>p_s"] * s
+        q_a, p_a = alpha["a>q_a"] * a, alpha["a>p_a"] * a
+        return torch.stack(
+            [
+                *(r, s, a),
+                *(q_s + alpha["q_a>q_s"] * q_a, q_a + alpha["q_s>q_a"] * q_s),
+                *(p_s + alpha["p_a>p_s"] * p_a, p_a + alpha["p_s>p_a"] * p_s),
+            ],
+            -1,
+        )
+
+    def advantages(self, base_NG3: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+        """A of all nodes [N, G, V]: each node's R, standardised over the prompt's rollouts. Never detached."""
+        reward_NGV = self.node_rewards(base_NG3)
+        return group_advantages(reward_NGV.transpose(-1, -2), epsilon=epsilon).transpose(-1, -2)
+
+    def distance(self) -> Tensor:
+        """‖w - w₀‖², 0-d; w₀ is 0."""
+        return self.logits.square().sum()
+
+
+def effective_ratios(alpha: dict[str, Tensor]) -> dict[str, float]:
+    """What the advantages depend on, by node: how much of another node's credit it takes for each 1 of its own.
+
+    Five of the ten coefficients can be told apart from these six numbers (those of s and a sum to 2).
+    """
+    own = {name: float(value.detach()) for name, value in alpha.items()}
+    ratios = {"s": own["r>s"], "a": own["r>a"]}
+    for side in "qp":
+        subject, attribute = own[f"s>{side}_s"], own[f"a>{side}_a"]
+        ratios[f"{side}_s"] = own[f"{side}_a>{side}_s"] * attribute / subject
+        ratios[f"{side}_a"] = own[f"{side}_s>{side}_a"] * subject / attribute
+    return ratios
+
+
+def token_advantages(node_BV: Tensor, segment_BT: Tensor) -> Tensor:
+    """The advantage of each token's node [B, T]; 0 for `TEMPLATE`."""
+    found_BT = node_BV.gather(1, segment_BT.clamp(min=0))
+    return torch.where(segment_BT == TEMPLATE, 0.0, found_BT)
+
+
+def node_average_weights(segment_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """|o| / (V · n_v) for each token [B, T]: under a mean over tokens it makes a mean over tokens within each node,
+    then over all seven nodes. A node without tokens weighs nothing, and V stays 7.
+
+    min(ρA, clip(ρ)A) is homogeneous in A, so advantages times these weights need no loss of their own.
+    """
+    mask_BT = mask_BT.to(torch.float32)
+    length_B1 = mask_BT.sum(1, keepdim=True)
+    member_BTV = nn.functional.one_hot(segment_BT.clamp(min=0), len(NODES)) * mask_BT.unsqueeze(-1)
+    member_BTV = member_BTV * (segment_BT != TEMPLATE).unsqueeze(-1)
+    count_BV = member_BTV.sum(1).clamp(min=1.0)
+    return torch.where(
+        segment_BT == TEMPLATE, 0.0, length_B1 / (len(NODES) * count_BV.gather(1, segment_BT.clamp(min=0)))
+    )
