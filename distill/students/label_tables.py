@@ -30,7 +30,7 @@ from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.records import plain
 from manifests.runs.label_files import read_labels
-from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, load_plan, refuse_rounds
+from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, plan_to_read
 from manifests.runs.readings import Readings
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder
@@ -105,9 +105,8 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
 def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
     root = source.path
     store = open_run_store(root, storage)
-    plan = load_plan(store)
+    plan = plan_to_read(store)
     if plan is None:
-        refuse_rounds(store)
         raise InputError(
             f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder, or a "
             "Parquet file."

@@ -16,7 +16,7 @@ from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.records import plain
-from manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
+from manifests.runs.plans import PLAN_NAME, plan_to_read
 from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
@@ -137,9 +137,8 @@ def _folder(target: str, day: str | None) -> RunFolder:
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
     store = open_run_store(root, storage)
-    plan = load_plan(store)
+    plan = plan_to_read(store)
     if plan is None:
-        refuse_rounds(store)
         raise ManifestError(
             f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
         )

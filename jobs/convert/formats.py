@@ -9,7 +9,7 @@ from manifests.errors import UsageError
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.inputs.table_files import JSON_SUFFIXES
 from manifests.judging.label_sets import is_run
-from manifests.runs.plans import PLAN_NAME
+from manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 
@@ -37,7 +37,7 @@ def source_format(path: str, named: str | None, storage: Storage) -> Format:
     if named is not None:
         return _format_of(named)
     if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
-        is_labels = Path(path, PLAN_NAME).exists()
+        is_labels = any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))  # who reads it refuses rounds
         if found is None and not is_labels and _holds_parquet(Path(path)):
             raise UsageError(
                 f"{path}: a folder of Parquet files without {PLAN_NAME}, so no run's output. Say what it is: --from "

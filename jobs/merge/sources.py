@@ -15,8 +15,7 @@ from manifests.runs.plans import (
     PLAN_NAME,
     Plan,
     ShardPlan,
-    load_plan,
-    refuse_rounds,
+    plan_to_read,
     row_id_file,
     shard_row_ids,
 )
@@ -81,9 +80,8 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     grouped: dict[str, list[MergeSource]] = {}
     for path in paths:
         store = open_run_store(path, storage)
-        plan = load_plan(store)
+        plan = plan_to_read(store)
         if plan is None:
-            refuse_rounds(store)
             raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
         folder = RunFolder(store, plan)
         manifest_sha256 = manifest_sha256_of(store)

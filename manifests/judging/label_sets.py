@@ -33,7 +33,7 @@ from manifests.judging.further_columns import GoldColumn, label_columns
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, run_part
 from manifests.records import LEFT_OUT
 from manifests.runs.label_files import file_schema, own_columns
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan, refuse_rounds
+from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import prove_run_input
@@ -123,9 +123,8 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
             damaged.
     """
     store = open_run_store(root, storage)
-    plan = load_plan(store)
+    plan = plan_to_read(store)
     if plan is None:
-        refuse_rounds(store)
         raise InputError(
             f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
         )

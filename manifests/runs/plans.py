@@ -196,6 +196,18 @@ def load_plan(store: RunStore) -> Plan | None:
     return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
 
 
+def plan_to_read(store: RunStore) -> Plan | None:
+    """As `load_plan`, for who reads labels.
+
+    Raises:
+        ManifestError: there is none, and the output is that of a search in rounds; names its rounds.
+    """
+    plan = load_plan(store)
+    if plan is None:
+        refuse_rounds(store)
+    return plan
+
+
 def refuse_rounds(store: RunStore) -> None:
     """Called where an output has no plan: that of a search in rounds has one for each round.
 

@@ -24,7 +24,7 @@ from manifests.errors import ManifestError
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import own_columns, read_labels
 from manifests.runs.label_keys import recipe_differences, recipe_digest
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan, refuse_rounds
+from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
 from manifests.runs.receipts import FileRef, ReusedRows
 from manifests.runs.run_folder import RunFolder, Snapshot
 from manifests.runs.run_manifest import manifest_sha256_of
@@ -137,9 +137,8 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
         ManifestError: there is no plan, or a receipt is damaged.
     """
     store = open_run_store(path, storage)
-    plan = load_plan(store)
+    plan = plan_to_read(store)
     if plan is None:
-        refuse_rounds(store)
         raise ManifestError(
             f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
         )

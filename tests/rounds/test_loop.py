@@ -397,12 +397,34 @@ def test_a_search_is_no_output_for_a_run_or_a_merge(relabel: Callable[..., Any],
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/search").rglob("*")}
 
 
-@pytest.mark.parametrize("line", ["status {}", "verify {}", "evaluate {} --qrels docs.parquet", "report {}"])
+READERS = [
+    "status {}",
+    "verify {}",
+    "evaluate {} --qrels docs.parquet",
+    "report {}",
+    "convert {} labels.jsonl",
+    "compare out/search/round-1 {}",
+    "merge {} --to merged",
+    "run reusing.yaml --set reuse=[{}]",
+    "distill student.yaml --set labels=[{}]",
+]
+
+
+@pytest.mark.parametrize("line", READERS)
 def test_commands_that_read_a_run_name_the_rounds_of_a_search(
     relabel: Callable[..., Any], world: Callable[..., None], line: str
 ) -> None:
     world()
     assert relabel("rounds", "job.yaml").code == 0
+    job = {key: value for key, value in JOB.items() if key != "rounds"}
+    Path("reusing.yaml").write_text(json.dumps({**job, "input": {"path": "pairs.parquet"}, "output": "out/reusing"}))
+    pairs = [{**question, "doc_id": "d", "document": "a rose"} for question in QUESTIONS]
+    pq.write_table(pa.Table.from_pylist(pairs), "pairs.parquet")
+    Path("base").mkdir()
+    Path("base/config.json").write_text("{}")
+    Path("base/model.safetensors").touch()
+    student = {"name": "s", "student": {"kind": "encoder", "model": "./base"}, "output": "out/student"}
+    Path("student.yaml").write_text(json.dumps(student))
     takes_jobs = line.startswith(("status", "verify"))
     for path in ("out/search", "job.yaml") if takes_jobs else ("out/search",):
         relabel(*line.format(path).split()).refused(3, "search in rounds", "out/search/round-1, ", "out/search/round-2")
