@@ -1,0 +1,159 @@
+"""Rollouts ask and read as a run does: prompts token for token, and no label that a run would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.rollouts import Dialogues, Generate
+from labelers.engines.sequences import TokenSequence
+from labelers.engines.stages import DecisionPlaces, admit
+from labelers.engines.tokens import PromptEncoder
+from manifests.asks import Request
+from manifests.errors import ConfigError, VerdictError
+from tests.engines.conftest import DROPS_THINKING, make_tokenizer
+from tests.labelers.driving import ROSES, fake, labeler, walk
+
+INTENT = "<think>Hm.</think><intent>When to prune.</intent>"
+VERDICT = "<think>the roses</think><extract>pruning late</extract><score>2</score>"
+TRAINABLE = ["r1", "umbrela", "r3a", "graph-grpo"]
+
+MakeDialogues = Callable[..., Dialogues]
+Writes = Callable[..., Generate]
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_prompts_are_those_of_a_run_token_for_token(
+    name: str, encoder: PromptEncoder, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    label, asks, answers = walk(labeler(name), ROSES, fake())
+    seen: list[list[int]] = []
+    (rollout,) = dialogues(labeler(name)).roll([ROSES], writes([one.text for one in answers], seen=seen))
+    places = DecisionPlaces(encoder, tokenizer_name="tiny")
+    for ask, prompt in zip(asks, seen, strict=True):
+        admitted = admit(Request(0, ask, 0), encoder, places, max_prompt_tokens=8192, matcher=None)
+        assert isinstance(admitted, TokenSequence)
+        np.testing.assert_array_equal(prompt, admitted.prompt)
+    assert rollout.label is not None
+    assert (rollout.label.grade, rollout.fault) == (label.grade, "")
+
+
+def test_a_second_turn_goes_on_from_the_sampled_tokens(
+    tokenizer: Any, encoder: PromptEncoder, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    seen: list[list[int]] = []
+    plain = writes([INTENT, VERDICT], seen=seen)
+
+    def spelled_out(prompts: Sequence[list[int]]) -> list[list[int]]:
+        """The same texts, a byte a token: no tokenizer writes them so, a model may."""
+        return [
+            [*(one for char in tokenizer.decode(ids[:-1]) for one in encoder.encode_text(char)), ids[-1]]
+            for ids in plain(prompts)
+        ]
+
+    (rollout,) = dialogues(labeler("r3a")).roll([ROSES], spelled_out)
+    (usual,) = dialogues(labeler("r3a")).roll([ROSES], writes([INTENT, VERDICT]))
+    assert rollout.label is not None
+    assert usual.label is not None
+    assert rollout.label.evidence == usual.label.evidence != ()
+    assert rollout.num_own > usual.num_own
+    assert [turn.text for turn in rollout.turns] == [turn.text for turn in usual.turns] == [INTENT, VERDICT]
+    assert seen[1] == rollout.prompt_ids + rollout.completion_ids[: rollout.turns[1].start]
+    assert tokenizer.decode(rollout.completion_ids) == tokenizer.decode(usual.completion_ids)
+    for one in (rollout, usual):
+        between = [token for token, own in zip(one.completion_ids, one.is_own, strict=True) if not own]
+        assert one.num_own == sum(len(turn.ids) for turn in one.turns)
+        text = tokenizer.decode(between)
+        assert text.startswith("\n<|im_start|>user")
+        assert text.endswith("<|im_start|>assistant\n")
+        assert one.is_own[one.turns[1].start]
+        assert not one.is_own[one.turns[1].start - 1]
+
+
+def test_another_end_token_than_the_templates_leaves_the_context(
+    tokenizer: Any, encoder: PromptEncoder, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    both = AnswerTokens(tokenizer, end_ids=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    talks = Dialogues(labeler("r3a"), encoder, both, max_prompt_tokens=8192)
+    seen: list[list[int]] = []
+    (rollout,) = talks.roll([ROSES], writes([INTENT, VERDICT], seen=seen, end="<|endoftext|>"))
+    assert rollout.label is not None
+    assert tokenizer.convert_tokens_to_ids("<|endoftext|>") not in seen[1]
+    (usual,) = talks.roll([ROSES], writes([INTENT, VERDICT]))
+    assert seen[1] == usual.prompt_ids + usual.completion_ids[: usual.turns[1].start]
+
+
+@pytest.mark.parametrize(
+    ("texts", "end", "fault"),
+    [
+        ([INTENT, VERDICT], None, "truncated"),
+        ([INTENT, VERDICT.replace("pruning late", "no such words")], "<|im_end|>", "format"),
+        (["<think>Hm.</think>"], "<|im_end|>", "format"),
+        ([INTENT, VERDICT + "<|im_start|>"], "<|im_end|>", "format"),
+        ([INTENT + "<|im_end|>"], "<|im_end|>", "format"),
+        ([INTENT, f"<think>{'x ' * 3000}</think><extract>none</extract><score>0</score>"], "<|im_end|>", "truncated"),
+    ],
+    ids=["no-end", "not-verbatim", "no-intent", "control-token", "two-ends", "over-the-limit"],
+)
+def test_what_a_run_would_not_read_has_no_label(
+    texts: list[str], end: str | None, fault: str, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    (rollout,) = dialogues(labeler("r3a")).roll([ROSES], writes(texts, end=end))
+    assert rollout.label is None
+    assert rollout.fault == fault
+    assert len(rollout.is_own) == len(rollout.completion_ids)
+
+
+def test_rollouts_that_end_early_leave_the_others_going(
+    encoder: PromptEncoder, tokenizer: Any, dialogues: MakeDialogues
+) -> None:
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    turns = [[INTENT, "no format", INTENT], [VERDICT, VERDICT]]
+
+    def generate(prompts: Sequence[list[int]]) -> list[list[int]]:
+        return [[*encoder.encode_text(text), end] for text in turns.pop(0)[: len(prompts)]]
+
+    rollouts = dialogues(labeler("r3a")).roll([ROSES] * 3, generate)
+    assert [one.label is not None for one in rollouts] == [True, False, True]
+    assert [len(one.turns) for one in rollouts] == [2, 1, 2]
+
+
+def test_a_template_that_drops_earlier_thoughts_is_refused(tokens: AnswerTokens, writes: Writes) -> None:
+    talks = Dialogues(
+        labeler("r3a"), PromptEncoder(make_tokenizer(template=DROPS_THINKING)), tokens, max_prompt_tokens=8192
+    )
+    with pytest.raises(ConfigError, match="renders earlier turns anew"):
+        talks.roll([ROSES], writes([INTENT, VERDICT]))
+
+
+def test_a_labeler_whose_model_writes_nothing_is_refused(dialogues: MakeDialogues) -> None:
+    with pytest.raises(ConfigError, match="nothing to reward"):
+        _ = dialogues(labeler("direct")).max_answer_tokens
+    assert dialogues(labeler("r1")).max_answer_tokens == labeler("r1").probe()[0].max_tokens + 1
+
+
+def test_a_prompt_that_does_not_fit_has_no_rollout(dialogues: MakeDialogues, writes: Writes) -> None:
+    talks = dialogues(labeler("r1"), max_prompt_tokens=40)
+    assert talks.first_prompt(ROSES) is None
+    with pytest.raises(ConfigError, match="row 7"):
+        talks.roll([ROSES], writes([VERDICT]))
+
+
+@given(st.lists(st.integers(0, 400), max_size=30))
+def test_the_text_is_that_of_the_tokens_bytes_and_control_tokens_are_never_read_over(
+    tokenizer: Any, tokens: AnswerTokens, ids: list[int]
+) -> None:
+    special = set(tokenizer.all_special_ids) | {one for one in ids if one >= len(tokenizer)}
+    assert tokens.text(ids) == tokenizer.decode([one for one in ids if one not in special])
+    end = next(iter(tokens.end_ids))
+    if special & set(ids):
+        with pytest.raises(VerdictError):
+            tokens.answer([*ids, end], max_tokens=100)
+    else:
+        assert tokens.answer([*ids, end], max_tokens=100).text == tokens.text(ids)
