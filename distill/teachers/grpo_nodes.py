@@ -1,0 +1,39 @@
+"""Which node of the graph each token of an answer of `graph-grpo` belongs to."""
+
+from __future__ import annotations
+
+from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.grpo_credit import NODES
+from distill.teachers.rollouts import Rollout
+from distill.teachers.segments import NO_PART, Span, token_parts
+from labelers.verdicts import Reader
+
+NODE_OF_TAG = {
+    "preliminary": "r",
+    "query_subject": "q_s",
+    "query_attribute": "q_a",
+    "product_subject": "p_s",
+    "product_attribute": "p_a",
+    "subject_score": "s",
+    "attribute_score": "a",
+    "score": "r",
+}
+"""The first grade is a grade too."""
+
+
+def segments_of(rollout: Rollout, tokens: AnswerTokens) -> list[int]:
+    """The node of each completion token, by its place in `NODES`; `TEMPLATE` for tags, white space and the end.
+
+    All tokens of a rollout without a readable label are the grade's: nobody can say which of them went wrong.
+    """
+    if rollout.label is None:
+        return [NODES.index("r")] * len(rollout.completion_ids)
+    segments = [NO_PART] * len(rollout.completion_ids)
+    for turn in rollout.turns:
+        assert turn.ask.format is not None
+        spans: dict[int, list[Span]] = {}
+        for tag, span in Reader(turn.ask.format).spans(turn.text).items():
+            spans.setdefault(NODES.index(NODE_OF_TAG[tag]), []).append(span)
+        parts = token_parts(tokens.pieces(turn.ids), spans)
+        segments[turn.start : turn.start + len(turn.ids)] = parts
+    return segments

@@ -1,0 +1,322 @@
+"""TRL's GRPOTrainer with rollouts that a labeler asks for and reads, our advantages, and credit by node.
+
+Importing this file imports TRL's trainer, which takes ten seconds and more: import it where training begins.
+
+TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_trainer.py is the contract: with TRL's
+normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
+`_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; segments and
+base rewards travel with the batch through TRL's shuffling), `_compute_loss` (advantages by token, never detached, and
+the coefficients' own term), `create_optimizer` (the coefficients' rate), `_get_train_sampler` (an order that a resumed
+second epoch repeats).
+"""
+
+# N prompts, G rollouts of a prompt, B = N·G, T tokens, V nodes
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from torch.nn.utils import clip_grad_norm_
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from distill.teachers.advantages import group_advantages
+from distill.teachers.grpo_credit import TEMPLATE, Credit, effective_ratios, node_average_weights, token_advantages
+from distill.teachers.grpo_nodes import segments_of
+from distill.teachers.grpo_spec import RolloutSection
+from distill.teachers.rollout_log import RolloutLog
+from distill.teachers.rollouts import Dialogues, Rollout
+from distill.teachers.scores import GoldRow, Score, ScoreOf
+from distill.training.checkpointed import CheckpointedTrainer, argument_values
+from distill.training.sections import TrainingSection
+
+CURVES = {
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "no_variance_share",
+    "kl": "kl",
+    "entropy": "entropy",
+    "clip_ratio/region_mean": "clip_share",
+}
+"""TRL's figures that go into the curve, and what they are called there."""
+
+_EPOCH_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True)
+class CreditPlan:
+    """How credit flows along the graph.
+
+    Args:
+        credit: the coefficients.
+        learning_rate: theirs; None leaves them as they are.
+        decay: λ of ‖w - w₀‖².
+        max_grad_norm: their gradient is clipped to this norm.
+        average: `node` weighs every node of a rollout alike, `token` every token.
+        epsilon: added to the standard deviation of a node's rewards.
+    """
+
+    credit: Credit
+    learning_rate: float | None = 1e-3
+    decay: float = 0.01
+    max_grad_norm: float = 1.0
+    average: Literal["node", "token"] = "node"
+    epsilon: float = 1e-6
+
+
+def grpo_arguments(
+    settings: TrainingSection,
+    rollouts: RolloutSection,
+    folder: Path,
+    *,
+    max_answer_tokens: int,
+    halvings: int = 0,
+    **changes: Any,
+) -> GRPOConfig:
+    """The spec as TRL says it: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
+
+    Args:
+        max_answer_tokens: of any one turn.
+        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
+        changes: further arguments of TRL.
+    """
+    values = argument_values(settings, folder, halvings=halvings)
+    values |= {
+        "num_generations": rollouts.group,
+        "steps_per_generation": values["gradient_accumulation_steps"],
+        "num_iterations": rollouts.updates,
+        "max_completion_length": max_answer_tokens,
+        "temperature": rollouts.temperature,
+        "top_p": rollouts.top_p,
+        "epsilon": rollouts.clip,
+        "beta": rollouts.beta,
+        "loss_type": "grpo",  # a mean over tokens, then over rollouts; TRL's default is another
+        "use_bias_correction_kl": False,
+        "disable_dropout": True,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+    }
+    return GRPOConfig(**(values | changes))
+
+
+class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
+    """TRL's order of prompts, drawn anew from (seed, epoch), so that a resumed epoch repeats it."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Said before an epoch's first batch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(self.seed + _EPOCH_STRIDE * self.epoch)
+        return iter(super().__iter__())
+
+
+class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
+    """GRPO over a labeler's conversations. Arguments beside these are GRPOTrainer's and CheckpointedTrainer's.
+
+    Args:
+        rows: what there is to train on, each with gold.
+        score_of: what a rollout earns.
+        normaliser: `population` is the papers' standard deviation, `trl` leaves TRL's advantages as they are.
+        credit: how credit flows along the graph; None gives every token its rollout's advantage.
+        log: keeps every rollout.
+    """
+
+    def __init__(
+        self,
+        *,
+        dialogues: Dialogues,
+        rows: Sequence[GoldRow],
+        score_of: ScoreOf,
+        normaliser: Literal["population", "trl"] = "population",
+        credit: CreditPlan | None = None,
+        log: RolloutLog | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._dialogues, self._rows, self._score_of = dialogues, rows, score_of
+        self._normaliser, self._plan = normaliser, credit
+        self._log_of_rollouts = log if log is not None else RolloutLog(None)
+        self._rollouts: list[Rollout] = []
+        self._scores: list[Score] = []
+        places = Dataset.from_dict({"prompt": list(range(len(rows)))})
+        super().__init__(reward_funcs=[_reward], train_dataset=places, **kwargs)
+        self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
+        if credit is not None:
+            credit.credit.to(self.accelerator.device)
+            credit.credit.logits.requires_grad_(credit.learning_rate is not None)
+            self.add_callback(_CreditSteps(self, credit))
+
+    # rollouts and what they earn
+
+    def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
+        self._rollouts = self._dialogues.roll([self._rows[place].pair for place in prompts], self._write)
+        found: dict[str, Any] = {
+            "prompt_ids": [one.prompt_ids for one in self._rollouts],
+            "completion_ids": [one.completion_ids for one in self._rollouts],
+            "logprobs": None,
+        }
+        if not all(all(one.is_own) for one in self._rollouts):
+            found["env_mask"] = [list(map(int, one.is_own)) for one in self._rollouts]
+        return found
+
+    def _write(self, contexts: Sequence[list[int]]) -> Sequence[list[int]]:
+        answers: list[list[int]] = self._generate_single_turn(list(contexts), None, {}, 1)[0]
+        return answers
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        self._scores = [
+            self._score_of(rollout, self._rows[place]) for rollout, place in zip(self._rollouts, prompts, strict=True)
+        ]
+        rewards_B1 = torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
+        return self.accelerator.gather(rewards_B1)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        device = batch["completion_ids"].device
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        if self._normaliser == "population":
+            rewards_NG = torch.tensor([one.reward for one in self._scores], device=device).view(-1, group)
+            batch["advantages"] = group_advantages(rewards_NG).flatten()
+        batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
+        if self._plan is not None:
+            batch |= self._graph_tensors(batch["completion_ids"], group)
+        self._keep(batch, group)
+        return batch
+
+    def _graph_tensors(self, completion_ids: Any, group: int) -> dict[str, Any]:
+        """What travels with each rollout: its tokens' nodes, the base rewards of its whole group, its place there."""
+        device = completion_ids.device
+        segment_BT = torch.full(completion_ids.shape, TEMPLATE, device=device)
+        for row, rollout in enumerate(self._rollouts):
+            segments = segments_of(rollout, self._dialogues.tokens)
+            segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
+        base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
+        return {
+            "segment_ids": segment_BT,
+            "group_rewards": base_NG3.repeat_interleave(group, 0),
+            "group_index": torch.arange(group, device=device).repeat(len(base_NG3)),
+        }
+
+    def _keep(self, batch: dict[str, Any], group: int) -> None:
+        """Rollouts and their figures, as this step made them."""
+        nodes = None if self._plan is None else self._node_advantages(batch).detach().tolist()
+        self._log_of_rollouts.add(
+            self.state.global_step + 1,
+            self._rollouts,
+            self._scores,
+            advantages=batch["advantages"].tolist(),
+            node_advantages=nodes,
+            group=group,
+        )
+        figures = self._metrics["train" if self.model.training else "eval"]
+        for score in self._scores:
+            figures["own/reward"].append(score.reward)
+            for name, value in score.parts.items():
+                figures[f"own/{name}"].append(value)
+
+    # the loss
+
+    def _node_advantages(self, batch: dict[str, Any]) -> Any:
+        """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
+        assert self._plan is not None
+        node_BGV = self._plan.credit.advantages(batch["group_rewards"], epsilon=self._plan.epsilon)
+        return node_BGV[torch.arange(len(node_BGV)), batch["group_index"]]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        plan = self._plan
+        if plan is not None:
+            segment_BT = inputs["segment_ids"]
+            advantage_BT = token_advantages(self._node_advantages(inputs), segment_BT)
+            if plan.average == "node":
+                advantage_BT = advantage_BT * node_average_weights(segment_BT, inputs["completion_mask"])
+            inputs = {**inputs, "advantages": advantage_BT}
+        loss = super()._compute_loss(model, inputs)
+        if plan is not None and plan.learning_rate is not None:
+            loss = loss + plan.decay * plan.credit.distance() / self.current_gradient_accumulation_steps
+        if self.model.training:
+            self.note({"loss": float(loss.detach())}, inputs["place"].tolist())
+        return loss
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Trainer's, with a group of their own for the coefficients."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self._plan is not None and self._plan.learning_rate is not None:
+            rate = self._plan.learning_rate
+            optimizer.add_param_group({"params": [self._plan.credit.logits], "lr": rate, "weight_decay": 0.0})
+        return optimizer
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
+        return EpochSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+    # what is written down
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._step % self.args.gradient_accumulation_steps == 0:
+            self.begin_step(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps)
+        return super().training_step(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        for name, values in self._metrics["train"].items():
+            known = name.removeprefix("own/") if name.startswith("own/") else CURVES.get(name)
+            if known is not None and values:
+                self._pending[known] = sum(values) / len(values)
+        self._metrics["train"].clear()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def own_state(self) -> dict[str, Any]:
+        held: dict[str, Any] = {"rollouts": self._log_of_rollouts.flush(self.state.global_step)}
+        if self._plan is not None:
+            held["logits"] = self._plan.credit.logits.detach()
+            held["edges"] = self._log_of_rollouts.edges
+        return held
+
+    def load_own_state(self, held: dict[str, Any]) -> None:
+        self._log_of_rollouts.go_on(held["rollouts"], held.get("edges", []))
+        if self._plan is not None:
+            with torch.no_grad():
+                self._plan.credit.logits.copy_(held["logits"])
+
+    def note_edges(self) -> None:
+        """The coefficients after a step."""
+        assert self._plan is not None
+        alpha = self._plan.credit.coefficients()
+        self._log_of_rollouts.add_edges(self.state.global_step + 1, self._plan.credit.logits.detach().tolist(), alpha)
+        self._pending |= {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
+
+
+class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Does for the coefficients what Trainer does for the model's parameters alone: reduces, clips and clears their
+    gradient.
+    """
+
+    def __init__(self, trainer: RolloutTrainer, plan: CreditPlan) -> None:
+        self._trainer, self._plan = trainer, plan
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logits = self._plan.credit.logits
+        if logits.grad is not None:
+            logits.grad = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
+            clip_grad_norm_([logits], self._plan.max_grad_norm)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._plan.credit.logits.grad = None
+        self._trainer.note_edges()
+
+
+def _reward(**_: Any) -> list[float]:
+    """Named for TRL's figures; `_calculate_rewards` does the work."""
+    raise AssertionError("rewards are calculated from rollouts")

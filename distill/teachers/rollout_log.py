@@ -1,0 +1,136 @@
+"""Every rollout of a training, and the graph's coefficients by step, as Parquet.
+
+Rollouts are written in parts, each as far as a checkpoint goes, before that checkpoint is there. A training that goes
+on from a checkpoint keeps the parts that it names and drops what came after.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distill.teachers.grpo_credit import EDGES
+from distill.teachers.rollouts import Rollout
+from distill.teachers.scores import Score
+from distill.training.disk_errors import writing
+
+ROLLOUTS_NAME = "rollouts.parquet"
+EDGES_NAME = "edges.parquet"
+PARTS = "rollouts"
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("row_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("texts", pa.list_(pa.string())),
+        ("grade", pa.int8()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("format_ok", pa.bool_()),
+        ("fault", pa.string()),
+        ("detail", pa.string()),
+        ("tokens", pa.int32()),
+        ("node_rewards", pa.list_(pa.float64())),
+        ("node_advantages", pa.list_(pa.float64())),
+    ]
+)
+EDGE_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("edge", pa.string()), ("logit", pa.float64()), ("coefficient", pa.float64())]
+)
+
+
+class RolloutLog:
+    """Rollouts that are not yet written, and the edges.
+
+    Args:
+        folder: where the parts go, beside the checkpoints; None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = None if folder is None else folder / PARTS
+        self._pending: list[dict[str, Any]] = []
+        self._parts: list[str] = []
+        self.edges: list[list[Any]] = []
+
+    def add(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        *,
+        advantages: Sequence[float],
+        node_advantages: Sequence[Sequence[float]] | None,
+        group: int,
+    ) -> None:
+        """Add what was generated for a step.
+
+        Args:
+            group: rollouts of one prompt; they follow each other.
+        """
+        if self._folder is None:
+            return
+        for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+            self._pending.append(
+                {
+                    "step": step,
+                    "row_id": rollout.pair.row_id,
+                    "sample": place % group,
+                    "texts": [turn.text for turn in rollout.turns],
+                    "grade": None if rollout.label is None else rollout.label.grade,
+                    "reward": score.reward,
+                    "advantage": advantages[place],
+                    "format_ok": rollout.label is not None,
+                    "fault": rollout.fault or None,
+                    "detail": rollout.detail or None,
+                    "tokens": rollout.num_own,
+                    "node_rewards": None if score.base is None else list(score.base),
+                    "node_advantages": None if node_advantages is None else list(node_advantages[place]),
+                }
+            )
+
+    def add_edges(self, step: int, logits: Sequence[float], alpha: Mapping[str, Any]) -> None:
+        """Add the coefficients as they are after a step."""
+        self.edges += [
+            [step, edge, logit, float(alpha[edge].detach())] for edge, logit in zip(EDGES, logits, strict=True)
+        ]
+
+    def flush(self, step: int) -> list[str]:
+        """Write what is pending as the part of a checkpoint's step; the names of all parts."""
+        if self._folder is not None and self._pending:
+            name = f"step-{step:06d}.parquet"
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with writing(self._folder):
+                (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=ROLLOUT_SCHEMA)))
+            self._parts.append(name)
+            self._pending = []
+        return list(self._parts)
+
+    def go_on(self, parts: Sequence[str], edges: Sequence[Sequence[Any]]) -> None:
+        """Take up what a checkpoint names."""
+        self._parts, self._pending, self.edges = list(parts), [], [list(one) for one in edges]
+
+    def write(self, folder: Path, *, step: int) -> None:
+        """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""
+        parts = self.flush(step)
+        if self._folder is not None:
+            tables = [pq.read_table(self._folder / name) for name in parts]
+            table = pa.concat_tables(tables) if tables else ROLLOUT_SCHEMA.empty_table()
+            (folder / ROLLOUTS_NAME).write_bytes(_parquet(table))
+        if self.edges:
+            columns = [
+                pa.array(column, kind.type)
+                for column, kind in zip(zip(*self.edges, strict=True), EDGE_SCHEMA, strict=True)
+            ]
+            table = pa.Table.from_arrays(columns, schema=EDGE_SCHEMA)
+            (folder / EDGES_NAME).write_bytes(_parquet(table))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()

@@ -1,0 +1,68 @@
+"""A tiny model in GRPO, ours or TRL's own, on the same prompts with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.grpo_spec import RolloutSection
+from distill.teachers.grpo_trainer import RolloutTrainer, grpo_arguments
+from distill.teachers.rollouts import Dialogues, Rollout
+from distill.teachers.scores import GoldRow, Score
+from distill.training.checkpointed import TrainingPlace
+from distill.training.sections import TrainingSection
+from labelers.engines.tokens import PromptEncoder
+from manifests.labels import Pair
+from tests.labelers.driving import labeler
+
+GOLD_ROWS = [
+    GoldRow(Pair(number, f"q{number}", f"query {number}", f"d{number}", "red shoes " * (number % 3 + 1)), {"grade": 2})
+    for number in range(6)
+]
+
+
+def score_by_tokens(rollout: Rollout, row: GoldRow) -> Score:
+    """A reward that any answer has, of a random model too: the share of even token ids."""
+    ids = rollout.completion_ids
+    return Score(sum(one % 2 == 0 for one in ids) / len(ids))
+
+
+def short_dialogues(tokenizer: Any, name: str = "r1", **options: Any) -> Dialogues:
+    options = {"max_think_tokens": 8, **options}
+    tokens = AnswerTokens(tokenizer, end_ids=[tokenizer.eos_token_id])
+    return Dialogues(labeler(name, **options), PromptEncoder(tokenizer), tokens, max_prompt_tokens=4096)
+
+
+def arguments(folder: Path, *, updates: int = 2, steps: int = 4, **changes: Any) -> Any:
+    """Two prompts of four rollouts a step, in two batches."""
+    settings = TrainingSection(
+        max_steps=steps, batch_size=4, accumulation=2, learning_rate=1e-2, schedule="constant", warmup=0,
+        seed=3, device="cpu", precision="fp32", save_every=2 * updates,
+    )  # fmt: skip
+    rollouts = RolloutSection(group=4, updates=updates)
+    return grpo_arguments(settings, rollouts, folder, max_answer_tokens=12, **{"save_strategy": "no", **changes})
+
+
+def make_trainer(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    rows: Sequence[GoldRow] = GOLD_ROWS,
+    dialogues: Dialogues | None = None,
+    score_of: Callable[[Rollout, GoldRow], Score] = score_by_tokens,
+    args: Any = None,
+    **options: Any,
+) -> RolloutTrainer:
+    return RolloutTrainer(
+        model=model,
+        processing_class=tokenizer,
+        args=arguments(folder) if args is None else args,
+        dialogues=short_dialogues(tokenizer) if dialogues is None else dialogues,
+        rows=rows,
+        score_of=score_of,
+        place=TrainingPlace(folder, 2, lambda _: None, [row.name for row in rows]),
+        **options,
+    )
