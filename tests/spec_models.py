@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distill.students.specs import DistillSpec
+from distill.teachers.methods import METHODS
+from distill.teachers.spec_files import spec_class
 from export.bench.specs import BenchSpec
 from export.specs import ExportSpec
 from jobs.score.student_jobs import StudentArgs
@@ -12,7 +14,7 @@ from labelers.engines.registry import engine_class, engine_names
 from labelers.registry import labeler_class, labeler_names
 from manifests.specs import JobSpec, Spec
 
-ROOTS = (JobSpec, DistillSpec, ExportSpec, BenchSpec, StudentArgs)
+ROOTS = (JobSpec, DistillSpec, *(spec_class(name) for name in METHODS), ExportSpec, BenchSpec, StudentArgs)
 
 
 def spec_models() -> list[type[Spec]]:

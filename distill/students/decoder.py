@@ -20,9 +20,9 @@ from distill.students.encoder import find_layers
 from distill.students.specs import DistillSpec
 from distill.students.students import StudentRecord
 from distill.students.texts import DecoderTexts, PairTexts, grade_token_ids, render_prompt
+from distill.training.adapters import adapted
 from distill.training.sections import LoraSpec
 from manifests.errors import ModelError
-from manifests.extras import require
 
 # B rows, T tokens, D hidden, K grades
 
@@ -82,18 +82,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
             MissingExtraError: peft is absent.
             ModelError: it finds no such layers.
         """
-        peft = require("peft", extra="gpu", purpose="student.lora")
-        config = peft.LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=list(lora.targets) or "all-linear",
-            task_type="CAUSAL_LM",
-        )
-        try:
-            self._adapted = [peft.get_peft_model(self.lm, config)]
-        except ValueError as exc:
-            raise ModelError(f"student.lora: {str(exc).splitlines()[0]}") from exc
+        self._adapted = [adapted(self.lm, lora, key="student.lora", extra="gpu")]
 
     def merge(self) -> None:
         """Add the adapters, if any, to the weights that they are beside."""

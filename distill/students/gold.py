@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold
-from distill.students.label_tables import LabelTable, read_pairs
+from distill.students.label_tables import read_pairs
 from distill.students.specs import GoldSource
 from manifests.digests import digest_of
 from manifests.errors import InputError
@@ -21,6 +22,7 @@ from manifests.judging.label_sets import load_gold_by_row, own_input
 from manifests.judging.pair_grades import PairGrades, grades_by_pair
 from manifests.judging.qrels import load_qrels, mapped
 from manifests.labels import Pair
+from manifests.runs.plans import Plan
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 
@@ -32,6 +34,17 @@ _KEYS = {
     "--doc": "`gold.columns.doc_id`",
     "--map": "`gold.map`",
 }
+
+
+class Joined(Protocol):
+    """Rows that grades are joined to: where they are, the run's plan if they are one's, and their texts."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def plan(self) -> Plan | None: ...
+    @property
+    def pairs(self) -> list[Pair]: ...
 
 
 @dataclass
@@ -52,7 +65,7 @@ class GoldGrades:
     about: LearnedGold
     by_pair: PairGrades | None = field(default=None)
 
-    def of(self, table: LabelTable) -> list[int | None]:
+    def of(self, table: Joined) -> list[int | None]:
         """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
         doc_id).
 
@@ -62,7 +75,7 @@ class GoldGrades:
         with _in_words_of_the_spec():
             return self._of(table)
 
-    def _of(self, table: LabelTable) -> list[int | None]:
+    def _of(self, table: Joined) -> list[int | None]:
         own = (
             None
             if table.plan is None

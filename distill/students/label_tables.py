@@ -21,26 +21,23 @@ import pyarrow.parquet as pq
 
 from distill.students.data_facts import LearnedLabels, SourceRows
 from distill.students.specs import NODE_HEADS, LabelSource
+from distill.training.proven_runs import open_proven_run
 from manifests.digests import sha256_bytes
-from manifests.errors import ConfigError, InputError, ManifestError
+from manifests.errors import ConfigError, InputError
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
-from manifests.records import plain
 from manifests.runs.label_files import read_labels
-from manifests.runs.plans import PLAN_NAME, Plan, ShardPlan, plan_to_read
+from manifests.runs.plans import Plan, ShardPlan
 from manifests.runs.readings import Readings
 from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import open_run_input
-from manifests.runs.run_manifest import MANIFEST_NAME, load_manifest
 from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, table_of, with_own_columns
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
-from manifests.storage.run_stores import open_run_store
 from manifests.storage.url_files import read_whole
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
@@ -103,40 +100,11 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
 
 
 def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
-    root = source.path
-    store = open_run_store(root, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise InputError(
-            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder, or a "
-            "Parquet file."
-        )
-    manifest = load_manifest(store)
-    folder = RunFolder(store, plan)
-    found = folder.snapshot()
-    if manifest is None or manifest.receipts_sha256 != found.digest:
-        state = (
-            f"{found.tally.rows:,} of {plan.rows:,} rows are done"
-            if manifest is None
-            else "its manifest is older than its receipts"
-        )
-        raise ManifestError(f"{root}: not finished ({state}). Run the job again until it exits 0, then distill.")
-    rows, limit = manifest.rows, manifest.max_failed_fraction
-    if manifest.over_limit and not allow_over_limit:
-        raise ManifestError(
-            f"{root}: over its limit ({rows.quarantined:,} of {rows.in_:,} rows quarantined, {limit:.0%} "
-            "allowed). What is missing is seldom a fair sample: fix it with `relabel retry`, or set "
-            "allow_over_limit: true to take what is there."
-        )
-    fates = folder.prove(found, check_bytes=True)
-    if fates.by_kind() != rows:
-        raise ManifestError(
-            f"{root}: its manifest says {plain(rows)}, its files hold {plain(fates.by_kind())}. `relabel verify` says "
-            "more."
-        )
+    run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit, then="distill")
+    root, plan, manifest = run.root, run.plan, run.manifest
     labeler = plan.facts.labeler
-    tables = [read_labels(folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
-    dataset, readings = open_run_input(root, store, plan, storage)
+    tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
+    dataset, readings = open_run_input(root, run.store, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
     table = _usable(held, dataset, root, labeler.grades, readings)
     about = LearnedLabels(
@@ -146,8 +114,8 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
         labeler=labeler.name,
         model=plan.facts.model,
         fingerprint=plan.fingerprint,
-        manifest_sha256=sha256_bytes(store.read(MANIFEST_NAME)),
-        rows=SourceRows(**vars(rows)),
+        manifest_sha256=run.manifest_sha256,
+        rows=SourceRows(**vars(manifest.rows)),
         quarantined_by_status=manifest.quarantined_by_status,
         over_limit=manifest.over_limit,
         weight=source.weight,
@@ -263,7 +231,7 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, re
         targets[name] = _targets(
             columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
         )
-    pairs = _rejoin(columns, dataset, readings, where)
+    pairs = rejoin(columns, dataset, readings, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
     _check_outside(outside, where)
     return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
@@ -304,7 +272,15 @@ def _check_outside(masses: Sequence[float | None], where: str) -> None:
             raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
 
 
-def _rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
+def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
+    """The pair that each label is of.
+
+    Args:
+        columns: `row_id`, `query_id` and `doc_id` of the labels.
+        where: they are, for errors.
+    Raises:
+        InputError: the pairs have other rows than the labels name.
+    """
     rows = np.array(columns["row_id"], dtype=np.int64)
     total = sum(file.rows for file in dataset.files)
     beyond = rows[(rows < 0) | (rows >= total)]

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import functools
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
+from jobs.commands.training import CONTINUE, is_first_process, start_of, teller
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings, storage_of
 from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.spec_places import Places, placed, resolved
-from manifests.errors import UsageError
 from manifests.records import plain
 
 if TYPE_CHECKING:
     from distill.students.distilling import Report
 
-LINE_EVERY_S = 15.0
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
 STUDENT_MARKS = ("manifest.json", "checkpoints/training.json")
 SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
@@ -56,9 +53,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     from distill.students.specs import DistillSpec
     from manifests.specs import validate_spec
 
-    if resume and restart:
-        raise UsageError("--resume and --restart: one continues, the other starts over; give one of them.")
-    start: Literal["new", "resume", "restart"] = "resume" if resume else "restart" if restart else "new"
+    start = start_of(resume=resume, restart=restart)
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
     settings = read_settings(spec_file, overrides=overrides, kind=kind)
     where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
@@ -74,34 +69,19 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     before = old_place(settings.values, settings.places, marks=STUDENT_MARKS)
     is_there = functools.partial(holds_student, cache_dir=cache_dir, storage=storage)
     spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
-    is_first = os.environ.get("RANK", "0") == "0"  # torchrun's and accelerate's number of this process
-    say = _teller() if is_first else lambda _: None
+    is_first = is_first_process()
+    say = teller() if is_first else lambda _: None
     try:
         with sigterm_ends():
             report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     except KeyboardInterrupt:
         if is_first:
-            click.echo("The last whole checkpoint is kept. Continue with the same command and --resume.", err=True)
+            click.echo(CONTINUE, err=True)
         raise
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
         emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)
     return code
-
-
-def _teller() -> Callable[[str], None]:
-    """Says lines on stderr; of the steps one every quarter of a minute."""
-    last = [float("-inf")]
-
-    def say(line: str) -> None:
-        is_step = line.startswith("step ") and ", dev:" not in line
-        now = time.monotonic()
-        if is_step and now - last[0] < LINE_EVERY_S:
-            return
-        last[0] = now if is_step else last[0]
-        click.echo(line, err=True)
-
-    return say
 
 
 def _result(report: Report) -> dict[str, Any]:

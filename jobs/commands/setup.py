@@ -45,7 +45,7 @@ def init(path: str, force: bool, output: str) -> int:
 
 
 @click.command(epilog="Example: relabel schema job > job.schema.json")
-@click.argument("what", type=click.Choice(["job", "student", "labels", "quarantine"]))
+@click.argument("what", type=click.Choice(["job", "student", "teacher", "labels", "quarantine"]))
 @click.option(
     "--labeler",
     metavar="NAME",
@@ -53,16 +53,17 @@ def init(path: str, force: bool, output: str) -> int:
 )
 @output_option
 def schema(what: str, labeler: str | None, output: str) -> int:
-    """Print the JSON Schema of a job or student file, or the columns of label and quarantine files."""
+    """Print the JSON Schema of a job, student or teacher file, or the columns of label and quarantine files."""
     if labeler is not None and what != "labels":
         raise UsageError(
             f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`."
         )
-    if what in ("job", "student"):
+    if what in ("job", "student", "teacher"):
         from distill.students.specs import student_schema
+        from distill.teachers.spec_files import teacher_schema
         from jobs.planning.job_schema import job_schema
 
-        found_schema = job_schema() if what == "job" else student_schema()
+        found_schema = {"job": job_schema, "student": student_schema, "teacher": teacher_schema}[what]()
         click.echo(json.dumps(found_schema, indent=None if output == "json" else 2, ensure_ascii=False))
         return Exit.DONE
     from manifests import schemas

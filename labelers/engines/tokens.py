@@ -119,6 +119,16 @@ class PromptEncoder:
             return self._ids(text)
         return self._ids(self._anchor + text)[len(self._ids(self._anchor)) :]
 
+    def encode_answer(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of an answer behind its prompt, template text (tags) and data by turns as in `Message.parts`: as
+        the model would write it in one piece, and no control token comes of its data.
+        """
+        ids = self.encode_text("".join(parts))
+        if self.count_control(ids) == sum(self.count_control(self.encode_text(text)) for text in parts[::2]):
+            return ids
+        pieces = (self.encode_data(text) if place % 2 else self.encode_text(text) for place, text in enumerate(parts))
+        return [token for piece in pieces for token in piece]
+
     def encode_data(self, text: str) -> list[int]:
         """Token ids of hostile text: ordinary characters only, whatever it says."""
         return self._encode_data(text)[0]

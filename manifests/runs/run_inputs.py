@@ -8,6 +8,7 @@ from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import Dataset, changed_files, open_dataset, open_planned
 from manifests.inputs.input_faults import reading
+from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings, blocks_of, check_readings
 from manifests.runs.run_manifest import load_manifest
@@ -24,19 +25,25 @@ class RunInput(NamedTuple):
     readings: Readings
 
 
-def open_run_input(root: str, store: RunStore, plan: Plan, storage: Storage) -> RunInput:
+def open_run_input(
+    root: str, store: RunStore, plan: Plan, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT
+) -> RunInput:
     """Open the files that a run labelled.
 
     Args:
         root: the run's output, for messages.
+        reads: what its labeler looks at, for whoever asks it again.
     Raises:
         InputError: they are not there any more, or can't be read.
         ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest
             says.
     """
-    wanted = plan.facts.columns.model_copy(update={"context": None, "gold": None})
+    unread = {"gold": None} if reads.context else {"context": None, "gold": None}
+    wanted = InputSpec(
+        path=tuple(file.path for file in plan.files), columns=plan.facts.columns.model_copy(update=unread)
+    )
     try:
-        dataset = open_dataset(InputSpec(path=tuple(file.path for file in plan.files), columns=wanted), storage)
+        dataset = open_dataset(wanted, storage, reads=reads)
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
     changed = changed_files(plan.files, dataset.files)

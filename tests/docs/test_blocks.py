@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from distill.students.specs import DistillSpec
+from distill.teachers.spec_files import read_teacher_spec
 from jobs.planning.job_files import load_job
 from manifests.specs import JobSpec, validate_spec
 from tests.docs.pages import PAGES, ROOT, Block, blocks
@@ -28,7 +29,7 @@ def of(language: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("block", of("yaml"))
-def test_yaml_of_a_page_is_a_job_a_student_or_a_part_of_a_job(
+def test_yaml_of_a_page_is_a_job_a_student_a_teacher_or_a_part_of_a_job(
     block: Block,
     folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -40,6 +41,8 @@ def test_yaml_of_a_page_is_a_job_a_student_or_a_part_of_a_job(
         assert all(rule["expr"] for group in values["groups"] for rule in group["rules"])
     elif "student" in values:
         validate_spec(DistillSpec, values, where=block.page.name)
+    elif "init" in values:
+        read_teacher_spec(values, where=block.page.name)
     elif values.get("labeler", {}).get("name") not in OWN_LABELER:
         assert set(values) <= set(JobSpec.model_fields)
         (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **values}))

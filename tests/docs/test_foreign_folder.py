@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from distill.students.specs import DistillSpec
+from distill.teachers.spec_files import read_teacher_spec, teacher_keys
 from jobs.planning.job_files import JOB, SpecKind, load_job, read_settings
 from jobs.planning.spec_places import absolute, resolved
 from jobs.planning.spec_yaml import parse_yaml
@@ -23,6 +24,7 @@ from tests.docs.worlds import call, write_pairs
 
 DEPLOY = sorted(path for path in (DOCS / "deploy").rglob("*") if path.is_file())
 STUDENT = SpecKind("student", tuple(DistillSpec.model_fields), "", "")
+TEACHER = SpecKind("teacher", teacher_keys(), "", "")
 VARIABLES = {"SITE": "eu", "REGION": "north"}
 
 
@@ -38,6 +40,8 @@ def kind_of(text: str) -> SpecKind | None:
         if {"input", "labeler", "engine", "output"} <= keys
         else STUDENT
         if {"student", "labels", "output"} <= keys
+        else TEACHER
+        if {"method", "init", "output"} <= keys
         else None
     )
 
@@ -64,6 +68,8 @@ def read(path: str, kind: SpecKind, overrides: Sequence[str] = ()) -> Spec:
     if kind is JOB:
         return absolute(load_job(path, environment=VARIABLES, overrides=overrides).spec)
     settings = read_settings(path, environment=VARIABLES, kind=kind)
+    if kind is TEACHER:
+        return absolute(resolved(read_teacher_spec(settings.values, where=path), settings.places))
     return absolute(resolved(validate_spec(DistillSpec, settings.values, where=path), settings.places))
 
 

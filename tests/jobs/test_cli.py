@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import COMMANDS
@@ -195,6 +197,15 @@ train: {max_steps: 1, batch_size: 4, max_tokens: 24}
 split: {dev: 0.0, test: 0.3}
 output: out/student
 """
+TEACHER = """
+name: tiny
+method: sft
+init: decoder
+labeler: {name: direct, grades: 3}
+data: {gold: {path: pairs.parquet, grade: grade}}
+train: {max_steps: 1, batch_size: 2}
+output: out/teacher
+"""
 
 
 def _questioned(_: Callable[..., Any]) -> None:
@@ -217,6 +228,21 @@ def _distillable(relabel: Callable[..., Any]) -> None:
 def _distilled(relabel: Callable[..., Any]) -> None:
     _distillable(relabel)
     assert relabel("distill", "student.yaml").code == 0
+
+
+def _teachable(_: Callable[..., Any]) -> None:
+    """Trusted grades, and a spec of a teacher that starts from a tiny decoder."""
+    from tests.teachers.models import write_tiny_decoder
+
+    write_tiny_decoder(Path("decoder"))
+    rows = pq.read_table("pairs.parquet").to_pylist()
+    pq.write_table(pa.Table.from_pylist([{**row, "grade": at % 3} for at, row in enumerate(rows)]), "pairs.parquet")
+    Path("teacher.yaml").write_text(TEACHER)
+
+
+def _teacher_made(relabel: Callable[..., Any]) -> None:
+    _teachable(relabel)
+    assert relabel("train", "teacher.yaml").code == 0
 
 
 def _published(relabel: Callable[..., Any]) -> None:
@@ -302,6 +328,13 @@ CALLS = [
     ("distill student.yaml --resume --restart", _nothing, 2),
     ("distill student.yaml --set train", _distillable, 2),
     ("distill absent.yaml", _nothing, 3),
+    ("train teacher.yaml --dry-run", _teachable, 0),
+    ("train teacher.yaml --resume", _teacher_made, 10),
+    ("train teacher.yaml --done-ok", _teacher_made, 0),
+    ("train teacher.yaml --set train.max_steps=2", _teacher_made, 3),
+    ("train teacher.yaml --set method=dpo", _teachable, 3),
+    ("train teacher.yaml --resume --restart", _nothing, 2),
+    ("train absent.yaml", _nothing, 3),
     ("score student --input pairs.parquet --to out/scores", _taught, 0),
     ("score student --input pairs.parquet --to out/scores --shards 2 --shard 1/2", _taught, 0),
     ("score student --input pairs.parquet --to out/scores --dry-run", _taught, 0),
@@ -377,6 +410,7 @@ CALLS = [
     ("gc store --grace soon", _published, 2),
     ("schema job", _nothing, 0),
     ("schema student", _nothing, 0),
+    ("schema teacher", _nothing, 0),
     ("schema labels", _nothing, 0),
     ("schema quarantine", _nothing, 0),
     ("schema nothing", _nothing, 2),

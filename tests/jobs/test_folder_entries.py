@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.jobs.conftest import JOB
-from tests.jobs.test_cli import SEARCH, STUDENT
+from tests.jobs.test_cli import SEARCH, STUDENT, TEACHER
 from tests.jobs.test_no_secret_shown import LEVEL, World, commands, made, world
 
 __all__ = ["made", "world"]
@@ -52,6 +52,7 @@ LATER = {
     "score input": ("score student --input {folder} --to {out} --limit 1000", "{rows}"),
     "export pairs": ("export student --to {out} --pairs {folder} --provider cpu", ""),
     "distill spec_file": ("distill {spec}", ""),
+    "train spec_file": ("train {taught} --dry-run", "{rows}"),
     "bench pairs": (
         "bench served --pairs {folder} --to {out} --providers cpu --precisions fp32 --batches 1 --seconds 0.2",
         "fp32",
@@ -59,7 +60,7 @@ LATER = {
     "pairs similar pairs_file": ("pairs similar {folder} --to {out}.parquet --model student", "Wrote {rows} pairs"),
 }
 """The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student."""
-SPECS = ("job.yaml", "spec.yaml", "search.yaml")
+SPECS = ("job.yaml", "spec.yaml", "taught.yaml", "search.yaml")
 NO_PATHS = {
     "KEY=VALUE",
     "YYYY-MM-DD",
@@ -232,6 +233,9 @@ def line_of(place: str, folder: Path) -> list[str]:
     }
     spec["student"]["model"] = "../student"
     (folder.parent / "spec.yaml").write_text(yaml.safe_dump(spec))
+    taught = {**yaml.safe_load(TEACHER), "data": {"gold": {"path": "in", "grade": "grade"}}, "output": "teacher"}
+    taught["init"] = "../decoder"
+    (folder.parent / "taught.yaml").write_text(yaml.safe_dump(taught))
     pq.write_table(graded(), "answers.parquet")
     search = {**yaml.safe_load(SEARCH), "input": {"path": "in"}, "rounds": {"corpus": "in"}, "output": "found"}
     (folder.parent / "search.yaml").write_text(yaml.safe_dump(search))

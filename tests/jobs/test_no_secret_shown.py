@@ -27,6 +27,7 @@ import yaml
 from pydantic import BaseModel
 
 from distill.students.specs import DistillSpec
+from distill.teachers.sft_spec import SftSpec
 from jobs.cli import main
 from jobs.cli import relabel as root
 from jobs.given_secrets import keep_arguments, refuse_secret_arguments
@@ -35,7 +36,7 @@ from labelers.registry import LABELERS
 from manifests.secrets.redaction import forget_secrets
 from manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
-from tests.jobs.test_cli import SEARCH, STUDENT
+from tests.jobs.test_cli import SEARCH, STUDENT, TEACHER
 
 LEVEL = os.environ.get("RELABEL_FAULTS") or "short"
 CORE = "Zq7hunter2Xv9"
@@ -85,6 +86,7 @@ BASES = {
     "convert": "out/ecom made/{n}.qrels",
     "report": "out/ecom --to made/{n}.html",
     "distill": "student.yaml",
+    "train": "teacher.yaml",
     "export": "student --to made/{n} --pairs absent.parquet --provider cpu",
     "build-engine": "bundle --to made/{n}",
     "bench": "bundle",
@@ -158,6 +160,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once."""
     from export.bundles import seal_bundle
     from tests.score.conftest import write_tiny_student
+    from tests.teachers.models import write_tiny_decoder
 
     folder, before = tmp_path_factory.mktemp("world"), Path.cwd()
     os.chdir(folder)
@@ -168,11 +171,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("job.yaml").write_text(yaml.safe_dump({**JOB, "shards": 1}))
         Path("search.yaml").write_text(SEARCH)
         Path("student.yaml").write_text(STUDENT)
+        Path("teacher.yaml").write_text(TEACHER)
         Path("bundle").mkdir()
         Path("bundle/model.onnx").write_text("weights")
         seal_bundle(Path("bundle"), {"name": "ecom", "lineage": {}})
         if LEVEL != "short":
             write_tiny_student(Path("student"))
+            write_tiny_decoder(Path("decoder"))
         for line in (
             "run job.yaml",
             "run job.yaml --set output=out/other --set engine.seed=8",
@@ -344,10 +349,21 @@ def _options_model(registry: Any, name: str) -> type[BaseModel]:
     return labeler_class(name).Options if registry is LABELERS else engine_class(name).Args
 
 
+FILES = {"run": "job.yaml", "distill": "student.yaml", "train": "teacher.yaml"}
+"""Command → the file that holds its spec."""
+
+
+def spec_keys() -> Iterator[tuple[str, list[str]]]:
+    """Command and the keys of its spec."""
+    yield "run", job_keys()
+    yield "distill", list(keys_of(DistillSpec))
+    yield "train", list(keys_of(SftSpec))
+
+
 def spec_probes() -> Iterator[tuple[str, str, str, Callable[[World, str, str], list[str]]]]:
     """Command, key, form, and the line that puts the secret there: by flag, or in a file."""
     index = 0
-    for command, keys in (("run", job_keys()), ("distill", list(keys_of(DistillSpec)))):
+    for command, keys in spec_keys():
         for key in [*keys, "unknown", "unknown.deep", "engine.args.unknown"]:
             for form in forms_for(index):
                 yield command, key, form, _by_flag if index % 2 else _in_file
@@ -355,12 +371,12 @@ def spec_probes() -> Iterator[tuple[str, str, str, Callable[[World, str, str], l
 
 
 def _by_flag(world: World, command: str, key: str, value: str) -> list[str]:
-    return [command, "job.yaml" if command == "run" else "student.yaml", "--set", f"{key}={json.dumps(value)}"]
+    return [command, FILES[command], "--set", f"{key}={json.dumps(value)}"]
 
 
 def _in_file(world: World, command: str, key: str, value: str) -> list[str]:
     """The file lies outside of the folder: that it holds the secret is its writer's doing."""
-    values = yaml.safe_load(Path("job.yaml" if command == "run" else "student.yaml").read_text())
+    values = yaml.safe_load(Path(FILES[command]).read_text())
     inner = values
     *sections, last = key.split(".")
     for section in sections:
@@ -397,7 +413,7 @@ def numeric_keys(model: type[BaseModel], before: str) -> Iterator[str]:
 
 def numeric_places() -> Iterator[str]:
     """Every key of a spec, and every option, that a number belongs at."""
-    models: list[type[BaseModel]] = [JobSpec, DistillSpec]
+    models: list[type[BaseModel]] = [JobSpec, DistillSpec, SftSpec]
     for registry in (LABELERS, ENGINES):
         models += [_options_model(registry, name) for name in registry]
     for model in models:
@@ -453,7 +469,8 @@ def variables() -> list[str]:
         path.read_text() for folder in folders for path in (Path(__file__).parents[2] / folder).rglob("*.py")
     )
     named = set(re.findall(r"\"((?:RELABEL|SLURM|AWS|RAY|JOB|CUDA|HF|VLLM)_[A-Z0-9_]*[A-Z0-9])\"", code))
-    return sorted(named | {f"RELABEL_{key.upper()}" for key in (*JobSpec.model_fields, *DistillSpec.model_fields)})
+    keys = (*JobSpec.model_fields, *DistillSpec.model_fields, *SftSpec.model_fields)
+    return sorted(named | {f"RELABEL_{key.upper()}" for key in keys})
 
 
 def test_a_secret_in_any_variable_is_shown_nowhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,6 +480,7 @@ def test_a_secret_in_any_variable_is_shown_nowhere(world: World, monkeypatch: py
         "publish bundle store",
         "pull store/ecom made/by-variable",
         "distill student.yaml --done-ok",
+        "train teacher.yaml --done-ok",
     ]
     for index, name in enumerate(variables()):
         for form in forms_for(index):

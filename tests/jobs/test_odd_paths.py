@@ -15,8 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from distill.students.specs import DistillSpec
-from tests.jobs.test_no_secret_shown import BASES, World, _in_file, job_keys, keys_of, line_with, made, places, world
+from tests.jobs.test_no_secret_shown import (
+    BASES,
+    FILES,
+    World,
+    _in_file,
+    line_with,
+    made,
+    places,
+    spec_keys,
+    world,
+)
 
 __all__ = ["made", "world"]
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
@@ -65,7 +74,7 @@ def test_an_odd_path_at_any_argument_or_option_is_refused_in_a_sentence(world: W
 def test_an_odd_path_at_any_key_of_a_spec_is_refused_in_a_sentence(world: World) -> None:
     wrong = []
     index = 0
-    for command, keys in (("run", job_keys()), ("distill", list(keys_of(DistillSpec)))):
+    for command, keys in spec_keys():
         for key in keys:
             index += 1
             for form in forms_for(index):
@@ -74,7 +83,7 @@ def test_an_odd_path_at_any_key_of_a_spec_is_refused_in_a_sentence(world: World)
                 value = PATHS[form]
                 flag = [
                     command,
-                    "job.yaml" if command == "run" else "student.yaml",
+                    FILES[command],
                     "--set",
                     f"{key}={json.dumps(value)}",
                 ]

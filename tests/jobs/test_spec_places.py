@@ -35,6 +35,7 @@ NOT_PLACES = {
     "StudentSection": {"kind", "heads"},
     "LossSection": {"targets"},
     "DistillSpec": {"name", "require", "storage_options"},
+    "TeacherSpec": {"name", "method", "chat_template_kwargs", "storage_options"},
     "JobSpec": {"name", "storage_options"},
     "LabelerOptions": {"name"},
     "EngineSpec": {"name", "chat_template_kwargs"},

@@ -23,6 +23,7 @@ from tests.docs.worlds import cited_answers, finished_run, two_days, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
+from tests.teachers.models import write_tiny_decoder
 
 ROOT = Path(__file__).parents[2]
 OURS = ("jobs", "labelers", "distill", "export", "manifests")
@@ -42,6 +43,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "compare": [("compare out/monday out/other", DONE)],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
     "distill": [("distill student.yaml", DONE)],
+    "train": [("train teacher.yaml", DONE)],
     "score": [("score out/student --input pairs.parquet --limit 8 --to out/scores", DONE)],
     "export": [("export out/student --to out/bundle --provider cpu --licence MIT", DONE)],
     "bench": [("bench out/bundle --seconds 0.5 --batches 1", DONE)],
@@ -185,7 +187,7 @@ def test_every_command_has_a_call() -> None:
 
 
 def write_specs(folder: Path) -> None:  # noqa: F811
-    """A job of two shards, and a student of one epoch on Monday's labels, over a tiny random encoder."""
+    """A job of two shards, a student and a teacher of Monday's labels, over tiny random models."""
     write_tiny_model(folder / "encoder")
     job = {
         "name": "crew",
@@ -201,6 +203,15 @@ def write_specs(folder: Path) -> None:  # noqa: F811
         "split": {"dev": 0.2, "test": 0.4},
         "output": "out/student",
     }
+    write_tiny_decoder(folder / "decoder")
+    teacher = {
+        "name": "ecom",
+        "method": "sft",
+        "init": "decoder",
+        "data": {"runs": ["out/monday"]},
+        "train": {"max_steps": 1, "batch_size": 2},
+        "output": "out/teacher",
+    }
     search = {
         "name": "search",
         "input": {"path": "answers.parquet"},
@@ -213,6 +224,7 @@ def write_specs(folder: Path) -> None:  # noqa: F811
     (folder / "search.yaml").write_text(json.dumps(search))
     (folder / "crew.yaml").write_text(json.dumps(job | {"output": "out/crew", "shards": 2}))
     (folder / "student.yaml").write_text(json.dumps(student))
+    (folder / "teacher.yaml").write_text(json.dumps(teacher))
 
 
 def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:

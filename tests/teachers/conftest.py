@@ -1,57 +1,102 @@
-"""What rollouts are tried with: a byte-level tokenizer made by hand, and answers that are written for a model."""
+"""A tiny random model, pairs with grades, and runs of labelers over them that the fake engine has answered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.rollouts import Dialogues, Generate
-from labelers.engines.checkpoints import end_ids
-from labelers.engines.tokens import PromptEncoder
-from labelers.registry import Labeler
-from tests.engines.conftest import make_tokenizer
+from distill.teachers.spec_files import read_teacher_spec
+from jobs.cli import main
+from manifests.storage.context import Storage
+from tests.distill.conftest import make_pairs
+from tests.teachers.models import write_tiny_decoder
 
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return make_tokenizer()
+NUM_PAIRS = 12
 
 
-@pytest.fixture(scope="session")
-def encoder(tokenizer: Any) -> PromptEncoder:
-    return PromptEncoder(tokenizer)
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
 
-
-@pytest.fixture(scope="session")
-def tokens(tokenizer: Any) -> AnswerTokens:
-    return AnswerTokens(tokenizer, end_ids=end_ids(None, tokenizer))
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def dialogues(encoder: PromptEncoder, tokens: AnswerTokens) -> Callable[..., Dialogues]:
-    def make(labeler: Labeler, *, max_prompt_tokens: int = 8192) -> Dialogues:
-        return Dialogues(labeler, encoder, tokens, max_prompt_tokens=max_prompt_tokens)
+def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal language model whose prompts fit: 2 layers, ChatML."""
+    return write_tiny_decoder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="session")
+def pairs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    pq.write_table(pa.Table.from_pylist(make_pairs()[:NUM_PAIRS]), path)
+    return path
+
+
+def relabel(*arguments: str) -> int:
+    """A command in this process; its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="session")
+def run_of(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`run_of("r3a", max_think_tokens=4)`: the output of a finished run, made once."""
+    made: dict[str, Path] = {}
+
+    def make(labeler: str, **options: Any) -> Path:
+        key = f"{labeler} {sorted(options.items())}"
+        if key not in made:
+            folder = tmp_path_factory.mktemp(labeler)
+            values = {
+                "name": "run",
+                "input": {"path": str(pairs_path)},
+                "labeler": {"name": labeler, "max_think_tokens": 8, "max_text_tokens": 6, **options},
+                "engine": {"name": "fake"},
+                "output": str(folder / "out"),
+            }
+            (folder / "job.yaml").write_text(yaml.safe_dump(values))
+            assert relabel("run", str(folder / "job.yaml")) == 0
+            made[key] = folder / "out"
+        return made[key]
 
     return make
 
 
-@pytest.fixture(scope="session")
-def writes(encoder: PromptEncoder, tokenizer: Any) -> Callable[..., Generate]:
-    """A model that writes one text a turn, and keeps the prompts that it was shown in `seen`."""
+@pytest.fixture
+def values(base_dir: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Plain values of a small spec; sections are merged, other keys replaced."""
 
-    def make(texts: Sequence[str], *, seen: list[list[int]] | None = None, end: str | None = "<|im_end|>") -> Generate:
-        left = list(texts)
-
-        def generate(prompts: Sequence[list[int]]) -> list[list[int]]:
-            if seen is not None:
-                seen.extend(list(one) for one in prompts)
-            text = left.pop(0)
-            ids = encoder.encode_text(text) + ([] if end is None else [tokenizer.convert_tokens_to_ids(end)])
-            return [list(ids) for _ in prompts]
-
-        return generate
+    def make(**changes: Any) -> dict[str, Any]:
+        held: dict[str, Any] = {
+            "name": "tiny",
+            "method": "sft",
+            "init": str(base_dir),
+            "train": {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "seed": 7},
+            "output": str(tmp_path / "out"),
+        }
+        for key, value in changes.items():
+            held[key] = {**held.get(key, {}), **value} if isinstance(value, dict) else value
+        return held
 
     return make
+
+
+@pytest.fixture
+def teach(values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Train a small spec in this process."""
+    from distill.teachers.teaching import train_teacher
+
+    def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
+        spec = read_teacher_spec(values(**changes), where="teacher.yaml")
+        return train_teacher(spec, Storage(), start=start, say=say)
+
+    return go

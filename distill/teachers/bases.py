@@ -1,0 +1,139 @@
+"""The model that a teacher starts from: looked at before its data is read, loaded when training begins, written when it
+has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.teachers.specs import TeacherSpec
+from distill.training.adapters import adapted
+from distill.training.disk_errors import open_to_readers
+from labelers.engines.checkpoints import count_parameters, end_ids, load_tokenizer
+from labelers.engines.tokens import PromptEncoder
+from manifests.errors import ConfigError, ModelError
+from manifests.extras import require
+from manifests.models.references import ResolvedModel
+
+BYTES_PER_WEIGHT = 16
+"""A float32 weight with its gradient and AdamW's two moments."""
+PURPOSE = "relabel train"
+
+
+@dataclass
+class TeacherBase:
+    """A model that was looked at.
+
+    Args:
+        encoder: makes prompts into tokens as the engines do.
+        end_id: the token that ends an answer.
+        context: longest sequence that it can read, in tokens.
+    """
+
+    resolved: ResolvedModel
+    config: Any
+    tokenizer: Any
+    encoder: PromptEncoder
+    end_id: int
+    context: int
+
+    @property
+    def num_weights(self) -> int | None:
+        """Numbers in its files, as far as they tell."""
+        return count_parameters(self.resolved.path)
+
+
+def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBase:
+    """Look at config and tokenizer.
+
+    Raises:
+        ModelError: it is no causal language model, or has no fast tokenizer.
+        ConfigError: `train.max_tokens` is over its limit.
+        MissingExtraError: a package is absent.
+    """
+    library = require("transformers", extra="train", purpose=PURPOSE)
+    require("accelerate", extra="train", purpose=PURPOSE)
+    if spec.lora is not None:
+        require("peft", extra="train", purpose="lora")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    try:
+        config = library.AutoConfig.from_pretrained(resolved.path)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ModelError(
+            f"`init` {resolved.reference!r}: its config.json can't be loaded from {resolved.path}."
+        ) from exc
+    known = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_masked = config.model_type in library.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if config.model_type not in known or is_masked:
+        raise ModelError(
+            f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
+        )
+    tokenizer = load_tokenizer(library, resolved)
+    context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens)
+    if spec.train.max_tokens > context:
+        raise ConfigError(
+            f"train.max_tokens is {spec.train.max_tokens}; model {resolved.reference!r} reads at most {context} "
+            "tokens. Lower it."
+        )
+    encoder = PromptEncoder(tokenizer, chat_template_kwargs=spec.chat_template_kwargs)
+    own = tokenizer.eos_token_id
+    end_id = own if own is not None else end_ids(getattr(config, "eos_token_id", None), tokenizer)[0]
+    return TeacherBase(resolved, config, tokenizer, encoder, end_id, context)
+
+
+def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
+    """The model to train, in float32; behind peft's wrapper where the spec has `lora`.
+
+    Raises:
+        ModelError: its weights can't be loaded, or hold a number that is none.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    damaged = require("safetensors", extra="train", purpose=PURPOSE).SafetensorError
+    reference = base.resolved.reference
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            base.resolved.path, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, damaged) as exc:
+        raise ModelError(f"`init` {reference!r}: its weights can't be loaded from {base.resolved.path}.") from exc
+    if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers and only warns
+        raise ModelError(
+            f"`init` {reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; the files "
+            "are incomplete, or config.json is another model's."
+        )
+    if spec.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model if spec.lora is None else adapted(model, spec.lora, key="lora", extra="train")
+
+
+def merged(model: Any) -> Any:
+    """The model without peft's wrapper, its adapters added to the weights that they are beside; on the CPU."""
+    merge = getattr(model, "merge_and_unload", None)
+    return (model if merge is None else merge()).cpu().eval()
+
+
+def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a directory that `engine.model` takes: weights as safetensors, config, tokenizer and chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    open_to_readers(folder)
+
+
+def memory_bytes(spec: TeacherSpec, base: TeacherBase, answer_tokens: int) -> int:
+    """Weights, gradients and moments, and the logits of a batch, in float32 with their gradient.
+
+    Args:
+        answer_tokens: longest answer.
+    """
+    weights = base.num_weights or 0
+    trained = 4 * weights if spec.lora is not None else BYTES_PER_WEIGHT * weights
+    vocabulary = int(base.config.get_text_config().vocab_size)
+    return trained + math.ceil(2 * 4 * spec.train.batch_size * answer_tokens * vocabulary)

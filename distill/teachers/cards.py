@@ -1,0 +1,52 @@
+"""The model card of a teacher, for a person who finds the folder."""
+
+from __future__ import annotations
+
+import yaml
+
+from distill.teachers.methods import METHODS
+from distill.teachers.teacher_manifest import TeacherManifest
+
+CARD_NAME = "README.md"
+
+
+def render_card(manifest: TeacherManifest) -> str:
+    """Markdown from a teacher's manifest."""
+    data, training = manifest.data, manifest.training
+    sources = [
+        f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
+        for run in data.runs
+    ]
+    if data.gold is not None:
+        sources.append(f"- `{data.gold.path}`, column `{data.gold.grade}`: trusted grades")
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
+    lines = [
+        f"# {manifest.name}",
+        "",
+        (
+            f"A causal language model that answers the labeler `{manifest.labeler['name']}`, by `relabel train` "
+            f"{manifest.relabel}: {METHODS[manifest.method].title}."
+        ),
+        "",
+        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
+        f"- Trained: {training.steps} steps, {training.epochs} epochs, on {training.device}.",
+        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
+        *sources,
+        *(f"- Note: {note}" for note in manifest.notes),
+        "",
+        "![training curve](curves.svg)",
+        "",
+        "## Use",
+        "",
+        "Set `engine.model` of a job to this folder, and `labeler` to the one above with the same options.",
+        "Its labels are the work of a model: judge them with trusted grades (`relabel evaluate`) before they decide",
+        "anything.",
+        "",
+        "## Spec",
+        "",
+        "```yaml",
+        yaml.safe_dump(manifest.spec, sort_keys=False, allow_unicode=True, width=120).rstrip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

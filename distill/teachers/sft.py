@@ -1,0 +1,144 @@
+"""`method: sft`: a teacher learns to write answers, given the labeler's own prompts.
+
+The loss is a token's cross-entropy, over the answers' tokens that no mask leaves out, divided by their number in the
+optimizer step: −[log p(preliminary) + Σ_t m_t log p(c_t) + log p(final)] with m_t ~ Bernoulli(1 − ρ).
+
+Source: Graph-GRPO, equation 1 (random masking of the chain of thought).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.teachers.answered_rows import load_answered_rows
+from distill.teachers.bases import TeacherBase, load_model, memory_bytes, merged
+from distill.teachers.sft_examples import make_examples
+from distill.teachers.sft_spec import SftSpec
+from distill.teachers.sft_trainer import MaskedCollator, MaskedTrainer
+from distill.teachers.teacher_manifest import TeacherData
+from distill.teachers.trainers import Trained, TrainingEstimate
+from distill.teachers.turns import check_learnable
+from distill.training import checkpoints, sharding
+from distill.training.batches import BatchPlan, TokenRows
+from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end, training_arguments
+from distill.training.memory import halving
+from manifests.errors import InputError, TrainingError
+from manifests.storage.context import Storage
+
+
+class SftTrainer:
+    """A `TeacherTrainer`: supervised fine-tuning on answers.
+
+    Raises:
+        ConfigError: the labeler's answers can't be made anew.
+        InputError: a source is off, or no row gives an example.
+        ManifestError: a run does not prove itself.
+    """
+
+    def __init__(self, spec: SftSpec, base: TeacherBase, storage: Storage) -> None:
+        self._spec, self._base = spec, base
+        answered = load_answered_rows(spec, spec.data, storage)
+        is_preliminary = spec.data.answer == "preliminary"
+        check_learnable(
+            answered.labeler,
+            answered.options.name,
+            has_answers=bool(spec.data.runs),
+            is_preliminary=is_preliminary,
+        )
+        found = make_examples(answered, base, max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
+        dropped = dict(sorted((answered.dropped + found.dropped).items()))
+        if not found.examples:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+            raise InputError(f"no row gives an example to learn from: {listed}.")
+        self._examples = found
+        self._names = [answered.names[example.row] for example in found.examples]
+        self.labeler = answered.options.model_dump(mode="json")
+        self.templates = answered.labeler.template_digests
+        self.notes = list(answered.notes)
+        if found.dropped:
+            self.notes.append(
+                "rows left out: " + ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
+            )
+        self.data = TeacherData(
+            runs=answered.runs,
+            gold=answered.gold,
+            rows=found.rows,
+            dropped=dropped,
+            examples=len(found.examples),
+            tokens=sum(len(example.ids) for example in found.examples),
+            answer_tokens=sum(example.num_answer for example in found.examples),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of all token ids and of what is masked."""
+        return self._examples.digest
+
+    def estimate(self) -> TrainingEstimate:
+        """What training would do."""
+        train, data = self._spec.train, self.data
+        per_step = train.batch_size * train.accumulation
+        steps = train.max_steps or max(1, int(np.ceil(train.epochs * np.ceil(data.examples / per_step))))
+        passes = min(steps * per_step / data.examples, train.epochs if train.max_steps is None else np.inf)
+        longest = max(example.num_answer for example in self._examples.examples)
+        return TrainingEstimate(
+            rows=data.rows,
+            examples=data.examples,
+            steps=steps,
+            tokens=round(passes * data.tokens),
+            answer_tokens=round(passes * data.answer_tokens),
+            memory_bytes=memory_bytes(self._spec, self._base, longest),
+        )
+
+    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+        """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
+        sharding.refuse_other_sharding()
+        (model, outcome), halved = halving(
+            lambda halvings: self._attempt(checkpoints, say, halvings),
+            batch_size=self._spec.train.batch_size,
+            say=say,
+            refusal=self._no_memory,
+        )
+        return Trained(merged(model), outcome, halved)
+
+    def _attempt(self, folder: Path, say: Callable[[str], None], halvings: int) -> tuple[Any, Outcome]:
+        settings, examples = self._spec.train, self._examples
+        arguments = training_arguments(settings, folder, halvings=halvings)  # seeds all generators
+        arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
+        plan = BatchPlan(
+            [len(example.ids) for example in examples.examples],
+            np.arange(len(examples.examples)),
+            seed=settings.seed,
+            batch_size=arguments.per_device_train_batch_size,
+            groups=settings.group_by_length,
+            num_shards=arguments.world_size,
+        )
+        collator = MaskedCollator(
+            examples.examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
+        )
+        trainer = MaskedTrainer(
+            place=TrainingPlace(folder, settings.keep_checkpoints, say, self._names),
+            plan=plan,
+            model=load_model(self._spec, self._base),
+            args=arguments,
+            train_dataset=TokenRows(len(examples.examples)),
+            data_collator=collator,
+        )
+        kept = checkpoints.list_checkpoints(folder)
+        if kept:
+            say(f"resuming from {kept[-1].name}")
+        outcome = run_to_end(trainer, resume_from=kept[-1] if kept else None)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        trainer.accelerator.free_memory()
+        return model, outcome
+
+    def _no_memory(self, words: str) -> TrainingError:
+        half = max(1, self._spec.train.batch_size // 2)
+        return TrainingError(
+            f"out of memory, also with half the batch ({half} examples): {words}. Lower train.batch_size or "
+            "train.max_tokens, set train.gradient_checkpointing: true, or train adapters alone (lora: {})."
+        )

@@ -1,0 +1,91 @@
+"""A teacher's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
+JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from distill.students.data_facts import LearnedGold, LearnedLabels
+from distill.training.model_manifests import BaseModelUsed
+from manifests.errors import ManifestError
+from manifests.records import LEFT_OUT, checked, fault_of
+
+TEACHER_MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TeacherData:
+    """What a teacher learned from.
+
+    Args:
+        rows: pairs that it learned from.
+        dropped: rows left out, by reason.
+        examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
+        tokens, answer_tokens: of one pass over them.
+    """
+
+    runs: list[LearnedLabels]
+    gold: LearnedGold | None
+    rows: int
+    dropped: dict[str, int]
+    examples: int
+    tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True)
+class TeacherTrainingFacts:
+    """How a training went."""
+
+    steps: int
+    epochs: int | float
+    device: str
+    rows_per_s: int | float | None
+    batch_size: int
+    accumulation: int
+    was_batch_halved: bool
+
+
+@dataclass(frozen=True)
+class TeacherManifest:
+    """All that there is to say about a teacher.
+
+    Args:
+        labeler: its options, by name.
+        templates: sha256 of its prompt templates, by file name.
+        spec: the resolved spec.
+        files: sha256 by name, of all files but the manifest and the card.
+    """
+
+    version: int
+    kind: Literal["teacher"]
+    relabel: str
+    name: str
+    method: str
+    fingerprint: str
+    model: BaseModelUsed
+    labeler: dict[str, Any]
+    templates: dict[str, str]
+    data: TeacherData
+    training: TeacherTrainingFacts
+    notes: list[str]
+    versions: dict[str, str]
+    spec: dict[str, Any]
+    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+
+
+def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
+    """
+    Raises:
+        ManifestError: it is damaged, or of another version.
+    """
+    try:
+        return checked(TeacherManifest, json.loads(data))
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not as this relabel writes a teacher's manifest ({fault_of(exc)}). Restore it from a copy, or "
+            "train again."
+        ) from exc

@@ -1,0 +1,187 @@
+"""A teacher from spec to model folder: check, read, train, write; whatever the method.
+
+What costs nothing is checked first (spec, model config, data), so that no hour of training ends in a typo. The folder
+is a model directory that `engine.model` takes; `manifest.json` is written last.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from distill.students.students import student_files
+from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
+from distill.teachers.cards import CARD_NAME, render_card
+from distill.teachers.methods import method_of
+from distill.teachers.specs import TeacherSpec
+from distill.teachers.teacher_manifest import (
+    TEACHER_MANIFEST_VERSION,
+    TeacherManifest,
+    TeacherTrainingFacts,
+    read_teacher_manifest,
+)
+from distill.teachers.trainers import TeacherTrainer, Trained, TrainingEstimate
+from distill.training.curves import write_curves
+from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
+from distill.training.model_manifests import BaseModelUsed, Product
+from distill.training.output_locations import OutputLocation, output_location_of
+from manifests.digests import digest_of
+from manifests.extras import installed_versions
+from manifests.models.references import default_cache_dir, resolve_model
+from manifests.registered import imported
+from manifests.storage.context import Storage
+
+TEACHER = Product("teacher", "train")
+LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing")
+NOT_IN_FINGERPRINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "output", "init", "labeler"), True),
+    "data": {"runs": True, "gold": {"path"}},
+    "train": set(SPEED_ONLY),
+}
+"""What data and labeler are, the digest of the data says; the model, its own digest."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TeacherReport:
+    """How `train_teacher` ended.
+
+    Args:
+        was_done: the teacher was there already.
+        place: where it is, as the spec names it.
+    """
+
+    manifest: TeacherManifest
+    was_done: bool
+    place: str
+
+
+def train_teacher(
+    spec: TeacherSpec,
+    storage: Storage,
+    *,
+    start: Start = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_writer: bool = True,
+) -> TeacherReport:
+    """Train the teacher of a spec.
+
+    Args:
+        storage: how runs, gold and output are reached. The model is looked up in the cache alone
+            (`jobs/fetching/models.py` brings it there).
+        say: called with progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+    Raises:
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        StaleRunError: the output holds a teacher or checkpoints of another spec.
+        LockHeldError: another process trains there.
+        TrainingError: the loss is not finite, or memory runs out twice.
+    """
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache)
+    resolved = resolve_model(spec.init, cache_dir=cache_dir)
+    if is_writer:  # of several processes the others may come when the first one has begun to write
+        location.check_free()
+        refuse_own_base(location, resolved, key="init")
+    base = check_teacher_base(spec, resolved)
+    trainer = _trainer(spec, base, storage)
+    fingerprint = fingerprint_of(spec, trainer, resolved.digest)
+    left = look(location, fingerprint, start)
+    if left.found is not None:
+        left = conclude(location, left, fingerprint, start, is_writer=is_writer)
+        assert left.found is not None
+        manifest = read_teacher_manifest(left.found.data, left.found.where)
+        return TeacherReport(manifest, left.done is not None, location.output)
+    _introduce(location, trainer, say)
+    if not is_writer:
+        trained = trainer.train(location.checkpoints, say)
+        return TeacherReport(_manifest(spec, base, trainer, trained, fingerprint), False, location.output)
+    with making(location, fingerprint, start):
+        trained = trainer.train(location.checkpoints, say)
+
+        def write(folder: Path) -> TeacherManifest:
+            write_model(folder, trained.model, base.tokenizer)
+            write_curves(folder, trained.outcome.curve, title=spec.name)
+            manifest = _manifest(spec, base, trainer, trained, fingerprint)
+            manifest = replace(manifest, files=student_files(folder))
+            (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+            return manifest
+
+        manifest = finish(location, fingerprint, write)
+    return TeacherReport(manifest, False, location.output)
+
+
+def estimate_teacher(
+    spec: TeacherSpec, storage: Storage, *, cache_dir: Path | None = None, say: Say = lambda _: None
+) -> TrainingEstimate:
+    """What training a spec's teacher would do; loads no weights and writes nothing.
+
+    Raises:
+        RelabelError: as `train_teacher`, before it trains.
+    """
+    trainer = _trainer(spec, check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir)), storage)
+    for note in trainer.notes:
+        say(note)
+    return trainer.estimate()
+
+
+def fingerprint_of(spec: TeacherSpec, trainer: TeacherTrainer, model_digest: str) -> str:
+    """Digest of all that the teacher follows from: the spec's choices, the data itself, the model."""
+    return digest_of(
+        {
+            "spec": spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT),
+            "data": trainer.digest,
+            "model": model_digest,
+            "version": TEACHER_MANIFEST_VERSION,
+        }
+    )
+
+
+def _trainer(spec: TeacherSpec, base: TeacherBase, storage: Storage) -> TeacherTrainer:
+    found: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
+    return found
+
+
+def _introduce(location: OutputLocation, trainer: TeacherTrainer, say: Say) -> None:
+    if location.url is not None:
+        say(f"training in {location.folder}; the teacher goes to {location.output} when it is finished")
+    for note in trainer.notes:
+        say(note)
+
+
+def _manifest(
+    spec: TeacherSpec, base: TeacherBase, trainer: TeacherTrainer, trained: Trained, fingerprint: str
+) -> TeacherManifest:
+    """All that there is to say about a teacher but its files' digests."""
+    outcome, halvings = trained.outcome, trained.halved.times
+    training = TeacherTrainingFacts(
+        steps=outcome.steps,
+        epochs=outcome.epochs,
+        device=outcome.device,
+        rows_per_s=outcome.rows_per_s,
+        batch_size=spec.train.batch_size >> halvings,
+        accumulation=spec.train.accumulation << halvings,
+        was_batch_halved=halvings > 0,
+    )
+    return TeacherManifest(
+        version=TEACHER_MANIFEST_VERSION,
+        kind="teacher",
+        relabel=importlib.metadata.version("relabel"),
+        name=spec.name,
+        method=spec.method,
+        fingerprint=fingerprint,
+        model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),
+        labeler=trainer.labeler,
+        templates=trainer.templates,
+        data=trainer.data,
+        training=training,
+        notes=[*trainer.notes, *outcome.notes, *trained.halved.notes],
+        versions=installed_versions(LIBRARIES),
+        spec=spec.model_dump(mode="json"),
+    )

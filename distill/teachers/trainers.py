@@ -1,0 +1,85 @@
+"""What trains a teacher, whatever the method: what it is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from distill.teachers.bases import TeacherBase
+from distill.teachers.specs import TeacherSpec
+from distill.teachers.teacher_manifest import TeacherData
+from distill.training.checkpointed import Outcome
+from distill.training.memory import Halved
+from manifests.storage.context import Storage
+
+
+class Trained(NamedTuple):
+    """What training left.
+
+    Args:
+        model: the causal language model of transformers, adapters merged, on the CPU.
+        halved: whether memory ended at first.
+    """
+
+    model: Any
+    outcome: Outcome
+    halved: Halved
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training would do.
+
+    Args:
+        tokens: that the model reads, over all steps.
+        memory_bytes: weights, gradients, the optimizer's moments and the logits of a batch; activations come on top.
+    """
+
+    rows: int
+    examples: int
+    steps: int
+    tokens: int
+    answer_tokens: int
+    memory_bytes: int
+
+
+class TeacherTrainer(Protocol):
+    """One method at work on one spec. Making one reads and checks all data, and loads no weights.
+
+    Raises:
+        RelabelError: the data does not do for what the spec asks.
+    """
+
+    data: TeacherData
+    """For the manifest."""
+    digest: str
+    """Of all that is learned from."""
+    labeler: dict[str, Any]
+    """Options of the labeler whose prompts are used."""
+    templates: dict[str, str]
+    """sha256 of its templates, by file name."""
+    notes: list[str]
+    """Remarks that the user should hear."""
+
+    def __init__(self, spec: Any, base: TeacherBase, storage: Storage) -> None: ...
+
+    def estimate(self) -> TrainingEstimate:
+        """What `train` would do."""
+        ...
+
+    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+        """Train, going on from the last whole checkpoint.
+
+        Args:
+            checkpoints: folder that they are kept in.
+            say: where progress goes.
+        Raises:
+            TrainingError: the loss is not finite, or memory runs out.
+            ModelError: the weights can't be loaded.
+        """
+        ...
+
+
+TrainerClass = Callable[[TeacherSpec, TeacherBase, Storage], TeacherTrainer]

@@ -1,0 +1,30 @@
+"""A tiny random model that teachers start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.engines.conftest import make_tokenizer
+
+
+def write_tiny_decoder(folder: Path) -> Path:
+    """A causal language model of 2 layers that reads prompts of a byte a token, with ChatML."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer) + 5,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
