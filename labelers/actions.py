@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from labelers.subtree import Subtree, one_line
@@ -60,6 +61,16 @@ def options_of(subtree: Subtree) -> tuple[str, ...]:
             prefix = one_line(text[: words[-1].end()].replace("<", " ")) if words else ""
             found.append(f"{ANSWER if node.is_content else EXPAND} {node.id}: {prefix}".rstrip())
     return tuple(found)
+
+
+def write_actions(ids: Iterable[int], options: Sequence[str]) -> str:
+    """The legal actions on these nodes as `options_of` writes them, a line each; `[REFUSE]` where there are none.
+
+    Raises:
+        KeyError: no option is about a node.
+    """
+    option_of = {int(option.split(" ")[1].rstrip(":")): option for option in options}
+    return "\n".join(option_of[id] for id in ids) or REFUSE
 
 
 def read_actions(text: str, subtree: Subtree) -> Actions:

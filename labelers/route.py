@@ -6,8 +6,7 @@ Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -15,7 +14,9 @@ from pydantic import Field
 from labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
 from labelers.alignment import align, content_at
 from labelers.prompts import BUILT_IN, Prompts
+from labelers.replays import Recalled
 from labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
+from labelers.steps import NODES_FIELD, recall_step, step_json
 from labelers.subtree import Subtree, one_line
 from labelers.verdicts import Reader, token_budget, unreadable
 from manifests.asks import Answer, Ask, Sampling
@@ -110,11 +111,17 @@ class Route:
                     if unfolded is subtree or not left:
                         continue
                     subtree, left = unfolded, left - 1
-                actions = yield from self._step(pair, subtree, flags)
+                actions, texts = yield from self._step(pair, subtree, flags)
                 waiting += actions.expands
                 said.append(actions)
-                steps.append(_step_json(heading, subtree, actions))
+                steps.append(step_json(heading, subtree, texts, actions))
         return _label(subtree.tree, said, steps, flags)
+
+    def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
+        """What a step of a label answers; see `labelers.replays`."""
+        if number >= len(row["steps"]):
+            raise VerdictError("format", "the label has fewer steps than are asked")
+        return recall_step(row["steps"][number], ask)
 
     def probe(self) -> list[Ask]:
         text = "Cut back to an outward bud in late winter."
@@ -138,8 +145,12 @@ class Route:
                 flags["passage_not_found"] = None
         yield from map(list, found or {(): None})
 
-    def _step(self, pair: Pair, subtree: Subtree, flags: dict[str, None]) -> Generator[Ask, Answer, Actions]:
-        """One ask; another with shorter texts while the engine finds it too long."""
+    def _step(
+        self, pair: Pair, subtree: Subtree, flags: dict[str, None]
+    ) -> Generator[Ask, Answer, tuple[Actions, tuple[str, ...]]]:
+        """One ask; another with shorter texts while the engine finds it too long. Also gives the texts
+        of the nodes as shown.
+        """
         view = _view(subtree, self._room)
         format = _format(subtree)
         while (answer := (yield self._ask(pair.query, subtree, view, format))).finish == "overlong":
@@ -152,12 +163,14 @@ class Route:
             raise unreadable(answer, actions.fault)
         held = {"document_truncated": view.is_cut, "expelled": actions.expelled, "collapsed": actions.is_collapsed}
         flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
-        return actions
+        return actions, view.texts
 
     def _ask(self, query: str, subtree: Subtree, view: View, format: AnswerFormat) -> Ask:
         marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
-        counts = {"nodes": len(marks)}
-        turn = self._prompts.turn("user", "user.j2", data=("query", "nodes"), settings={"marks": marks}, counts=counts)
+        counts = {NODES_FIELD: len(marks)}
+        turn = self._prompts.turn(
+            "user", "user.j2", data=("query", NODES_FIELD), settings={"marks": marks}, counts=counts
+        )
         messages = (self._system, turn.message(query, *view.texts))
         return Ask("route", messages, format, token_budget(format), sampling=self._sampling)
 
@@ -176,18 +189,6 @@ def _view(subtree: Subtree, room: int) -> View:
 
 def _format(subtree: Subtree) -> AnswerFormat:
     return AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
-
-
-def _step_json(heading: int | None, subtree: Subtree, actions: Actions) -> str:
-    held: dict[str, Any] = {
-        "expanded": heading,
-        "lit": sorted(subtree.lit),
-        "answers": actions.answers,
-        "expands": actions.expands,
-        "refused": actions.refused,
-        "expelled": actions.expelled,
-    }
-    return json.dumps(held)
 
 
 def _label(tree: Tree, said: list[Actions], steps: list[str], flags: dict[str, None]) -> Label:

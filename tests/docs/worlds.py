@@ -21,6 +21,7 @@ from jobs.demo.demo_data import load_pairs
 from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
+from tests.reuse.test_tree_column import treed_rows
 from tests.score.conftest import write_tiny_student
 
 Rows = Callable[..., list[dict[str, Any]]]
@@ -39,12 +40,14 @@ def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last:
     pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[first:last]]), folder / path)
 
 
-def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo") -> None:
+def finished_run(
+    folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo", temperature: float = 0
+) -> None:
     """A run in out/NAME, of the fake engine."""
     job = {
         "name": name,
         "input": {"path": pairs},
-        "labeler": {"name": labeler},
+        "labeler": {"name": labeler, "temperature": temperature},
         "engine": {"name": "fake", "seed": seed},
     }
     (folder / f"{name}.yaml").write_text(json.dumps(job | {"output": f"out/{name}"}))  # JSON is YAML
@@ -93,6 +96,15 @@ def two_prompts(folder: Path) -> None:
     write_pairs(folder)
     finished_run(folder, "ecom", "pairs.parquet")
     finished_run(folder, "other", "pairs.parquet", seed=8)
+
+
+def two_prompts_and_routes(folder: Path) -> None:
+    """Those, and three runs of `route` over documents with gold nodes."""
+    two_prompts(folder)
+    rows = [{**row, "gold_answer_ids": [2], "gold_expand_ids": [4]} for row in treed_rows(4, 3)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "trees.parquet")
+    for seed, name in enumerate(("routed", "routed-2", "routed-3")):
+        finished_run(folder, name, "trees.parquet", seed=seed, labeler="route", temperature=0.7)
 
 
 def labelled_pairs(folder: Path) -> None:
@@ -193,7 +205,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
-    "convert.md": lambda folder, _: two_prompts(folder),
+    "convert.md": lambda folder, _: two_prompts_and_routes(folder),
     "deploy-it.md": lambda folder, _: real_bundle(folder),
     "deploying.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,

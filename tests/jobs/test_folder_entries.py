@@ -31,7 +31,7 @@ LINES = {
     "retry job_file": ("retry {job}", "no plan there yet"),
     "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
     "doctor job_file": ("doctor {job}", "{rows} rows in {files} file(s)"),
-    "convert source": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
+    "convert sources": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "report gold": ("report out/ecom --gold {folder} --to {out}.html", "a folder, and a file is wanted"),
@@ -99,6 +99,7 @@ NO_TABLES = {
     "students, bundles and stores": "score student, export student, bench student, bench bundle, bench against, "
     "build-engine bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
+    "gold of runs of route, read as that of evaluate": "convert gold",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
 }
 

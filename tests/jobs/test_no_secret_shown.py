@@ -299,7 +299,7 @@ def test_a_url_with_a_secret_is_refused_before_a_command_sees_it(world: World, f
     for words, name in [
         ("publish", "url"),
         ("list", "url"),
-        ("convert", "source"),
+        ("convert", "sources"),
         ("compare", "a"),
         ("run", "metrics"),
         ("init", "path"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labelers.actions import options_of, read_actions
+from labelers.replays import replay
 from labelers.subtree import Subtree
 from labelers.verdicts import Reader
 from manifests.asks import Answer, Ask
@@ -82,8 +83,8 @@ def test_one_answer_of_the_paper_s_kind_step_by_step() -> None:
     assert (label.columns["refused"], label.columns["expelled"], label.flags) == (False, 0, [])
     first, second = map(json.loads, label.columns["steps"])
     assert first == {
-        "expanded": None, "lit": [IDS[PASSAGE]], "answers": [IDS[PASSAGE]], "expands": [IDS["Records"]],
-        "refused": False, "expelled": 0,
+        "expanded": None, "lit": [IDS[PASSAGE]], "chars": sum(map(len, asks[0].messages[1].parts[3::2])),
+        "answers": [IDS[PASSAGE]], "expands": [IDS["Records"]], "refused": False, "expelled": 0,
     }  # fmt: skip
     assert (second["expanded"], len(second["lit"])) == (IDS["Records"], 2)
 
@@ -240,3 +241,70 @@ def test_an_answer_takes_no_more_tokens_than_its_budget_in_two_bytes_each() -> N
     longest = "\n".join(form.options[-MOST_OPTION_LINES:])
     assert form.max_tokens >= len(longest.encode()) / 2
     assert Reader(AnswerFormat((form,))).read(Answer(0, longest, "stop")) == {"": longest}
+
+
+def row_of(label: Label) -> dict[str, Any]:
+    return {"grade": label.grade, **label.columns}
+
+
+@settings(max_examples=60, deadline=None)
+@given(sketch=sketches(), seed=st.integers(0, 2**63 - 1))
+def test_a_label_tells_what_was_asked_and_answered(sketch: Sketch, seed: int) -> None:
+    document, tree = tree_of(sketch)
+    passages = tuple(node.text for node in tree.nodes if node.is_content)[:3]
+    pair = PAIR._replace(document=document, columns={COLUMN: tuple(tree.values()), "passages": passages})
+    label, asks, answers = walk(labeler("route"), as_it_is(pair), fake(), seed)
+    found = replay(labeler("route"), pair, row_of(label))
+    assert [one.prompt for one in found] == [ask.messages for ask in asks]
+    for ask, answer, one in zip(asks, answers, found, strict=True):
+        assert ask.format is not None
+        same = [line.split(":")[0] for line in answer.text.split("\n")]
+        assert sorted(line.split(":")[0] for line in one.completion.split("\n")) == sorted(set(same))
+
+
+def test_of_several_asks_of_a_step_the_one_that_was_answered_is_told() -> None:
+    long = "word " * 4000 + "end."
+    document, tree = tree_of(section("A page", section("One", long, "Short text."), section("Two", long)))
+    columns = {COLUMN: tuple(tree.values()), "passages": ("Short text.",)}
+    pair = PAIR._replace(document=document, columns=columns)
+    subject = labeler("route", window_tokens=1000)
+    label, asks, answers = walk(subject, as_it_is(pair), fake(max_prompt_tokens=700))
+    answered = [ask.messages for ask, answer in zip(asks, answers, strict=True) if answer.finish == "stop"]
+    assert 0 < len(answered) < len(asks)
+    assert [one.prompt for one in replay(subject, pair, row_of(label))] == answered
+
+
+def test_of_lines_that_were_expelled_nothing_is_told() -> None:
+    """What is legal beside them is, as it would have been written; a step without anything legal has nothing."""
+    said = [say(">Records", "[ANSWER] 99: nowhere", f"+{PASSAGE}", "[REFUSE]"), "[EXPAND] 99: nowhere", "prose"]
+    label, _ = label_of([said[0], said[1]], expelled="keep")
+    subject = labeler("route", expelled="keep")
+    assert [one.completion for one in replay(subject, PAIR, row_of(label))] == [
+        "[ANSWER] 8: The tallest coaster opened in\n[EXPAND] 9: Records",
+        "",
+    ]
+    label, _ = label_of([said[2]], expelled="keep")
+    assert [one.completion for one in replay(subject, PAIR, row_of(label))] == [""]
+    label, _ = label_of(["[REFUSE]\nprose\n[ANSWER]"], expelled="keep")
+    assert [one.completion for one in replay(subject, PAIR, row_of(label))] == ["[REFUSE]"]
+
+
+def test_a_label_of_another_pair_or_another_labeler_does_not_lead_back() -> None:
+    label, _ = label_of([say(f"+{PASSAGE}", ">Records"), "[REFUSE]"])
+    row = row_of(label)
+    assert len(replay(labeler("route"), PAIR, row)) == 2
+    moved = PAIR._replace(columns={**PAIR.columns, "passages": ("It lies in Texas.",)})
+    step = json.loads(row["steps"][0])
+    others = [
+        (labeler("route"), moved, row),
+        (labeler("route", expansions=0), PAIR, row),
+        (labeler("route"), PAIR, {**row, "grade": 0}),
+        (labeler("route"), PAIR, {**row, "steps": row["steps"][:1]}),
+        (labeler("route"), PAIR, {**row, "steps": [json.dumps({**step, "chars": step["chars"] + 1}), row["steps"][1]]}),
+        (labeler("route"), PAIR, {**row, "steps": [json.dumps({**step, "answers": [2]}), row["steps"][1]]}),
+    ]
+    del step["chars"]
+    others.append((labeler("route"), PAIR, {**row, "steps": [json.dumps(step), row["steps"][1]]}))
+    for subject, pair, held in others:
+        with pytest.raises(VerdictError):
+            replay(subject, pair, held)

@@ -1,0 +1,73 @@
+"""What was asked and answered on the way to a label, to train on. There is no second rendering of a prompt: the labeler
+walks once more over the same pair, and is sent the answers that its label tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from labelers.registry import Labeler
+from manifests.asks import Answer, Ask, Message
+from manifests.errors import VerdictError
+from manifests.labels import Pair
+
+
+class Recalled(NamedTuple):
+    """An answer as a label tells it.
+
+    Args:
+        answer: what the labeler is sent. Its finish is `overlong` where the label is not of this ask, but of a shorter
+            one after it.
+        completion: what of it is worth learning, in one form for each meaning; `""` where nothing is.
+    """
+
+    answer: Answer
+    completion: str
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A labeler whose labels tell all that was answered."""
+
+    def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
+        """What was answered to an ask on the way to a label.
+
+        Args:
+            row: the label's `grade` and the labeler's own columns.
+            number: of earlier asks that were answered.
+        Raises:
+            VerdictError: the label tells no answer to it.
+        """
+        ...
+
+
+class Exchange(NamedTuple):
+    """A prompt as it was asked, and what is to be learned from the answer; `""` for nothing."""
+
+    prompt: tuple[Message, ...]
+    completion: str
+
+
+def replay(labeler: Labeler, pair: Pair, row: Mapping[str, Any]) -> list[Exchange]:
+    """The exchanges that led to a label, proved by leading there again.
+
+    Args:
+        labeler: `Recalls` too.
+        row: the label's `grade` and the labeler's own columns, all of them.
+    Raises:
+        VerdictError: they lead elsewhere: pair, prompts or reading are not those of the label.
+    """
+    assert isinstance(labeler, Recalls)
+    walk, found = labeler.label(pair), list[Exchange]()
+    try:
+        ask = next(walk)
+        while True:
+            recalled = labeler.recall(row, ask, len(found))
+            if recalled.answer.finish != "overlong":
+                found.append(Exchange(ask.messages, recalled.completion))
+            ask = walk.send(recalled.answer)
+    except StopIteration as end:
+        if {"grade": end.value.grade, **end.value.columns} != dict(row):
+            raise VerdictError("format", "its answers lead to another label") from None
+    return found
