@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -14,10 +16,12 @@ trl = pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
 
 from distill.teachers.advantages import group_advantages  # noqa: E402
-from distill.teachers.grpo_credit import Credit  # noqa: E402
+from distill.teachers.grpo_credit import EDGES, Credit  # noqa: E402
 from distill.teachers.grpo_trainer import CreditPlan, EpochSampler  # noqa: E402
+from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
+from distill.training.checkpointed import run_to_end  # noqa: E402
 from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
     GOLD_ROWS,
@@ -121,3 +125,164 @@ def test_the_order_of_prompts_follows_from_seed_and_epoch() -> None:
     assert order(0) == order(0)
     assert len({tuple(order(epoch, seed)) for epoch in range(3) for seed in (3, 4)}) == 6
     assert sorted(order(1)) == list(range(20))
+
+
+@pytest.fixture(scope="module")
+def idle(fresh: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trainer whose loss is asked for by hand."""
+    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path_factory.mktemp("idle"))
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+def loss_of(trainer: Any, logp: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> torch.Tensor:
+    """TRL's loss on given log-probabilities."""
+    found = (logp, torch.zeros_like(logp), None)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: found)
+    ones = torch.ones(logp.shape, dtype=torch.long)
+    batch = {
+        "prompt_ids": ones[:, :1],
+        "prompt_mask": ones[:, :1],
+        "completion_ids": ones,
+        "completion_mask": ones,
+        "place": torch.zeros(len(logp), dtype=torch.long),
+        **inputs,
+    }
+    loss: torch.Tensor = trainer._compute_loss(trainer.model, batch)
+    return loss
+
+
+def test_on_policy_the_gradient_is_reinforces(idle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logp = (torch.randn(2, 5, dtype=torch.float64) - 2).requires_grad_()
+    advantage = torch.tensor([1.5, -0.5], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    loss_of(idle, logp, monkeypatch, advantages=advantage, completion_mask=mask).backward()
+    # the gradient of -mean_i A_i mean_t log p
+    wanted = -advantage[:, None] * mask / mask.sum(1, keepdim=True) / 2
+    torch.testing.assert_close(logp.grad, wanted)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "slope"),
+    [
+        (1.1, 1.0, 1.1, 1.1),
+        (1.5, 1.0, 1.2, 0.0),
+        (0.5, 1.0, 0.5, 0.5),
+        (0.9, -1.0, -0.9, -0.9),
+        (0.5, -1.0, -0.8, 0.0),
+        (1.5, -1.0, -1.5, -1.5),
+    ],
+)
+def test_the_ratio_is_clipped_where_that_makes_the_objective_less(
+    ratio: float, advantage: float, objective: float, slope: float, idle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logp = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
+    inputs = {"advantages": torch.tensor([advantage]), "old_per_token_logps": torch.zeros(1, 1)}
+    loss = loss_of(idle, logp, monkeypatch, **inputs)
+    loss.backward()
+    assert float(-loss.detach()) == pytest.approx(objective)
+    assert logp.grad is not None
+    assert -float(logp.grad) == pytest.approx(slope)
+
+
+def test_equal_rewards_have_a_gradient_of_exactly_0_off_policy_too(idle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logp = torch.randn(4, 5).requires_grad_()
+    advantages = group_advantages(torch.full((1, 4), 0.2)).flatten()
+    loss_of(idle, logp, monkeypatch, advantages=advantages, old_per_token_logps=torch.randn(4, 5)).backward()
+    assert logp.grad is not None
+    assert (logp.grad == 0).all()
+
+
+def test_the_divergence_is_k3_with_its_own_gradient(idle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logp = torch.randn(1, 3, dtype=torch.float64).requires_grad_()
+    reference = torch.randn(1, 3, dtype=torch.float64)
+    monkeypatch.setattr(idle, "beta", 0.5)
+    loss = loss_of(idle, logp, monkeypatch, advantages=torch.zeros(1), ref_per_token_logps=reference)
+    gap = reference - logp.detach()
+    assert float(loss.detach()) == pytest.approx(float(0.5 * (gap.exp() - gap - 1).mean()))
+    loss.backward()
+    torch.testing.assert_close(logp.grad, 0.5 * (1 - gap.exp()) / 3)
+
+
+def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+    """Options that let a random model's rollouts have nodes and node rewards."""
+    from distill.teachers import grpo_trainer
+
+    monkeypatch.setattr(
+        grpo_trainer, "segments_of", lambda rollout, _: [one % 8 - 1 for one in range(len(rollout.completion_ids))]
+    )
+
+    def by_tokens(rollout: Rollout, row: GoldRow) -> Score:
+        ids = rollout.completion_ids
+        r, s, a = (1.0 if sum(ids) % prime else -1.0 for prime in (2, 3, 5))
+        return Score(r, (r, s, a))
+
+    plan = CreditPlan(Credit(), learning_rate=1e-2)
+    return {"score_of": by_tokens, "credit": plan, "log": RolloutLog(folder)}
+
+
+def test_coefficients_learn_from_the_second_update_on(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = graph_options(monkeypatch, tmp_path)
+    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options)
+    trainer.train()
+    logits = options["credit"].credit.logits
+    assert logits.grad is None
+    assert logits.detach().abs().max() > 1e-3
+    options["log"].write(tmp_path, step=4)
+    edges = pq.read_table(tmp_path / EDGES_NAME).to_pylist()
+    assert len(edges) == 4 * len(EDGES)
+    assert [row["logit"] for row in edges[-len(EDGES) :]] == pytest.approx(logits.tolist())
+    alpha = {row["edge"]: row["coefficient"] for row in edges if row["step"] == 4}
+    assert alpha["r>s"] + alpha["r>a"] == pytest.approx(2)
+    rollouts = pq.read_table(tmp_path / ROLLOUTS_NAME).to_pylist()
+    assert len(rollouts) == 2 * 8  # two generations, each for two updates
+    assert {len(row["node_advantages"]) for row in rollouts} == {7}
+    assert dict(trainer.curve.series("train", "ratio_q_s")).keys() == {1, 2, 3, 4}
+
+
+def test_what_was_stopped_goes_on_bit_for_bit_over_an_epochs_end(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six rows are three generations of two updates: step 8 is in the second epoch."""
+
+    def train(folder: Path, *, resume_from: Path | None) -> tuple[Any, Any]:
+        options = graph_options(monkeypatch, folder)
+        args = arguments(folder, steps=8, save_strategy="steps")
+        trainer = make_trainer(copy.deepcopy(fresh), tokenizer, folder, args=args, **options)
+        run_to_end(trainer, resume_from=resume_from)
+        options["log"].write(folder, step=8)
+        return trainer, options["credit"].credit.logits.detach()
+
+    whole, logits = train(tmp_path / "whole", resume_from=None)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoint-000008")
+    resumed, logits_again = train(tmp_path / "again", resume_from=tmp_path / "again" / "checkpoint-000004")
+    assert furthest(whole.model, resumed.model) == 0
+    assert torch.equal(logits, logits_again)
+    assert whole.curve.points == resumed.curve.points
+    for name in (ROLLOUTS_NAME, EDGES_NAME, "checkpoint-000008/optimizer.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_the_templates_tokens_between_two_turns_are_not_learned(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialogues = short_dialogues(tokenizer, "r3a")
+    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, dialogues=dialogues)
+    texts = iter(["<think></think><intent>x</intent>", "<think></think><extract>none</extract><score>2</score>"])
+
+    def write(contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
+        ids = [*tokenizer(next(texts))["input_ids"], tokenizer.eos_token_id]
+        return [list(ids) for _ in contexts], None
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", write)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([{"prompt": 0}] * 4)
+    rollouts = trainer._rollouts
+    assert [len(one.turns) for one in rollouts] == [2] * 4
+    assert batch["tool_mask"].sum(1).tolist() == [one.num_own for one in rollouts]
+    learned = tokenizer.decode(batch["completion_ids"][0][batch["tool_mask"][0].bool()])
+    assert learned == "".join(turn.text + "<|im_end|>" for turn in rollouts[0].turns)
