@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
 from labelers.actions import ANSWER, Actions, write_actions
 from labelers.replays import Recalled
@@ -14,28 +14,52 @@ from labelers.subtree import Subtree
 from manifests.asks import Answer, Ask
 from manifests.errors import VerdictError
 from manifests.formats import OptionLines
+from manifests.records import checked, plain
 
 NODES_FIELD = "nodes"
 """What the texts of nodes are called in the prompt."""
 
 
-def step_json(heading: int | None, subtree: Subtree, texts: Iterable[str], actions: Actions) -> str:
+@dataclass(frozen=True)
+class RouteStep:
     """One ask and its answer.
 
     Args:
-        heading: that was unfolded for it; None for what a passage lights.
-        texts: of the nodes, as shown. Their characters tell which it was of several asks with ever shorter texts.
+        expanded: heading that was unfolded for it; None for what a passage lights.
+        lit: content that was shown.
+        chars: of all nodes' texts as shown: which of several asks with ever shorter texts it was. None in labels of
+            the first versions.
+        answers, expands: nodes of legal actions, in the order written.
+        expelled: lines meant as an action that were not legal.
     """
-    held: dict[str, Any] = {
-        "expanded": heading,
-        "lit": sorted(subtree.lit),
-        "chars": _num_chars(texts),
-        "answers": actions.answers,
-        "expands": actions.expands,
-        "refused": actions.refused,
-        "expelled": actions.expelled,
-    }
-    return json.dumps(held)
+
+    expanded: int | None
+    lit: tuple[int, ...]
+    answers: tuple[int, ...]
+    expands: tuple[int, ...]
+    refused: bool
+    expelled: int
+    chars: int | None = None
+
+
+def read_step(text: str) -> RouteStep:
+    """The step that a label keeps.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return checked(RouteStep, json.loads(text))
+
+
+def step_json(heading: int | None, subtree: Subtree, texts: Iterable[str], actions: Actions) -> str:
+    """A step as a label keeps it.
+
+    Args:
+        heading: that was unfolded; None for what a passage lights.
+        texts: of the nodes, as shown.
+    """
+    lit, said = tuple(sorted(subtree.lit)), (actions.answers, actions.expands, actions.refused, actions.expelled)
+    return json.dumps(plain(RouteStep(heading, lit, *said, _num_chars(texts))))
 
 
 def recall_step(text: str, ask: Ask) -> Recalled:
@@ -45,19 +69,19 @@ def recall_step(text: str, ask: Ask) -> Recalled:
     Raises:
         VerdictError: an action is about a node that has none in this ask.
     """
-    step, turn = json.loads(text), ask.messages[-1]
+    step, turn = read_step(text), ask.messages[-1]
     shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
-    if step.get("chars") != _num_chars(shown):  # labels of the first versions do not say
+    if step.chars != _num_chars(shown):
         return Recalled(Answer(0, "", "overlong"), "")
     assert ask.format is not None
     (options,) = ask.format.sections
     assert isinstance(options, OptionLines)
-    has_actions = step["answers"] or step["expands"] or step["refused"]
+    has_actions = step.answers or step.expands or step.refused
     try:
-        legal = write_actions([*step["answers"], *step["expands"]], options.options) if has_actions else ""
+        legal = write_actions([*step.answers, *step.expands], options.options) if has_actions else ""
     except KeyError as exc:
         raise VerdictError("format", f"no action on node {exc} is legal") from exc
-    return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step["expelled"]]), "stop"), legal)
+    return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step.expelled]), "stop"), legal)
 
 
 def _num_chars(texts: Iterable[str]) -> int:

@@ -20,6 +20,7 @@ from jobs.running.conclusions import AskedInVain
 from jobs.running.counts import ASKED, asked_for
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
+from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.records import checked, fault_of
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, refuse_rounds
 from manifests.runs.receipts import Receipt
@@ -113,13 +114,13 @@ class RunArtifact:
         for shard in range(len(self.plan.shards)):
             yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
 
-    def texts(self) -> RunInput:
+    def texts(self, reads: Reads = QUERY_AND_DOCUMENT) -> RunInput:
         """The run's own input, to read texts from.
 
         Raises:
             InputError, ManifestError: it is not there any more, or not what was labelled.
         """
-        return open_run_input(self.path, self.store, self.plan, self.storage)
+        return open_run_input(self.path, self.store, self.plan, self.storage, reads=reads)
 
 
 @dataclass(frozen=True)

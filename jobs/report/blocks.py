@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SHADES = 8
 """Steps of a shaded cell."""
+INDENTS = 8
+"""Levels that are drawn apart."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,37 @@ class Code:
 
 
 @dataclass(frozen=True)
+class OutlineLine:
+    """A line of an outline.
+
+    Args:
+        level: how deep it stands, from 0.
+        number: what it is called in the data.
+        is_text: of the text, and no heading.
+    """
+
+    level: int
+    number: str
+    text: str
+    badges: Sequence[Badge]
+    is_text: bool = False
+
+    @property
+    def indent(self) -> int:
+        """The level, as far as a narrow page has room."""
+        return min(self.level, INDENTS)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Lines, indented by their level."""
+
+    title: str
+    lines: Sequence[OutlineLine]
+    kind: ClassVar[str] = "outline"
+
+
+@dataclass(frozen=True)
 class Fold:
     """Blocks behind a line that opens them."""
 
@@ -129,7 +162,7 @@ class Side:
     kind: ClassVar[str] = "side"
 
 
-Block: TypeAlias = Paragraph | Facts | Table | Drawing | Code | Fold | Side
+Block: TypeAlias = Paragraph | Facts | Table | Drawing | Code | Outline | Fold | Side
 
 
 @dataclass(frozen=True)

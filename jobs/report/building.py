@@ -17,6 +17,7 @@ from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
 from jobs.report.sections_judged import gold_section, judge_runs, ranking_section
 from jobs.report.sections_labels import labels_section, noise_section
+from jobs.report.sections_routes import routes_section
 from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
 from jobs.report.sections_students import student_section, training_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
@@ -84,6 +85,7 @@ def build_report(
         ran_section(artifacts, has_places=not is_inside_bundle),
         conservation_section(tallied, quotes=max_rows > 0),
         labels_section(tallied),
+        routes_section(tallied),
         gold_section(judged, notes),
         ranking_section(judged),
         *compared,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.report.artifacts import RunArtifact
-from manifests.labels import Pair
+from manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from manifests.runs.label_files import read_labels
 from manifests.runs.receipts import FileRef
 from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
@@ -195,16 +195,18 @@ def _only(table: pa.Table, rows: list[int]) -> pa.Table:
     return table.filter(pa.array(np.isin(table["row_id"].to_numpy(), rows)))
 
 
-def texts_of(run: RunArtifact, row_ids: list[int]) -> dict[int, Pair]:
+def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
     """Pairs by row id, read again from the run's input.
 
+    Args:
+        reads: what is wanted of them.
     Raises:
         InputError, ManifestError: it is not there any more, or not what was labelled.
     """
     from distill.students.label_tables import read_pairs
 
     wanted = np.array(sorted(row_ids), dtype=np.int64)
-    dataset, readings = run.texts()
+    dataset, readings = run.texts(reads)
     return {pair.row_id: pair for pair in read_pairs(dataset, wanted, readings=readings)}
 
 

@@ -1,0 +1,158 @@
+"""What the page shows of a run of `route`: a few documents' trees, step by step, whatever stands in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.report.blocks import Paragraph
+from jobs.report.sections_routes import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
+from labelers.route import Route
+from labelers.steps import RouteStep
+from manifests.labels import Pair
+from manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from tests.report.conftest import BAITS
+
+LOOK = RouteStep(None, (), (), (), refused=True, expelled=0)
+
+
+def page_tree(texts: list[str], *, headings: int = 3, deep: bool = False) -> tuple[str, Tree]:
+    """A document of texts, a line each, by turns under some headings, which stand in each other if `deep`."""
+    nodes = [Node(0, STRUCTURE, 0, f"Page {BAITS[0]}", 0, 0, NO_PARENT)]
+    document = ""
+
+    def add(kind: str, text: str, parent: int) -> int:
+        nonlocal document
+        text = " ".join(text.split())
+        place = len(nodes), len(document), len(document) + len(text)
+        nodes.append(Node(place[0], kind, nodes[parent].level + 1, text, place[1], place[2], parent))
+        document += text + "\n"
+        return place[0]
+
+    parent = 0
+    for number in range(headings):
+        parent = add(STRUCTURE, f"Heading {number} {BAITS[number % len(BAITS)]}", parent if deep else 0)
+        for text in texts[number::headings]:
+            add(CONTENT, text, parent)
+    return document, read_tree([node._asdict() for node in nodes], document)
+
+
+@pytest.fixture
+def routed(folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]) -> Path:
+    """A run over six documents whose every text tries to run."""
+    rows = []
+    for number in range(6):
+        texts = [f"text {place} {BAITS[(number + place) % len(BAITS)]}" for place in range(6)]
+        document, tree = page_tree(texts, deep=number % 2 == 1)
+        ids = {"query_id": f"q {BAITS[1]}", "query": f"query {BAITS[2]}", "doc_id": f"d{number} {BAITS[0]}"}
+        passage = next(node.text for node in tree.nodes if node.is_content)
+        rows.append({**ids, "document": document, "tree": tree.values(), "passages": [passage]})
+    schema = pa.schema(
+        [(name, pa.string()) for name in ("query_id", "query", "doc_id", "document")]
+        + [("tree", NODES), ("passages", pa.list_(pa.string()))]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / "pairs.parquet")
+    changes = {"labeler": {"name": "route"}, "input": {"columns": {"document": ["document"]}}, "name": "routed"}
+    assert relabel("run", write_job(changes)).code == 0
+    return folder / "out/ecom"
+
+
+def test_hostile_trees_are_text_and_fit_a_phone(
+    routed: Path, relabel: Callable[..., Any], open_page: Callable[..., Any]
+) -> None:
+    done = relabel("report", "out/ecom", "--to", "report.html", "--output", "json")
+    assert "routes" in done.json["sections"]
+    page, seen = open_page(Path("report.html"), width=400)
+    assert page.locator("#routes details").count() == DOCUMENTS
+    for fold in page.locator("#routes details").all():
+        fold.evaluate("one => one.open = true")
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    assert page.evaluate("'pwned' in window") is False
+    assert seen.all == []
+    assert page.locator("#routes script, #routes img, #routes svg, #routes style, #routes [style]").count() == 0
+    shown = page.locator("#routes").inner_text()
+    assert f"query {BAITS[2]}" in shown
+    assert "Heading 1 " + BAITS[1] in shown
+    labels = {row["doc_id"]: row for row in _labels(routed)}
+    for fold in page.locator("#routes details").all():
+        label = next(row for doc, row in labels.items() if doc.split()[0] in fold.locator("summary").inner_text())
+        steps = [json.loads(step) for step in label["steps"]]
+        assert fold.locator("ol").count() == len(steps)
+        for step, outline in zip(steps, fold.locator("ol").all(), strict=True):
+            assert outline.locator("li.lit").count() == len(step["lit"])
+            assert outline.locator(".badge.good").count() == len(step["answers"])
+            assert outline.locator(".badge.warn").count() == len(step["expands"])
+
+
+def _labels(output: Path) -> list[dict[str, Any]]:
+    files = json.loads((output / "manifest.json").read_bytes())["labels"]
+    return [row for file in files for row in pq.read_table(output / file["path"]).to_pylist()]
+
+
+def test_it_is_the_same_each_time_and_left_out_where_no_rows_are_shown_or_none_can_be_read(
+    routed: Path, relabel: Callable[..., Any]
+) -> None:
+    pages = []
+    for name in ("a", "b"):
+        assert relabel("report", "out/ecom", "--to", f"{name}.html").code == 0
+        pages.append(Path(f"{name}.html").read_bytes())
+    assert pages[0] == pages[1]
+    without = relabel("report", "out/ecom", "--to", "none.html", "--max-rows", "0", "--output", "json").json
+    assert "routes" not in without["sections"]
+    assert "Heading 1" not in Path("none.html").read_text(encoding="utf-8")
+    Path("pairs.parquet").unlink()
+    assert relabel("report", "out/ecom", "--to", "gone.html").code == 0
+    assert "trees can&#39;t be read again" in Path("gone.html").read_text(encoding="utf-8")
+
+
+def pair_of(document: str, tree: Tree) -> Pair:
+    return Pair(0, "q", "what?", "d", document, (), {COLUMN: tuple(tree.values())})
+
+
+@pytest.mark.parametrize("step", ["", "[]", '{"lit": 1}', '{"expanded": null, "lit": ["a"]}'])
+def test_steps_that_are_none_are_said_and_not_shown(step: str) -> None:
+    document, tree = page_tree(["one", "two"])
+    shown = list(_walk({"steps": [step]}, pair_of(document, tree)))
+    assert [type(block) for block in shown] == [Paragraph, Paragraph]
+    other = list(_walk({"steps": []}, pair_of(document + "x", tree)._replace(document="y")))
+    assert isinstance(other[1], Paragraph)
+    assert other[1].tone == "warn"
+
+
+def test_nodes_that_the_tree_lacks_are_passed_over() -> None:
+    _, tree = page_tree(["one", "two"])
+    lines = list(_lines(tree, RouteStep(90, (2, 77, -1), (2, 99), (98,), refused=False, expelled=1)))
+    assert [line.number for line in lines if line.is_text] == ["2"]
+    assert [badge.text for line in lines for badge in line.badges] == ["answers", "1 folded"]
+
+
+def test_of_a_large_tree_what_the_step_has_to_do_with_is_kept_and_the_rest_counted() -> None:
+    texts = [f"text {number} " + "long " * 99 for number in range(300)]
+    _, tree = page_tree(texts, headings=150)
+    few = list(_lines(tree, RouteStep(1, (2, 3), (3,), (4, 400), refused=False, expelled=0)))
+    named = [int(line.number) for line in few if line.number]
+    assert set(named) >= {1, 2, 3, 4, 400}
+    assert len(few) < 12
+    hidden = sum(int(line.text.split()[1]) for line in few if not line.number)
+    assert hidden + len(named) == 1 + 150 + 2
+    assert max(len(line.text) for line in few) <= TEXT_CHARS
+    many = [node.id for node in tree.nodes if node.is_content]
+    assert len(list(_lines(tree, RouteStep(None, tuple(many), (), (), refused=False, expelled=0)))) < 3 * LINES
+    empty = list(_lines(tree, LOOK))
+    assert [line.text for line in empty] == ["… 151 more"]
+
+
+def test_levels_end_where_a_phone_has_no_room() -> None:
+    _, tree = page_tree([f"text {number}" for number in range(20)], headings=20, deep=True)
+    assert {line.indent for line in _lines(tree, LOOK)} == {*range(9)}
+
+
+def test_the_columns_that_make_a_run_one_of_routes_are_those_of_route() -> None:
+    assert _COLUMNS.items() <= {column.name: column.kind for column in Route.columns}.items()
