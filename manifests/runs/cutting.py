@@ -181,10 +181,22 @@ def _rows_by_query(dataset: Dataset) -> np.ndarray:
 def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
     """For each run of rows within a row group: a code per row, numbered by first appearance of its query, and the
     estimated tokens a row.
-
-    A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
     """
     known: dict[Any, int] = {}
+    for column, weight in id_batches(dataset):
+        encoded = column.dictionary_encode()
+        codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64)
+        yield codes[encoded.indices.to_numpy()], weight
+
+
+def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float]]:
+    """For each run of rows within a row group: their query ids, and the estimated tokens a row.
+
+    A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
+
+    Raises:
+        InputError: a null query id, or a file that can't be read.
+    """
     name = dataset.columns.query_id
     done = 0
     for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
@@ -206,11 +218,7 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
                         )
                     if pa.types.is_dictionary(column.type):
                         column = column.cast(column.type.value_type)
-                    encoded = column.dictionary_encode()
-                    codes = np.array(
-                        [known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64
-                    )
-                    yield codes[encoded.indices.to_numpy()], weight
+                    yield column, weight
                     done += len(column)
 
 

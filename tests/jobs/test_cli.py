@@ -267,6 +267,10 @@ EXPORT = "export student --to bundle --pairs pairs.parquet --provider cpu"
 CALLS = [
     ("init new.yaml", _nothing, 0),
     ("init job.yaml", _nothing, 2),
+    ("ask job.yaml", _nothing, 0),
+    ("ask job.yaml --dry-run", _nothing, 0),
+    ("ask job.yaml --row 100000", _nothing, 3),
+    ("ask job.yaml --row 1 --random 2", _nothing, 2),
     ("plan job.yaml", _nothing, 0),
     ("plan job.yaml --exact", _nothing, 0),
     ("plan absent.yaml", _nothing, 3),

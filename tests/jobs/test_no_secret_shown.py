@@ -73,6 +73,7 @@ FORMS = {
 
 BASES = {
     "init": "made/{n}.yaml",
+    "ask": "job.yaml",
     "plan": "job.yaml",
     "run": "job.yaml",
     "retry": "job.yaml",

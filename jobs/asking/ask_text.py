@@ -1,0 +1,152 @@
+"""What was asked and answered, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from jobs.asking.asking import AskedRows
+from jobs.asking.listening import HeardAsk
+from manifests.asks import Answer, Ask, Message
+from manifests.labels import Pair
+from manifests.records import plain
+from manifests.schemas import LabelRow, QuarantineRow
+
+LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
+_LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
+"""Columns of a label that say nothing of what the model wrote."""
+
+
+def shown(text: str) -> str:
+    """A text of the data or of a model on a terminal: nothing in it is a command to that."""
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
+def head_of(pair: Pair) -> str:
+    """The row, in a line."""
+    return click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
+
+
+def ask_text(ask: Ask) -> str:
+    """The prompt, turn by turn."""
+    lines = [_ruler(f"{ask.stage}: asked")]
+    for message in ask.messages:
+        lines += [click.style(message.role, dim=True), _turn(message)]
+    if ask.prefill:
+        lines += [click.style("the answer begins with", dim=True), shown(ask.prefill)]
+    return "\n".join(lines)
+
+
+def answer_text(exchange: HeardAsk) -> str:
+    """What the model said, how sure it was at each decision, and what that took."""
+    answer = exchange.answer
+    assert answer is not None
+    tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
+    lines = [_ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
+    if answer.text:
+        lines.append(shown(answer.text))
+    if answer.detail:
+        lines.append(shown(answer.detail))
+    return "\n".join([*lines, *_distributions(exchange.ask, answer)])
+
+
+def outcome_text(row: LabelRow | QuarantineRow) -> str:
+    """The label, or why there is none."""
+    if isinstance(row, QuarantineRow):
+        lines = [_ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
+        for one in row.tries:
+            lines.append(f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}")
+        return "\n".join(lines)
+    held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
+    width = max(map(len, held))
+    values = (f"  {name.ljust(width)}  {shown(_value_text(value))}" for name, value in held.items())
+    return "\n".join([_ruler(f"row {row.row_id}: label"), *values])
+
+
+def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
+    """The same as one JSON object."""
+    return {
+        "rows": [
+            {"row_id": pair.row_id, "query_id": pair.query_id, "doc_id": pair.doc_id, **_outcome(row)}
+            for pair, row in zip(asked.pairs, asked.rows, strict=True)
+        ],
+        "asks": [_exchange(one) for one in asked.exchanges if stage in (None, one.ask.stage)],
+        "remarks": asked.remarks,
+    }
+
+
+def _outcome(row: LabelRow | QuarantineRow | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    if isinstance(row, LabelRow):
+        return {"label": _label(row)}
+    return {"refused": {"status": row.status, "reason": row.reason, "tries": row.tries}}
+
+
+def _label(row: LabelRow) -> dict[str, Any]:
+    held = {name: value for name, value in row._asdict().items() if name not in _LEFT_OUT}
+    found: dict[str, Any] = plain({**held, **row.columns})
+    return found
+
+
+def _exchange(exchange: HeardAsk) -> dict[str, Any]:
+    ask, answer = exchange.ask, exchange.answer
+    said = None
+    if answer is not None:
+        distributions = {name: plain(one._asdict()) for name, one in answer.distributions.items()}
+        said = {
+            "text": answer.text,
+            "finish": answer.finish,
+            "detail": answer.detail,
+            "flags": list(answer.flags),
+            "distributions": distributions,
+            "prompt_tokens": answer.prompt_tokens,
+            "output_tokens": answer.output_tokens,
+            "seconds": round(exchange.seconds or 0.0, 3),
+        }
+    turns = [{"role": one.role, "parts": [*_parts(one)]} for one in ask.messages]
+    return {
+        "stage": ask.stage,
+        "messages": turns,
+        "prefill": ask.prefill,
+        "max_tokens": ask.max_tokens,
+        "answer": said,
+    }
+
+
+def _parts(message: Message) -> Iterator[dict[str, str | None]]:
+    fields = iter(message.fields)
+    for place, text in enumerate(message.parts):
+        field = next(fields) if place % 2 else None
+        if text or field:
+            yield {"field": field, "text": text}
+
+
+def _turn(message: Message) -> str:
+    return "".join(
+        click.style(f"⟦{shown(text)}⟧", fg="cyan") if place % 2 else shown(text)
+        for place, text in enumerate(message.parts)
+    )
+
+
+def _distributions(ask: Ask, answer: Answer) -> Iterator[str]:
+    for decision in ask.decisions:
+        found = answer.distributions.get(decision.name)
+        if found is None:
+            yield f"  {decision.name}: no distribution"
+            continue
+        pairs = zip(decision.labels, found.probs, strict=True)
+        probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
+        yield f"  {decision.name}: {probs} · outside these {found.outside_mass:.3f}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"[{', '.join(map(_value_text, value))}]" if isinstance(value, list) else str(value)
+
+
+def _ruler(title: str) -> str:
+    return click.style(f"── {title} ".ljust(80, "─"), dim=True)

@@ -1,0 +1,164 @@
+"""Rows put to the model as a run would put them, with the same seeds, and nothing written."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jobs.asking.listening import HeardAsk, Listening
+from jobs.planning.job_files import Job
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.labeling import start_engine
+from jobs.running.loop import RunLoop
+from jobs.running.stops import Stop
+from jobs.running.watchdog import hangs_end
+from manifests.asks import EngineFacts
+from manifests.errors import ConfigError, InputError, VerdictError
+from manifests.inputs.dataset import Dataset
+from manifests.labels import Pair
+from manifests.runs.picked_rows import pairs_by_number, rows_of_queries
+from manifests.runs.receipts import ChunkId
+from manifests.schemas import LabelRow, QuarantineRow
+
+
+class RowChoice(NamedTuple):
+    """Which rows: one by its number, those of a query, or some drawn by a seed."""
+
+    row: int | None = None
+    query_id: str | None = None
+    random: int | None = None
+    seed: int = 7
+
+
+@dataclass(slots=True)
+class AskedRows:
+    """Rows that were asked together: those of one query where the labeler sees whole queries, else one.
+
+    Args:
+        pairs: the rows that were chosen.
+        exchanges: in the order in which they were asked; the asks of a query's other rows too.
+        rows: of each pair its label, or why it has none; None where nothing was asked.
+        remarks: why a row could not be asked at all.
+    """
+
+    pairs: list[Pair]
+    exchanges: list[HeardAsk] = field(default_factory=list)
+    rows: list[LabelRow | QuarantineRow | None] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def chosen_rows(job: Job, choice: RowChoice) -> Iterator[tuple[list[Pair], set[int]]]:
+    """Pairs to ask together, with the numbers of those that were chosen.
+
+    Raises:
+        ConfigError: the job is a search in rounds.
+        InputError: there is no such row, or a file can't be read.
+    """
+    if job.spec.rounds is not None:
+        raise ConfigError(
+            f"{job.where}: has `rounds`, so that its input holds questions without documents. After `relabel rounds`, "
+            f"ask about a round's rows: --set rounds=null --set input.path={job.spec.output}/inputs/round-1"
+        )
+    dataset = job.open_dataset()
+    chosen = _numbers(dataset, choice)
+    if not dataset.reads.whole_query:
+        yield from (([pair], {pair.row_id}) for pair in pairs_by_number(dataset, chosen))
+        return
+    queries = dict.fromkeys(pair.query_id for pair in pairs_by_number(dataset, chosen))
+    for rows in rows_of_queries(dataset, list(queries)).values():
+        yield pairs_by_number(dataset, rows), set(rows) & set(chosen)
+
+
+def _numbers(dataset: Dataset, choice: RowChoice) -> Sequence[int]:
+    if not dataset.rows:
+        raise InputError("the input has no row.")
+    if choice.query_id is not None:
+        return rows_of_queries(dataset, [choice.query_id])[choice.query_id]
+    if choice.random is not None:
+        drawn = random.Random(choice.seed).sample(range(dataset.rows), min(choice.random, dataset.rows))
+        return sorted(drawn)
+    row = choice.row or 0
+    if row >= dataset.rows:
+        raise InputError(f"row {row:,}: the input has {dataset.rows:,} rows, numbered from 0 to {dataset.rows - 1:,}.")
+    return [row]
+
+
+def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
+    """The first ask of each chosen row, without an engine; later turns depend on answers."""
+    for pairs, chosen in chosen_rows(job, choice):
+        found = AskedRows([pair for pair in pairs if pair.row_id in chosen])
+        for pair in found.pairs:
+            conversation = job.labeler.label(pair)
+            try:
+                ask = next(conversation)
+            except VerdictError as exc:
+                found.remarks.append(f"row {pair.row_id} is not asked, it goes to quarantine as {exc}")
+                continue
+            finally:
+                conversation.close()
+            if all(ask != one.ask for one in found.exchanges):
+                found.exchanges.append(HeardAsk(ask))
+        found.rows = [None] * len(found.pairs)
+        yield found
+
+
+def ask_rows(
+    job: Job,
+    choice: RowChoice,
+    *,
+    on_engine: Callable[[EngineFacts, list[str]], None],
+    on_rows: Callable[[list[Pair]], None],
+    heard: Callable[[HeardAsk], None],
+) -> Iterator[AskedRows]:
+    """Ask the chosen rows, one after the other, as often as a run would.
+
+    Args:
+        on_engine: called once, when the engine has started.
+        on_rows: called before rows are asked, with those that were chosen.
+        heard: called with each exchange, when it is asked and when it is answered.
+    Raises:
+        InputError: as `chosen_rows`.
+        ModelError, MissingExtraError, EngineCrashError: as the engine does.
+    """
+    together = chosen_rows(job, choice)
+    first = next(together)  # a wrong choice is said before a model is loaded
+    exchanges: list[HeardAsk] = []
+
+    def listen(exchange: HeardAsk) -> None:
+        if exchange.answer is None:
+            exchanges.append(exchange)
+        heard(exchange)
+
+    started, remarks = start_engine(job)
+    engine = Listening(started, listen)
+    try:
+        on_engine(engine.facts(), remarks)
+        for pairs, chosen in itertools.chain([first], together):
+            exchanges = []
+            on_rows([pair for pair in pairs if pair.row_id in chosen])
+            rows = _answered(job, engine, pairs)
+            kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
+            yield AskedRows([pair for pair, _ in kept], exchanges, [row for _, row in kept])
+    finally:
+        engine.close()
+
+
+def _answered(job: Job, engine: Listening, pairs: list[Pair]) -> list[LabelRow | QuarantineRow | None]:
+    asked = ChunkWork(ChunkId(-1, 0), pairs)
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        lambda _: True,
+        seed=job.spec.engine.seed,
+        progress=Progress(),
+        stop=Stop(),
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+    )
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        loop.run(iter([asked]))
+    return asked.rows

@@ -1,0 +1,46 @@
+"""A few rows of an input by number or by query, outside of any plan: to be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests.errors import InputError
+from manifests.inputs.dataset import Dataset
+from manifests.labels import Pair
+from manifests.runs.cutting import id_batches
+from manifests.runs.plans import ShardPlan
+from manifests.runs.rows import read_chunks
+
+
+def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> list[Pair]:
+    """The pairs of rows, in the order given. Where the labeler sees whole queries, rows of one query lie together and
+    are all of it.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+    picked = ShardPlan(len(rows), None, None, [len(rows)], 0, 0)
+    return next(read_chunks(dataset, picked, np.array(rows, np.int64), [0], readings=None)).pairs
+
+
+def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, list[int]]:
+    """Row numbers of each query, ascending; reads one column of the whole input.
+
+    Raises:
+        InputError: a query id is null, or no row has one that is wanted.
+    """
+    found: dict[str, list[int]] = {one: [] for one in query_ids}
+    wanted = pa.array(list(found), pa.large_string())
+    first = 0
+    for column, _ in id_batches(dataset):
+        ids = column.cast(pa.large_string())
+        for place in np.flatnonzero(pc.is_in(ids, wanted).to_numpy(zero_copy_only=False)).tolist():
+            found[ids[place].as_py()].append(first + place)
+        first += len(column)
+    if missing := [one for one, rows in found.items() if not rows]:
+        raise InputError(f"no row of the input has the query id `{missing[0]}` (of {dataset.rows:,} rows).")
+    return found

@@ -1,0 +1,180 @@
+"""`relabel ask`: what it shows is what a run asks and gets, for every labeler; and it writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from labelers.registry import LABELERS, declared_reads, labeler_class
+from manifests.inputs.column_types import CHUNK
+from manifests.trees import NODES
+
+TEXT = "Cut roses back in late winter. Oil the pan."
+NODE = {"id": 0, "type": "structure", "level": 0, "text": "Roses", "start": 0, "end": 0, "parent": -1}
+LEAF = {"id": 1, "type": "content", "level": 1, "text": TEXT, "start": 0, "end": len(TEXT), "parent": 0}
+PIECE = {"n": 1, "heading_path": [], "text": TEXT, "token_len": 12, "start": 0, "end": len(TEXT)}
+
+
+@pytest.fixture
+def job(folder: Path) -> Callable[..., None]:
+    """Writes a job file over ten rows of four queries, which lie scattered."""
+    rows = [
+        {
+            "query_id": f"q{n % 4}",
+            "query": f"how to prune roses {n % 4}",
+            "doc_id": f"d{n}",
+            "document": TEXT,
+            "passages": [TEXT[:20]],
+            "chunks": [PIECE],
+            "tree": [NODE, LEAF],
+        }
+        for n in range(10)
+    ]
+    texts = [(name, pa.string()) for name in ("query_id", "query", "doc_id", "document")]
+    lists = [("passages", pa.list_(pa.string())), ("chunks", pa.list_(CHUNK)), ("tree", NODES)]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema([*texts, *lists])), "pairs.parquet")
+
+    def write(labeler: str, **engine: Any) -> None:
+        spec = {
+            "name": "looked-at",
+            "input": {"path": "pairs.parquet"},
+            "labeler": {"name": labeler, "attempts": 2},
+            "engine": {"name": "fake", "seed": 5, **engine},
+            "output": "out/run",
+            "run": {"max_failed_fraction": 1.0},
+        }
+        Path("job.yaml").write_text(json.dumps(spec))
+
+    return write
+
+
+@pytest.mark.parametrize("name", sorted(LABELERS))
+def test_a_row_is_asked_as_the_run_asks_it(relabel: Callable[..., Any], job: Callable[..., None], name: str) -> None:
+    job(name, args={"p_garbage": 0.3})
+    found = relabel("ask", "job.yaml", "--random", "10", "--output", "json").json
+    assert not Path("out").exists()
+    said = {row["row_id"]: row for asked in found["asked"] for row in asked["rows"]}
+    assert sorted(said) == list(range(10))
+    assert relabel("run", "job.yaml").code == 0
+    table = pa.concat_tables(pq.read_table(path) for path in Path("out/run/labels").rglob("*.parquet"))
+    labels = {row["row_id"]: row for row in table.to_pylist()}
+    for row_id, row in said.items():
+        assert ("label" in row) == (row_id in labels)
+        if "label" in row:
+            assert row["label"]["grade"] == labels[row_id]["grade"]
+            assert row["label"]["flags"] == labels[row_id]["flags"]
+    asks = [ask for asked in found["asked"] for ask in asked["asks"]]
+    assert asks
+    assert all(ask["answer"]["finish"] for ask in asks)
+
+
+@pytest.mark.parametrize("name", sorted(LABELERS))
+def test_a_dry_run_shows_the_first_prompt_of_a_row(
+    relabel: Callable[..., Any], job: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    job(name)
+    asked = relabel("ask", "job.yaml", "--row", "3", "--output", "json").json["asked"]
+    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    rendered = relabel("ask", "job.yaml", "--row", "3", "--dry-run", "--output", "json").json["asked"]
+    first, same = (one[0]["asks"][0] for one in (asked, rendered))
+    assert same["answer"] is None
+    assert same == {**first, "answer": None}
+    held = [part["text"] for turn in same["messages"] for part in turn["parts"] if part["field"] is not None]
+    assert "how to prune roses 3" in held
+
+
+@pytest.mark.parametrize("name", ["direct", "review"])
+def test_a_query_s_rows_are_asked_once_where_the_labeler_sees_them_together(
+    relabel: Callable[..., Any], job: Callable[..., None], name: str
+) -> None:
+    job(name)
+    found = relabel("ask", "job.yaml", "--query-id", "q1", "--output", "json").json["asked"]
+    cls = labeler_class(name)
+    is_together = declared_reads(cls(cls.Options(name=name)), name=name).whole_query
+    assert [[row["row_id"] for row in one["rows"]] for one in found] == (
+        [[1, 5, 9]] if is_together else [[1], [5], [9]]
+    )
+    assert sum(len(one["asks"]) for one in found) == (1 if is_together else 3)
+
+
+def test_the_text_tells_template_from_data_and_says_how_sure_the_model_was(
+    relabel: Callable[..., Any], job: Callable[..., None]
+) -> None:
+    job("graph-grpo")
+    shown = relabel("ask", "job.yaml", "--row", "2").out
+    assert "row 2 · query q2 · document d2" in shown
+    assert f"⟦{TEXT}⟧" in shown
+    assert "⟦how to prune roses 2⟧" in shown
+    assert "subject: 0 0." in shown
+    assert "outside these 0." in shown
+    assert "row 2: label" in shown
+    assert "phi_grade" in shown
+
+
+def test_each_refused_answer_is_shown_with_its_reason(relabel: Callable[..., Any], job: Callable[..., None]) -> None:
+    job("r3a", args={"p_garbage": 1.0})
+    done = relabel("ask", "job.yaml")
+    assert done.code == 0
+    assert "row 0: no label, quarantined as format" in done.out
+    assert "attempt 1: " in done.out
+    assert "attempt 2: " in done.out
+
+
+def test_one_stage_of_several(relabel: Callable[..., Any], job: Callable[..., None]) -> None:
+    job("r3a")
+    stages = [ask["stage"] for ask in relabel("ask", "job.yaml", "--output", "json").json["asked"][0]["asks"]]
+    assert len(set(stages)) == 2
+    wanted = stages[1]
+    shown = relabel("ask", "job.yaml", "--stage", wanted)
+    assert f"{wanted}: asked" in shown.out
+    assert f"{stages[0]}: asked" not in shown.out
+    assert "nothing of that name was asked; there was" in relabel("ask", "job.yaml", "--stage", "none").err
+
+
+def test_no_text_of_the_data_is_a_command_to_the_terminal(
+    relabel: Callable[..., Any], job: Callable[..., None]
+) -> None:
+    job("direct")
+    rows = pq.read_table("pairs.parquet").to_pylist()
+    rows[0]["document"] = "a\x1b[31m\x07\u202eb\nc"
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
+    shown = relabel("ask", "job.yaml", "--dry-run").out
+    assert "⟦a\\x1b[31m\\x07\\u202eb\nc⟧" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (["--row", "10"], 3, ["row 10: the input has 10 rows, numbered from 0 to 9"]),
+        (["--query-id", "q9"], 3, ["no row of the input has the query id `q9`"]),
+        (["--row", "1", "--random", "2"], 2, ["give one of them"]),
+        (["--set", "engine.name=none"], 3, ["engine"]),
+    ],
+)
+def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(
+    relabel: Callable[..., Any],
+    job: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    parts: list[str],
+) -> None:
+    job("direct")
+    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    relabel("ask", "job.yaml", *arguments).refused(code, *parts)
+
+
+def test_an_input_without_rows_and_a_search_in_rounds_are_refused(
+    relabel: Callable[..., Any], job: Callable[..., None]
+) -> None:
+    job("review")
+    Path("search.yaml").write_text(Path("job.yaml").read_text()[:-1] + ", " + '"rounds": {"corpus": "pairs.parquet"}}')
+    relabel("ask", "search.yaml").refused(3, "has `rounds`", "input.path=", "inputs/round-1")
+    pq.write_table(pq.read_table("pairs.parquet").slice(0, 0), "pairs.parquet")
+    relabel("ask", "job.yaml", "--random", "3").refused(3, "no row")
