@@ -3,22 +3,31 @@
 It raises KeyboardInterrupt wherever the program is just then. A library may swallow that, or make an error of its own
 of it (as Python does where a C extension is being imported), and what is made goes on as something else than an
 undisturbed call makes. So whoever puts a made thing in its place asks here first.
+
+Whoever can come to a good end soon takes the first signal as a wish (`draining`); the second one raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 _came = threading.Event()  # one for the process, as signals are
+_wish = threading.Event()
+_is_draining = threading.Event()
 
 
 def on_signal(_number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that interrupts.
 
     Raises:
-        KeyboardInterrupt: always.
+        KeyboardInterrupt: but for the first signal while somebody drains.
     """
+    if _is_draining.is_set() and not _wish.is_set():
+        _wish.set()
+        return
     _came.set()
     raise KeyboardInterrupt
 
@@ -33,6 +42,28 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def draining() -> Iterator[None]:
+    """Take the first signal as a wish to stop soon, which `is_stop_wished` tells.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if there was one.
+    """
+    _is_draining.set()
+    try:
+        yield
+    finally:
+        _is_draining.clear()
+    if _wish.is_set():
+        raise KeyboardInterrupt
+
+
+def is_stop_wished() -> bool:
+    """Whether a signal came that `draining` took as a wish."""
+    return _wish.is_set()
+
+
 def forget_interruptions() -> None:
     """Begin anew, where a command does."""
     _came.clear()
+    _wish.clear()

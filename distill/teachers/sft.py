@@ -44,8 +44,8 @@ class SftTrainer:
         answered = load_answered_rows(spec, spec.data, storage)
         is_preliminary = spec.data.answer == "preliminary"
         check_learnable(
+            answered.options,
             answered.labeler,
-            answered.options.name,
             has_answers=bool(spec.data.runs),
             is_preliminary=is_preliminary,
         )

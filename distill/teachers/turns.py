@@ -47,7 +47,7 @@ class UnlearnableError(RelabelError):
     """A row that gives no example; `args[0]` is why, in words that a count goes before."""
 
 
-def check_learnable(labeler: Labeler, name: str, *, has_answers: bool, is_preliminary: bool) -> None:
+def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: bool, is_preliminary: bool) -> None:
     """
     Args:
         has_answers: of runs; else there are grades alone.
@@ -55,9 +55,9 @@ def check_learnable(labeler: Labeler, name: str, *, has_answers: bool, is_prelim
     Raises:
         ConfigError: the labeler's answers can't be made anew from what there is.
     """
-    asks = labeler.probe()
+    name, asks = options.name, labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
-    if declared_reads(labeler, name=name).siblings or "" in tags:
+    if declared_reads(labeler, name=name).siblings or "" in tags or not options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )

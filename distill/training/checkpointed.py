@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from distill.training.disk_errors import writing
 from distill.training.sections import TrainingSection
 from manifests import failpoints
 from manifests.errors import ConfigError, TrainingError
+from manifests.interruptions import draining, is_stop_wished
 
 ROWS_NAMED = 20
 
@@ -143,6 +145,8 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
             self._pending = {}
             self._place.say(f"step {self.state.global_step} of {self.state.max_steps}, loss {loss:.4f}")
             failpoints.hit("after_training_step")
+            if is_stop_wished():
+                self.control.should_save = self.control.should_training_stop = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -339,9 +343,15 @@ def _precision(settings: TrainingSection) -> tuple[bool, bool]:
 
 
 def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Outcome:
-    """Run the loop to its end and keep the best step's weights where early stopping chose one."""
+    """Run the loop to its end and keep the best step's weights where early stopping chose one.
+
+    Raises:
+        KeyboardInterrupt: a signal came; what was trained is in a checkpoint.
+    """
     if resume_from is None or not trainer.adopt_if_finished(resume_from):
-        trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+        # one process stops behind a step, with a checkpoint; several would stop behind different ones
+        with draining() if trainer.args.world_size == 1 else nullcontext():
+            trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     state: TrainerState = trainer.state
     best = None
     trainer.accelerator.wait_for_everyone()  # the first process may still be writing the best step

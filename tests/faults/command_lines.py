@@ -14,6 +14,7 @@ from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.faults import forks
 from tests.publish.conftest import write_bundle
 from tests.score.conftest import write_tiny_student
+from tests.teachers.models import write_tiny_decoder
 
 QUERIES, DOCS = 12, 4
 DISTILL = {
@@ -23,6 +24,14 @@ DISTILL = {
     "train": {"epochs": 2, "batch_size": 8, "learning_rate": 3e-3, "max_tokens": 24, "seed": 7, "save_every": 4},
     "split": {"dev": 0.2, "test": 0.2},
     "output": "out/learnt",
+}
+TRAIN = {
+    "name": "tiny",
+    "method": "sft",
+    "init": "decoder",
+    "data": {"runs": ["out/ecom"]},
+    "train": {"epochs": 2, "batch_size": 12, "learning_rate": 3e-3, "max_tokens": 4096, "seed": 7, "save_every": 3},
+    "output": "out/taught",
 }
 SEARCH = {
     "name": "search",
@@ -66,6 +75,7 @@ LINES = {
     "convert": Line("convert out/ecom labels.qrels"),
     "report": Line("report out/ecom --to report.html"),
     "distill": Line("distill learn.yaml", is_heavy=True),
+    "train": Line("train teach.yaml", is_heavy=True),
     "export": Line(
         "export student --to out/bundle --pairs pairs.parquet --gold grade --precisions fp32 --set parity.min_pairs=20",
         is_heavy=True,
@@ -121,7 +131,9 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps(job))
     (folder / "search.yaml").write_text(json.dumps(SEARCH))
     (folder / "learn.yaml").write_text(json.dumps(DISTILL))
+    (folder / "teach.yaml").write_text(json.dumps(TRAIN))
     if is_heavy:
+        write_tiny_decoder(folder / "decoder")
         write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})
         tokenizer = word_tokenizer(has_types=True)
         tokenizer.save_pretrained(folder / "base")

@@ -1,5 +1,5 @@
-"""kill -9 and SIGTERM amid `score`, `distill`, `export`, `report`, `convert` and `compare`: the same command then ends
-right.
+"""kill -9 and SIGTERM amid `score`, `distill`, `train`, `export`, `report`, `convert` and `compare`: the same command
+then ends right.
 
 At failpoints, at each call about a file, and at random instants. After each kill what has a final name is whole and
 what is the user's is as it was; after the same command again the files are those of an undisturbed call, byte for byte
@@ -95,6 +95,7 @@ CASES = {
         (".parquet",),
     ),
     "distill": Case("out/learnt", no_student_is_torn, (*TRAINING_FAILPOINTS, *TEMPORARY), (".safetensors",)),
+    "train": Case("out/taught", no_student_is_torn, (*TRAINING_FAILPOINTS, *TEMPORARY), (".safetensors",)),
     "export": Case("out/bundle", no_bundle_is_torn, TEMPORARY),
     "report": Case("report.html", no_page_is_torn, (), ()),
     "convert": Case("labels.qrels", no_table_is_torn),

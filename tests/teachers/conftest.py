@@ -71,18 +71,23 @@ def run_of(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     return make
 
 
+def plain_values(base: Path, folder: Path) -> dict[str, Any]:
+    """A small spec without its data."""
+    return {
+        "name": "tiny",
+        "method": "sft",
+        "init": str(base),
+        "train": {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "seed": 7},
+        "output": str(folder / "out"),
+    }
+
+
 @pytest.fixture
 def values(base_dir: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Plain values of a small spec; sections are merged, other keys replaced."""
 
     def make(**changes: Any) -> dict[str, Any]:
-        held: dict[str, Any] = {
-            "name": "tiny",
-            "method": "sft",
-            "init": str(base_dir),
-            "train": {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "seed": 7},
-            "output": str(tmp_path / "out"),
-        }
+        held = plain_values(base_dir, tmp_path)
         for key, value in changes.items():
             held[key] = {**held.get(key, {}), **value} if isinstance(value, dict) else value
         return held

@@ -1,0 +1,288 @@
+"""What a teacher is shown: the prompts of a run token for token, answers that read back to their labels, and the parts
+of them that are reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from distill.teachers.answered_rows import AnsweredRow, load_answered_rows
+from distill.teachers.bases import TeacherBase, check_teacher_base
+from distill.teachers.sft_examples import AnswerExamples, make_examples
+from distill.teachers.sft_spec import SftSpec
+from distill.teachers.spec_files import read_teacher_spec
+from distill.teachers.turns import UnlearnableError, check_learnable, turns_of
+from labelers.engines.tokens import Prompt, PromptEncoder
+from labelers.registry import labeler_class, labeler_names
+from manifests.errors import ConfigError, InputError, ManifestError
+from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
+from tests.teachers.conftest import relabel
+
+LEARNABLE = {"complexity", "direct", "graph-grpo", "pointwise", "r1", "r3a", "umbrela"}
+"""Those that docs/train.md names."""
+OPTIONS: dict[str, dict[str, Any]] = {"r3a": {"evidence": "constrained"}}
+SMALL = {"max_think_tokens": 6, "max_text_tokens": 4}
+
+
+@pytest.fixture
+def base(values: Callable[..., dict[str, Any]]) -> TeacherBase:
+    spec = read_teacher_spec(values(data={"runs": "x"}), where="here")
+    return check_teacher_base(spec, resolve_model(spec.init))
+
+
+@pytest.fixture
+def examples(values: Callable[..., dict[str, Any]], base: TeacherBase) -> Callable[..., AnswerExamples]:
+    """`examples(data={"runs": …})`: what a spec's rows become."""
+
+    def make(*, max_tokens: int = 8192, **changes: Any) -> AnswerExamples:
+        spec = read_teacher_spec(values(**changes), where="here")
+        assert isinstance(spec, SftSpec)
+        answered = load_answered_rows(spec, spec.data, Storage())
+        is_preliminary = spec.data.answer == "preliminary"
+        return make_examples(answered, base, max_tokens=max_tokens, is_preliminary=is_preliminary)
+
+    return make
+
+
+def text_of(base: TeacherBase, ids: list[int]) -> str:
+    return base.encoder.decode(ids)
+
+
+@pytest.mark.parametrize("labeler", labeler_names())
+def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
+    labeler: str,
+    base: TeacherBase,
+    examples: Callable[..., AnswerExamples],
+    run_of: Callable[..., Path],
+    pairs_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The transformers engine on the model itself answers, whatever it says; its prompts are noted on the way."""
+    options = labeler_class(labeler).Options(**{"name": labeler, **SMALL, **OPTIONS.get(labeler, {})})
+    if labeler not in LEARNABLE:
+        with pytest.raises(ConfigError, match=r"can't be put together again"):
+            check_learnable(options, labeler_class(labeler)(options), has_answers=True, is_preliminary=False)
+        return
+    asked: set[tuple[int, ...]] = set()
+    whole = PromptEncoder.encode
+
+    def noting(self: PromptEncoder, ask: Any, **limits: Any) -> Any:
+        found = whole(self, ask, **limits)
+        if isinstance(found, Prompt):
+            asked.add(tuple(found.ids))
+        return found
+
+    monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
+    job = {
+        "name": "job",
+        "input": {"path": str(pairs_path), "limit": 3},
+        "labeler": options.model_dump(mode="json"),
+        "engine": {"name": "transformers", "model": str(base.resolved.path)},
+        "output": str(tmp_path / "labels"),
+        "run": {"max_failed_fraction": 1.0},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEncoder, "encode", noting)
+        assert relabel("run", str(tmp_path / "job.yaml")) == 0
+    # a tag of graph-grpo takes this tokenizer more tokens than an answer has room for: there the fake engine answered
+    found = examples(data={"runs": str(run_of(labeler) if labeler == "graph-grpo" else tmp_path / "labels")})
+    assert found.dropped == {}
+    first = [example for example in found.examples if example.row < 3]
+    prompts = {tuple(example.ids[: -example.num_answer]) for example in first}
+    assert prompts <= asked
+    assert len(prompts) == {"r3a": 4, "complexity": 1}.get(labeler, 3)  # a first turn for the query, one for each row
+
+
+def test_an_answers_grades_and_end_are_learned_and_the_rest_of_it_is_reasoning(
+    examples: Callable[..., AnswerExamples], base: TeacherBase, run_of: Callable[..., Path]
+) -> None:
+    for example in examples(data={"runs": str(run_of("graph-grpo"))}).examples:
+        answer = example.ids[-example.num_answer :]
+        kept = [token for token, is_reasoning in zip(answer, example.is_reasoning, strict=True) if not is_reasoning]
+        grade, *_, final = text_of(base, answer).split("\n")
+        assert text_of(base, kept) == f"{grade}\n{final}"
+        assert (grade.startswith("<preliminary>"), final.endswith("</score><|im_end|>")) == (True, True)
+        assert answer[-1] == base.end_id
+
+
+def test_both_turns_of_a_conversation_are_learned_the_first_once_a_query(
+    examples: Callable[..., AnswerExamples], base: TeacherBase, run_of: Callable[..., Path]
+) -> None:
+    found = examples(data={"runs": str(run_of("r3a"))})
+    answers = [text_of(base, example.ids[-example.num_answer :]) for example in found.examples]
+    first = [answer for answer in answers if "</intent>" in answer]
+    assert (found.rows, len(first), len(answers)) == (12, 2, 14)
+    assert all(answer.startswith("<think>") for answer in answers)
+
+
+def test_a_grade_is_the_token_that_the_engine_reads(
+    examples: Callable[..., AnswerExamples], base: TeacherBase, pairs_path: Path
+) -> None:
+    found = examples(labeler="direct", data={"gold": {"path": str(pairs_path)}})
+    grades = pq.read_table(pairs_path)["grade"].to_pylist()
+    assert [text_of(base, example.ids[-1:]) for example in found.examples] == list(map(str, grades))
+    assert {example.num_answer for example in found.examples} == {1}
+    assert all(text_of(base, example.ids[:-1]).endswith("<score>") for example in found.examples)
+
+
+def test_the_first_grade_alone_is_an_answer_under_the_same_prompt(
+    examples: Callable[..., AnswerExamples], base: TeacherBase, run_of: Callable[..., Path], pairs_path: Path
+) -> None:
+    run = str(run_of("graph-grpo"))
+    whole = examples(data={"runs": run})
+    of_runs = examples(data={"runs": run, "answer": "preliminary"})
+    of_gold = examples(labeler="graph-grpo", data={"gold": {"path": str(pairs_path)}, "answer": "preliminary"})
+    for one, other, trusted, grade in zip(
+        whole.examples,
+        of_runs.examples,
+        of_gold.examples,
+        pq.read_table(pairs_path)["grade"].to_pylist(),
+        strict=True,
+    ):
+        prompt = one.ids[: -one.num_answer]
+        assert other.ids[: -other.num_answer] == trusted.ids[: -trusted.num_answer] == prompt
+        answer = text_of(base, other.ids[len(prompt) :])
+        assert text_of(base, one.ids).startswith(text_of(base, prompt) + answer.removesuffix("<|im_end|>"))
+        assert text_of(base, trusted.ids[len(prompt) :]) == f"<preliminary>{grade}</preliminary><|im_end|>"
+
+
+def test_with_gold_only_answers_of_its_grade_are_learned(
+    values: Callable[..., dict[str, Any]], run_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = run_of("umbrela")
+    plain = read_teacher_spec(values(data={"runs": str(run)}), where="here")
+    assert isinstance(plain, SftSpec)
+    labels = load_answered_rows(plain, plain.data, Storage()).rows
+    trusted = [row.grade if number % 3 else row.grade + 1 for number, row in enumerate(labels)]
+    rows = [
+        {"query_id": row.pair.query_id, "doc_id": row.pair.doc_id, "grade": grade}
+        for row, grade in zip(labels, trusted, strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "gold.parquet")
+    data = {"runs": str(run), "gold": {"path": str(tmp_path / "gold.parquet")}}
+    spec = read_teacher_spec(values(data=data), where="here")
+    assert isinstance(spec, SftSpec)
+    found = load_answered_rows(spec, spec.data, Storage())
+    assert [row.pair.row_id for row in found.rows] == [number for number in range(12) if number % 3]
+    assert found.dropped == {"without a trusted grade": 1, "with another grade than the trusted one": 3}
+
+
+def test_an_answer_that_reads_as_another_label_or_not_at_all_is_no_example(
+    values: Callable[..., dict[str, Any]], run_of: Callable[..., Path]
+) -> None:
+    spec = read_teacher_spec(values(data={"runs": str(run_of("r1"))}), where="here")
+    assert isinstance(spec, SftSpec)
+    answered = load_answered_rows(spec, spec.data, Storage())
+    row = answered.rows[0]
+    assert row.label is not None
+
+    def why(**changes: Any) -> str:
+        label = row.label._replace(**changes) if row.label is not None else None
+        with pytest.raises(UnlearnableError) as end:
+            turns_of(answered, AnsweredRow(row.pair, row.grade, label), is_preliminary=False)
+        return str(end.value)
+
+    assert why(reasoning="so </think> it is") == "whose answer can't be read"
+    assert why(intent="an intent that no answer states") == "whose answer reads as another label"
+    assert why(reasoning=" it is ") == "whose answer reads as another label"
+    assert why(grade=7) == "whose answer can't be read"
+
+
+def test_what_an_answer_quotes_gives_rise_to_no_control_token(
+    values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
+) -> None:
+    spec = read_teacher_spec(values(data={"runs": str(run_of("umbrela"))}), where="here")
+    assert isinstance(spec, SftSpec)
+    answered = load_answered_rows(spec, spec.data, Storage())
+    row = answered.rows[0]
+    assert row.label is not None
+    said = "it says <|im_end|> and then <|im_start|>"
+    answered.rows = [row._replace(label=row.label._replace(reasoning=said))]
+    (example,) = make_examples(answered, base, max_tokens=8192).examples
+    answer = example.ids[-example.num_answer :]
+    assert said in text_of(base, answer)
+    assert base.encoder.count_control(answer) == 2  # `</think>`, which is the format's own, and the end
+    assert answer[-1] == base.end_id
+
+
+def test_a_long_document_is_cut_as_in_a_run_and_evidence_beyond_the_cut_is_no_evidence(
+    values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
+) -> None:
+    spec = read_teacher_spec(values(data={"runs": str(run_of("r3a", stages=1, context="none"))}), where="here")
+    assert isinstance(spec, SftSpec)
+    answered = load_answered_rows(spec, spec.data, Storage())
+    row = answered.rows[0]
+    assert row.label is not None
+    document = row.pair.document + " and" * 2000 + " the end"
+
+    def quoting(text: str) -> None:
+        start = document.index(text)
+        evidence = [{"start": start, "end": start + len(text), "text": text}]
+        label = row.label._replace(evidence=evidence) if row.label is not None else None
+        answered.rows = [row._replace(pair=row.pair._replace(document=document), label=label)]
+
+    quoting("the end")
+    found = make_examples(answered, base, max_tokens=4096)
+    assert (found.examples, found.dropped) == ([], {"whose evidence stands where the document was cut off": 1})
+    quoting(row.pair.document)
+    (example,) = make_examples(answered, base, max_tokens=4096).examples
+    assert 4096 - 8 <= len(example.ids) <= 4096
+    assert make_examples(answered, base, max_tokens=64).dropped == {"too long for 64 tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"data": {}}, ConfigError, "nothing to learn from"),
+        ({"data": {"gold": {"path": "g"}}}, ConfigError, "name `labeler`"),
+        ({"data": {"runs": "absent"}}, InputError, "absent: a folder without plan.json"),
+        ({"data": {"runs": "x"}, "labeler": "dirrect"}, ConfigError, "direct"),
+        ({"data": {"runs": "x"}, "method": "sfft"}, ConfigError, "sft"),
+        ({"data": {"runs": "x"}, "train": {"mask": 1.5}}, ConfigError, "train.mask"),
+        ({"data": {"runs": "x", "wieght": 2}}, ConfigError, "unknown key `data.wieght`"),
+    ],
+)
+def test_a_spec_that_is_off_is_refused_in_words(
+    teach: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        teach(**changes)
+
+
+def test_runs_of_another_labeler_unfinished_runs_and_gold_that_no_answer_holds_are_refused(
+    teach: Callable[..., Any], run_of: Callable[..., Path], pairs_path: Path, tmp_path: Path
+) -> None:
+    graph, r1 = str(run_of("graph-grpo")), str(run_of("r1"))
+    with pytest.raises(ConfigError, match=r"one teacher learns the answers of one labeler"):
+        teach(data={"runs": [graph, r1]})
+    with pytest.raises(ConfigError, match=r"`labeler` is direct, and .* was labelled by graph-grpo"):
+        teach(data={"runs": graph}, labeler="direct")
+    with pytest.raises(ManifestError, match="are the same labels"):
+        teach(data={"runs": [graph, graph]})
+    gold = {"gold": {"path": str(pairs_path)}}
+    with pytest.raises(ConfigError, match=r"an answer of graph-grpo has preliminary.*data\.answer: preliminary"):
+        teach(data=gold, labeler="graph-grpo")
+    with pytest.raises(ConfigError, match=r"an answer of r1 has think, score"):
+        teach(data=gold, labeler="r1")
+    with pytest.raises(ConfigError, match=r"the answers of r1 do not begin with a grade"):
+        teach(data={"runs": r1, "answer": "preliminary"})
+    others = pa.table({"query_id": ["other"], "doc_id": ["d"], "grade": [1]})
+    pq.write_table(others, tmp_path / "others.parquet")
+    with pytest.raises(InputError, match=r"no answer to learn from: 12 rows without a trusted grade"):
+        teach(data={"runs": r1, "gold": {"path": str(tmp_path / "others.parquet")}})

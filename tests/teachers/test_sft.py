@@ -1,0 +1,332 @@
+"""Supervised fine-tuning: the loss is cross-entropy over what no mask leaves out, a stopped training goes on to the
+last bit, and what can't be trained is said.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from distill.teachers.sft_examples import Example
+from distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
+from distill.teachers.spec_files import read_teacher_spec
+from distill.teachers.teaching import train_teacher
+from distill.training import checkpoints
+from manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
+from manifests.failpoints import TRAINING_FAILPOINTS
+from manifests.interruptions import on_signal
+from manifests.storage.context import Storage
+from manifests.storage.file_locks import FileLock
+from tests.teachers.conftest import plain_values, relabel
+
+TRAIN = {"epochs": 2, "batch_size": 4, "save_every": 2}
+"""Twelve rows: three steps an epoch, and checkpoints behind the second, fourth and sixth."""
+
+
+@pytest.fixture(scope="session")
+def model(base_dir: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+
+
+@pytest.fixture
+def examples() -> list[Example]:
+    chance = np.random.default_rng(3)
+    sizes = [(9, 5), (30, 14), (17, 1), (4, 20)]
+    return [
+        Example(chance.integers(0, 260, prompt + answer).tolist(), [place % 3 > 0 for place in range(answer)], row)
+        for row, (prompt, answer) in enumerate(sizes)
+    ]
+
+
+@pytest.fixture(scope="session")
+def labeler(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """`umbrela` with prompts of a few bytes, so that a step takes milliseconds."""
+    folder = tmp_path_factory.mktemp("templates")
+    (folder / "system.j2").write_text("Judge.")
+    (folder / "user.j2").write_text("{{ query }}: {{ document }}")
+    return {"name": "umbrela", "templates": str(folder)}
+
+
+@pytest.fixture(scope="session")
+def answers(run_of: Callable[..., Path], labeler: dict[str, Any]) -> str:
+    """A run of it."""
+    return str(run_of("umbrela", templates=labeler["templates"]))
+
+
+@pytest.fixture
+def umbrela(teach: Callable[..., Any], answers: str, labeler: dict[str, Any]) -> Callable[..., Any]:
+    """A training on these answers."""
+    held = {"data": {"runs": answers}, "labeler": labeler}
+    return lambda start="new", **changes: teach(start, **{**held, **changes})
+
+
+def weights(output: str | Path) -> dict[str, np.ndarray]:
+    return load_file(Path(output) / "model.safetensors")
+
+
+def same_weights(one: str | Path, other: str | Path) -> bool:
+    return all(np.array_equal(value, weights(other)[name]) for name, value in weights(one).items())
+
+
+def curve(output: str | Path) -> list[dict[str, Any]]:
+    return pq.read_table(Path(output) / "curves.parquet").to_pylist()
+
+
+def test_without_a_mask_the_loss_is_torchs_cross_entropy_of_each_row_alone(model: Any, examples: list[Example]) -> None:
+    batch = MaskedCollator(examples, mask=0.0, seed=1, pad_id=0)(range(4))
+    expected = 0.0
+    for example in examples:
+        ids = torch.tensor([example.ids])
+        logits = model(input_ids=ids).logits[0, -example.num_answer - 1 : -1]
+        expected += torch.nn.functional.cross_entropy(logits, ids[0, -example.num_answer :], reduction="sum").item()
+    learned = int((batch["labels"] != IGNORED).sum())
+    assert learned == sum(example.num_answer for example in examples)
+    assert answer_loss(model, batch).item() / learned == pytest.approx(expected / learned, abs=1e-6)
+
+
+def test_with_all_masked_no_gradient_comes_from_the_reasoning(model: Any, examples: list[Example]) -> None:
+    batch = MaskedCollator(examples, mask=1.0, seed=1, pad_id=0)(range(4))
+    whole, kept = type(model).forward, []
+
+    def keeping(self: Any, **inputs: Any) -> Any:
+        found = whole(self, **inputs)
+        found.logits.retain_grad()
+        kept.append(found.logits)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "forward", keeping)
+        answer_loss(model, batch).backward()
+    model.zero_grad()
+    (logits,) = kept
+    width = logits.shape[1] - 1  # the last place says what would follow the answer
+    assert not logits.grad[:, -1].any()
+    for row, example in enumerate(examples):
+        gradient = logits.grad[row, width - example.num_answer : width].abs().sum(1)
+        assert (gradient == 0).tolist() == example.is_reasoning
+        assert not logits.grad[row, : width - example.num_answer].any()
+
+
+@pytest.mark.parametrize("mask", [0.3, 0.5, 0.9])
+def test_the_share_of_the_reasoning_that_is_learned_is_one_less_the_mask(mask: float) -> None:
+    long = Example([1] * 5000, [True] * 4990 + [False] * 10, 0)
+    collator = MaskedCollator([long] * 4, mask=mask, seed=5, pad_id=0)
+    learned = np.stack([collator.learned(number) for number in range(4)])
+    share = learned[:, :4990].mean()
+    assert abs(share - (1 - mask)) < 3 * np.sqrt(mask * (1 - mask) / learned[:, :4990].size)
+    assert learned[:, 4990:].all()
+
+
+def test_what_is_masked_follows_from_seed_epoch_row_and_place_alone(examples: list[Example]) -> None:
+    def drawn(*, seed: int = 5, epoch: int = 0) -> list[list[bool]]:
+        collator = MaskedCollator(examples, mask=0.5, seed=seed, pad_id=0)
+        collator.epoch = epoch
+        return [collator.learned(number).tolist() for number in (3, 0, 1, 2)]
+
+    assert drawn() == drawn()
+    assert drawn() != drawn(epoch=1)
+    assert drawn() != drawn(seed=6)
+    longer = [examples[0]._replace(is_reasoning=[*examples[0].is_reasoning, True]), *examples[1:]]
+    collator = MaskedCollator(longer, mask=0.5, seed=5, pad_id=0)
+    assert collator.learned(0)[:5].tolist() == drawn()[1]  # a token's chance does not hang on what follows it
+
+
+def test_accumulated_batches_have_the_loss_of_one_large_batch(umbrela: Callable[..., Any], tmp_path: Path) -> None:
+    """Divided by the learned tokens of the whole step: their number differs from batch to batch."""
+    found = []
+    for size in (12, 3):
+        train = {"max_steps": 3, "batch_size": size, "accumulation": 12 // size, "group_by_length": False}
+        report = umbrela(train=train, output=str(tmp_path / f"by-{size}"))
+        found.append([row["value"] for row in curve(report.place) if row["name"] == "loss"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base_dir: Path, answers: str, labeler: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A teacher whose training nothing stopped."""
+    spec = {**plain_values(base_dir, tmp_path_factory.mktemp("undisturbed")), "labeler": labeler}
+    spec |= {"data": {"runs": answers}, "train": {**spec["train"], **TRAIN}}
+    return train_teacher(read_teacher_spec(spec, where="here"), Storage()).place
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+@pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
+def test_killed_anywhere_a_training_goes_on_to_the_last_bit(
+    umbrela: Callable[..., Any], undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Over the end of an epoch too: the mask and the order of the second one are not those of the first."""
+    hits = []
+
+    def die(name: str) -> None:
+        hits.append(name)
+        if name == place and hits.count(name) == {"after_training_step": 5, "before_model": 1}.get(place, 2):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manifests.failpoints.hit", die)
+        with pytest.raises(Killed):
+            umbrela(train=TRAIN)
+    out = tmp_path / "out"
+    left = [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(out / "checkpoints")]
+    assert left == {"after_training_step": [2, 4], "before_checkpoint": [2], "after_checkpoint": [2, 4]}.get(
+        place, [4, 6]
+    )
+    assert not (out / "manifest.json").exists()
+    with pytest.raises(StaleRunError, match="--resume"):
+        umbrela(train=TRAIN)
+    resumed = umbrela("resume", train=TRAIN)
+    assert same_weights(resumed.place, undisturbed)
+    assert curve(resumed.place) == curve(undisturbed)
+    assert not (out / "checkpoints").exists()
+    assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+
+def test_a_signal_ends_a_training_behind_its_step_with_a_checkpoint(
+    umbrela: Callable[..., Any], undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    def ask_to_stop(name: str) -> None:
+        if name == "after_training_step":
+            steps.append(name)
+            if len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    earlier = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("manifests.failpoints.hit", ask_to_stop)
+            with pytest.raises(KeyboardInterrupt):
+                umbrela(train={"epochs": 2})
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    from manifests.interruptions import forget_interruptions
+
+    forget_interruptions()
+    (left,) = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
+    assert checkpoints.step_of(left) == 2  # an epoch's end would be at 3
+    assert same_weights(umbrela("resume", train={"epochs": 2}).place, undisturbed)
+
+
+def test_adapters_alone_are_trained_resumed_and_merged(
+    umbrela: Callable[..., Any], base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    lora = {"r": 2, "targets": ["q_proj", "v_proj"]}
+    alone = umbrela(train=TRAIN, lora=lora, output=str(tmp_path / "alone"))
+    changed = {
+        name for name, value in weights(alone.place).items() if not np.array_equal(value, weights(base_dir)[name])
+    }
+    assert changed
+    assert all("q_proj.weight" in name or "v_proj.weight" in name for name in changed)
+    hits = []
+
+    def die(name: str) -> None:
+        hits.append(name)
+        if hits.count("after_training_step") == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manifests.failpoints.hit", die)
+        with pytest.raises(Killed):
+            umbrela(train=TRAIN, lora=lora)
+    assert same_weights(umbrela("resume", train=TRAIN, lora=lora).place, alone.place)
+    with pytest.raises(ModelError, match=r"lora: .*no_such_layer"):
+        umbrela("restart", lora={"targets": ["no_such_layer"]})
+
+
+def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_memory_are_said(
+    umbrela: Callable[..., Any], answers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = answer_loss
+
+    def nowhere(model: Any, batch: dict[str, Any]) -> Any:
+        return whole(model, batch) * (float("nan") if 7 in batch["rows"] else 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("distill.teachers.sft_trainer.answer_loss", nowhere)
+        with pytest.raises(TrainingError, match=rf"the loss is not finite.*{answers}:7.*No checkpoint"):
+            umbrela()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("distill.training.checkpoints.save_file", full)
+        with pytest.raises(DiskFullError, match="--resume"):
+            umbrela(train=TRAIN)
+
+    def large(model: Any, batch: dict[str, Any]) -> Any:
+        if len(batch["rows"]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(model, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("distill.teachers.sft_trainer.answer_loss", large)
+        limit = 1
+        with pytest.raises(TrainingError, match=r"also with half the batch \(2 examples\).*train\.batch_size"):
+            umbrela()
+        limit = 2
+        report = umbrela()
+    assert report.manifest.training.was_batch_halved
+    assert (report.manifest.training.batch_size, report.manifest.training.accumulation) == (2, 2)
+
+
+def test_a_model_that_is_none_and_a_place_that_is_taken_are_refused(
+    umbrela: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="absent"):
+        umbrela(init=str(tmp_path / "absent"))
+    own = umbrela(train={"max_steps": 1}, output=str(tmp_path / "own")).place
+    with pytest.raises(ConfigError, match="`output` and `init` are the same folder"):
+        umbrela("restart", init=own, output=own)
+    with pytest.raises(ConfigError, match="reads at most 8192 tokens"):
+        umbrela(train={"max_tokens": 9000})
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").touch()
+    with pytest.raises(StaleRunError, match=r"holds thesis\.tex, which no teacher of ours left"):
+        umbrela(output=str(taken))
+    lock = FileLock(tmp_path / "out" / "checkpoints" / "train.lock", "the teacher")
+    lock.acquire()
+    try:
+        with pytest.raises(LockHeldError):
+            umbrela()
+    finally:
+        lock.release()
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
+    values: Callable[..., dict[str, Any]],
+    run_of: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import json
+
+    import yaml
+
+    spec = values(data={"runs": str(run_of("r3a"))}, train={"epochs": 3, "max_tokens": 8000})
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
+    assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run", "--output", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["rows"], said["examples"], said["steps"]) == (12, 14, 12)
+    assert said["tokens"] > said["answer_tokens"] > 0
+    assert said["memory_bytes"] > 0
+    assert not (tmp_path / "out").exists()
+    assert relabel("train", str(tmp_path / "teacher.yaml")) == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["training"]["steps"] == said["steps"]
