@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.rollouts import Dialogues, Generate
+from labelers.engines.checkpoints import end_ids
 from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit
 from labelers.engines.tokens import PromptEncoder
+from labelers.registry import Labeler
 from manifests.asks import Request
 from manifests.errors import ConfigError, VerdictError
 from tests.engines.conftest import DROPS_THINKING, make_tokenizer
@@ -26,6 +28,48 @@ TRAINABLE = ["r1", "umbrela", "r3a", "graph-grpo"]
 
 MakeDialogues = Callable[..., Dialogues]
 Writes = Callable[..., Generate]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer: Any) -> PromptEncoder:
+    return PromptEncoder(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tokens(tokenizer: Any) -> AnswerTokens:
+    return AnswerTokens(tokenizer, end_ids=end_ids(None, tokenizer))
+
+
+@pytest.fixture(scope="module")
+def dialogues(encoder: PromptEncoder, tokens: AnswerTokens) -> Callable[..., Dialogues]:
+    def make(labeler: Labeler, *, max_prompt_tokens: int = 8192) -> Dialogues:
+        return Dialogues(labeler, encoder, tokens, max_prompt_tokens=max_prompt_tokens)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def writes(encoder: PromptEncoder, tokenizer: Any) -> Callable[..., Generate]:
+    """A model that writes one text a turn, and keeps the prompts that it was shown in `seen`."""
+
+    def make(texts: Sequence[str], *, seen: list[list[int]] | None = None, end: str | None = "<|im_end|>") -> Generate:
+        left = list(texts)
+
+        def generate(prompts: Sequence[list[int]]) -> list[list[int]]:
+            if seen is not None:
+                seen.extend(list(one) for one in prompts)
+            text = left.pop(0)
+            ids = encoder.encode_text(text) + ([] if end is None else [tokenizer.convert_tokens_to_ids(end)])
+            return [list(ids) for _ in prompts]
+
+        return generate
+
+    return make
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
